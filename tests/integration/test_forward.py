@@ -23,6 +23,7 @@ from exactbatch.batch.staging import stager
 from exactbatch.errors import (
     ConfigurationError,
     Fenced,
+    KafkaUnavailable,
     NotRegistered,
     PostgresUnavailable,
     ResultsDiverged,
@@ -205,6 +206,41 @@ def test_forwarders_that_are_killed_at_any_time_neither_lose_nor_repeat(late):
         forwarder.communicate(timeout=60)
     late.send()
     assert standing_rows(late.check()) == Counter(map(message_of, flights(0, produced)))
+
+
+def test_a_transaction_that_failed_is_followed_by_smaller_ones(late, monkeypatch):
+    """What a quota or a network did not let pass in time would not pass in the next try either."""
+    sizes = []
+    send = ResultProducer.send
+
+    def noted(producer: ResultProducer, results: list[PendingResult]) -> dict[int, tuple[int, int]]:
+        sizes.append(len(results))
+        return send(producer, results)
+
+    monkeypatch.setattr(ResultProducer, "send", noted)
+    late.batches.run(*flights(0, 20))
+    for moment in ("forward.before_commit", "forward.after_produce"):
+        with monkeypatch.context() as failing:
+            failing.setitem(actions, moment, "error")
+            with pytest.raises(RuntimeError):
+                late.send()
+    assert late.send().sent == 20
+    assert sizes == [20, 10, 5, 10, 5]
+    assert standing_rows(late.check()) == Counter(map(message_of, flights(0, 20)))
+
+
+def test_a_transaction_that_the_brokers_ended_is_not_blamed_on_another_forwarder(late, monkeypatch):
+    def ended(_producer: ResultProducer, _results: list[PendingResult]) -> None:
+        raise Fenced("another forwarder has taken over")
+
+    late.batches.run(*flights(0, 20))
+    with monkeypatch.context() as failing:
+        failing.setattr(ResultProducer, "send", ended)
+        with pytest.raises(
+            KafkaUnavailable, match="ended a transaction of 20 results, which took longer than 60 s"
+        ):
+            late.send()
+    assert late.send().sent == 20
 
 
 @pytest.mark.parametrize("moment", [each for each in SENDING if "confirm" not in each])

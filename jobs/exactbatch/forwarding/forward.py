@@ -15,13 +15,15 @@ from uuid import UUID
 
 from exactbatch.errors import (
     ConfigurationError,
+    Fenced,
+    KafkaUnavailable,
     NotRegistered,
     ResultsDiverged,
     ResultTooLarge,
     TopicRecreated,
 )
 from exactbatch.failpoints import failpoint
-from exactbatch.forwarding.producer import OVERHEAD, ResultProducer
+from exactbatch.forwarding.producer import OVERHEAD, TRANSACTION_TIMEOUT, ResultProducer
 from exactbatch.forwarding.sent import TopicState, read_state, settled_partitions
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger, PendingResult, Stream
@@ -32,7 +34,7 @@ from exactbatch.to_topic import ToTopic
 
 logger = logging.getLogger(__name__)
 
-# Of one Kafka transaction.
+# At most, of one Kafka transaction.
 _RESULTS: Final = 10_000
 _BYTES: Final = 16 * 1024 * 1024
 # How many offsets of each partition are read before anything is sent to a topic for the first time.
@@ -88,6 +90,7 @@ class _Forwarder:
     def __init__(self, connection: Connection, settings: Settings, pipeline: str, forward: ToTopic) -> None:
         self._connection, self._settings, self._forward = connection, settings, forward
         self._broker = KafkaBroker(settings.kafka)
+        self._results = _RESULTS  # of the next transaction
         self._id = UUID(int=secrets.randbits(128))
         # From here on no earlier forwarder records anything in the ledger, nor begins another transaction.
         with transaction(connection):
@@ -104,13 +107,18 @@ class _Forwarder:
         )
         with closing(producer):
             # From here on no earlier forwarder commits a transaction, so the topic tells what is sent.
+            attempted = self._stream.attempted_sequence or 0
             self._reconcile(topic_id, accept_repeats)
+            if (failed := attempted - self._stream.sent_sequence) > 0:
+                # A transaction that takes too long would do so again: a quota or a network allows no more in its time.
+                self._results = max(1, min(failed, self._results) // 2)
             self._check_sizes()
             sent, until = 0, self._stream.last_sequence
             total = until - self._stream.sent_sequence
             while self._stream.sent_sequence < until:
                 progress(sent, total)
                 sent += self._send(producer, topic_id)
+                self._results = min(_RESULTS, 2 * self._results)
             progress(sent, total)
         unsent = self._current().unsent
         return Forwarded(self._stream.topic, sent, self._stream.sent_sequence, unsent)
@@ -121,12 +129,22 @@ class _Forwarder:
         with transaction(self._connection):
             ledger = Ledger(self._connection)
             ledger.hold_stream(stream, self._id)  # another forwarder deletes what it has sent
-            results = ledger.pending_results(stream, results=_RESULTS, max_bytes=_BYTES)
+            results = ledger.pending_results(stream, results=self._results, max_bytes=_BYTES)
             self._check_complete(results)
             until = results[-1].sequence
             ledger.note_attempt(stream, until)
         failpoint("forward.after_attempt")
-        offsets = producer.send(results)
+        try:
+            offsets = producer.send(results)
+        except Fenced as error:
+            with transaction(self._connection):
+                Ledger(self._connection).hold_stream(stream, self._id)
+            raise KafkaUnavailable(
+                f"topic {stream.topic!r}: the brokers ended a transaction of {len(results)} results, which took longer "
+                f"than {TRANSACTION_TIMEOUT:g} s. The next try sends half as many at a time: nothing is lost or sent "
+                f"twice.",
+                topic=stream.topic,
+            ) from error
         next_offsets = {int(partition): offset for partition, offset in stream.next_offsets.items()}
         for partition, (first, last) in offsets.items():
             if first < next_offsets.get(partition, 0):

@@ -30,7 +30,7 @@ CHANGE: Final = "exactbatch-change"
 
 # Bytes of a message besides its key and value: headers, the name of a pipeline included, and what Kafka adds.
 OVERHEAD: Final = 1024
-_TIMEOUT: Final = 60.0  # seconds: of a transaction, and of each step of it
+TRANSACTION_TIMEOUT: Final = 60.0  # seconds: of a transaction, and of each step of it
 _ABORT_TIMEOUT: Final = 10.0
 # librdkafka drops messages of a transaction that cannot commit any more, and says why when it is asked to commit.
 _PURGED: Final = ("_PURGE_QUEUE", "_PURGE_INFLIGHT")
@@ -65,7 +65,7 @@ class ResultProducer:
                 **producer_properties(properties),
                 **{name: call for name, call in self._signals.callbacks().items() if name == "error_cb"},
                 "transactional.id": stream.stream,
-                "transaction.timeout.ms": round(_TIMEOUT * 1000),
+                "transaction.timeout.ms": round(TRANSACTION_TIMEOUT * 1000),
                 "compression.type": compression,
                 "message.max.bytes": max_message_bytes,
             },
@@ -137,7 +137,7 @@ class ResultProducer:
 
     def _flush(self) -> None:
         """Wait until the brokers have all messages. Raises KafkaException for one that was not delivered."""
-        deadline = time.monotonic() + _TIMEOUT
+        deadline = time.monotonic() + TRANSACTION_TIMEOUT
         while self._producer.flush(1.0) and self._failed is None and time.monotonic() < deadline:
             pass
         if self._failed is not None:
@@ -147,7 +147,7 @@ class ResultProducer:
 
     def _until_done(self, step: Any) -> None:
         """Repeat a step of a transaction that may be repeated, until its time is up."""
-        deadline = time.monotonic() + _TIMEOUT
+        deadline = time.monotonic() + TRANSACTION_TIMEOUT
         while True:
             try:
                 step(max(1.0, deadline - time.monotonic()))

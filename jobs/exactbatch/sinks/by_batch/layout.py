@@ -8,6 +8,7 @@ from typing import Final
 from psycopg2 import sql
 
 from exactbatch.columns import Column
+from exactbatch.postgres.array_literals import bigint_array
 from exactbatch.postgres.catalog import row_changers_of
 from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.by_batch.parent import attach_obstacle, publications
@@ -135,7 +136,7 @@ class ByBatch:
         return any(fact.what == "foreign key from elsewhere" for fact in self.target.facts(cursor))
 
     def _delete(self, cursor: Cursor, batch_ids: Sequence[int]) -> None:
-        condition = sql.SQL("batch_id = any({}::bigint[])").format(sql.Literal(list(batch_ids)))
+        condition = sql.SQL("batch_id = any({})").format(bigint_array(batch_ids))
         delete_rows(
             cursor,
             self.target,

@@ -10,6 +10,7 @@ from psycopg2 import sql
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError
 from exactbatch.offsets import OffsetRange
+from exactbatch.postgres.array_literals import bigint_array
 from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.staged_rows import StagedRows
 from exactbatch.sinks.tables.check_stored_rows import check_stored_rows
@@ -249,13 +250,13 @@ class LineageTable:
             if ids:
                 yield sql.SQL(
                     "kafka_topic = {} and kafka_partition = {} and kafka_offset >= {} and kafka_offset < {} "
-                    "and batch_id = any({}::bigint[])"
+                    "and batch_id = any({})"
                 ).format(
                     sql.Literal(range_.topic),
                     sql.Literal(range_.partition),
                     sql.Literal(range_.from_offset),
                     sql.Literal(range_.until_offset),
-                    sql.Literal(list(ids)),
+                    bigint_array(ids),
                 )
 
 
@@ -275,8 +276,8 @@ class _Starts:
     def values(self) -> sql.Composable:
         """The relation."""
         rows = [
-            sql.SQL("({}, {}, {}::bigint[])").format(
-                sql.Literal(topic), sql.Literal(partition), sql.Literal([start for start, _ in starts])
+            sql.SQL("({}, {}, {})").format(
+                sql.Literal(topic), sql.Literal(partition), bigint_array(start for start, _ in starts)
             )
             for (topic, partition), starts in self._by_partition.items()
         ]
