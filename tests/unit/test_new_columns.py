@@ -238,6 +238,56 @@ def test_a_compacted_topic_is_an_upsert_by_its_key(keys, key, column):
 
 
 @pytest.mark.parametrize(
+    ("ids_of_keys", "has_tombstone"),
+    [([1, 2], False), ([1, 2], True), (["K1", "K2"], False), ([7, 9], False)],
+)
+def test_members_of_keys_and_values_with_the_same_name_and_other_values_are_not_the_key(
+    ids_of_keys, has_tombstone
+):
+    keys = [json.dumps({"id": id_}).encode() for id_ in ids_of_keys]
+    values = [{"id": 7, "qty": 1}, {"id": 7, "qty": 2}]
+    if has_tombstone:
+        values, keys = [*values, None], [*keys, keys[-1]]
+    proposal = proposed(*values, keys=keys, is_compacted=True)
+    assert proposal.pipeline.sink == Upsert("public.p", key=("key",))
+    assert proposal.pipeline.key == Text("key")
+    assert len({row["key"] for row in proposal.decoded.rows.to_pylist()}) == 2
+
+
+@pytest.mark.parametrize("has_tombstone", [False, True])
+@pytest.mark.parametrize("values_have_schemas", [False, True])
+@pytest.mark.parametrize("member", ["id", "tenant"])
+def test_keys_next_to_their_schemas_are_an_upsert_by_the_payload(member, values_have_schemas, has_tombstone):
+    def next_to_schema(payload):
+        return {"schema": {"type": "struct", "fields": []}, "payload": payload}
+
+    keys = [json.dumps(next_to_schema({member: each["id"]})).encode() for each in KEYED]
+    values = [next_to_schema(each) for each in KEYED] if values_have_schemas else KEYED
+    if has_tombstone:
+        values, keys = [*values, None], [*keys, keys[-1]]
+    proposal = proposed(*values, keys=keys, is_compacted=True)
+    assert proposal.pipeline.sink == Upsert("public.p", key=(member,))
+    assert proposal.pipeline.key == Json(f"{member} bigint from 'payload.{member}'")
+    assert isinstance(proposal.pipeline.value, WithMessage) == (member == "tenant")
+    assert [row[member] for row in proposal.decoded.rows.to_pylist()] == [7, 8, 8][: len(values)]
+
+
+@pytest.mark.parametrize(
+    ("value", "key", "column", "format_"),
+    [
+        ({"userId": 7}, {"userId": 7}, "user_id", Json("user_id bigint from 'userId'")),
+        ({"order": {"id": 7}}, {"order": {"id": 7}}, "order_id", Json("order_id bigint from 'order.id'")),
+        ({"user_id": 1, "userId": 7}, {"userId": 7}, "user_id_2", Json("user_id_2 bigint from 'userId'")),
+        ({"id": 7, "payload": {"id": 9}}, {"id": 7}, "id", Json("id bigint")),
+    ],
+)
+def test_a_key_column_is_that_of_the_value_with_the_path_in_the_key(value, key, column, format_):
+    proposal = proposed(value, keys=[json.dumps(key).encode()], is_compacted=True)
+    assert proposal.pipeline.sink == Upsert("public.p", key=(column,))
+    assert proposal.pipeline.key == format_
+
+
+@pytest.mark.parametrize(
     ("keys", "partitions", "why"),
     [([b"7", None], [0, 0], "no key"), ([b"7", b"7"], [0, 1], "partitions 0 and 1")],
 )
