@@ -194,6 +194,31 @@ def test_the_payload_next_to_a_schema_of_connect():
     assert types_of(proposed(value)) == {"id": "bigint from 'payload.id'"}
 
 
+@pytest.mark.parametrize(
+    "number",
+    ["9" * 5000, "-" + "9" * 5000, "0." + "9" * 5000, "1e-99999999999999999999", "1e99999999999999999999"],
+)
+def test_a_number_of_any_length_is_no_error(number):
+    good = [b'{"a": 1}'] * 20
+    assert len(proposed(*good, b'{"a": %s}' % number.encode()).decoded.rows) >= 20
+    lines = [b"1,2,3"] * 20
+    assert len(proposed(*lines, b"1,2,%s" % number.encode()).decoded.rows) >= 20
+    events = [change("c", None, {"day": 20000})] * 20
+    long = json.dumps(change("c", None, {"day": "?"})).replace('"?"', number).encode()
+    assert len(proposed(*events, long).decoded.rows) >= 20
+
+
+def test_integers_in_csv_are_bigint_as_far_as_it_holds_them():
+    proposal = proposed(b"9223372036854775807,9223372036854775808,1", b"-9223372036854775808,1,1")
+    assert list(types_of(proposal).values()) == ["bigint", "numeric", "bigint"]
+
+
+def test_numbers_in_csv_keep_their_digits():
+    proposal = proposed(b"1e-400,0.1,0.12345678901234567890", b"2.5,1e3,1.5")
+    assert list(types_of(proposal).values()) == ["numeric", "double precision", "numeric"]
+    assert Decimal(str(proposal.decoded.rows.to_pylist()[0]["column_1"])) == Decimal("1e-400")
+
+
 def test_the_header_among_lines_of_csv_names_the_columns():
     proposal = proposed(b"id,name,day", *[b"%d,x,2026-01-01" % number for number in range(5)])
     assert types_of(proposal) == {"id": "text", "name": "text", "day": "text"}
@@ -322,6 +347,20 @@ def test_debezium_without_schemas():
     assert (first["deleted"], last["deleted"]) == (False, True)
     assert first["born_on_date"] == date(2024, 10, 4)
     assert first["createdAt"] == datetime(2026, 1, 1)
+
+
+def test_numbers_of_debezium_without_schemas_are_never_numeric():
+    events = [change("c", None, {"price": 12.5, "total": 7}), change("c", None, {"price": 3, "total": 8})]
+    proposal = proposed(*events)
+    assert types_of(proposal) == {"price": "double precision", "total": "bigint"}
+    assert len(proposal.decoded.rows) == 2
+
+
+def test_the_day_of_a_month_or_year_is_no_date():
+    days = [1, 28, 366]
+    events = [change("c", None, {"id": day, "day": day, "birthday": 300 + day}) for day in days]
+    proposal = proposed(*events, keys=[b'{"id": %d}' % day for day in days])
+    assert types_of(proposal) == {"id": "bigint", "day": "bigint", "birthday": "date"}
 
 
 def test_what_the_source_left_out_and_seconds_say_nothing_of_a_type():
