@@ -189,6 +189,41 @@ def test_several_documents_and_compressed_values():
     assert zipped.decoded.rows.to_pylist() == [{"a": 1}]
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32", "utf-8-sig"])
+@pytest.mark.parametrize("document", ['{"a":1}', '{"a": "x", "b": 1, "c": 2}'])
+def test_json_that_is_not_plain_utf_8_is_not_proposed_as_json(encoding, document):
+    value = document.encode(encoding)
+    proposal = proposed(value, value)
+    assert type(proposal.pipeline.value) is (Text if encoding == "utf-8-sig" else Raw)
+    assert proposal.broken == ()
+
+
+def test_a_format_that_nine_of_ten_values_have_is_proposed():
+    import base64
+    import gzip
+
+    def proposed_with_one(broken, values):
+        proposal = proposed(*values, broken)
+        assert [index for index, _ in proposal.broken] == [9]
+        assert len(proposal.decoded.rows) == 9
+        return proposal
+
+    zipped = gzip.compress(b'{"a": 1}')
+    assert proposed_with_one(b"x", [b'{"a": 1}'] * 9).pipeline.value == Json("a bigint")
+    for broken in (b'{"a": "x"}', b"\x1f\x8b", b"\xff"):
+        assert proposed_with_one(broken, [zipped] * 9).pipeline.value == Json("a bigint", encoding="gzip")
+        of_base64 = proposed_with_one(broken, [base64.b64encode(zipped)] * 9).pipeline.value
+        assert of_base64 == Json("a bigint", encoding=("base64", "gzip"))
+    for broken in (b"1,2,\xff", b"1,2,\0", b"1"):
+        assert types_of(proposed_with_one(broken, [b"1,2,3"] * 9)) == {
+            "column_1": "bigint",
+            "column_2": "bigint",
+            "column_3": "bigint",
+        }
+    assert proposed_with_one(b"\xff", [b"a line"] * 9).pipeline.value == Text("line")
+    assert proposed(*[b"a line"] * 8, b"\xff").pipeline.value == Raw("bytes")
+
+
 def test_the_payload_next_to_a_schema_of_connect():
     value = {"schema": {"type": "struct", "fields": []}, "payload": {"id": 1}}
     assert types_of(proposed(value)) == {"id": "bigint from 'payload.id'"}
@@ -566,40 +601,68 @@ def test_avro_that_changed_from_int_to_long_and_got_a_field(registry):
     assert types_of(proposed_by(registry, *values)) == {"id": "bigint", "note": "text"}
 
 
+@pytest.mark.parametrize("broken", [b'{"x": 1}', b"\0", b"\0\0\0\0\x01", b"\0\0\0\0\x63\x02", b"\0{}"])
+def test_one_record_in_ten_may_be_no_avro(registry, broken):
+    registry.has(1, {"type": "record", "name": "r", "fields": [{"name": "id", "type": "int"}]})
+    proposal = proposed_by(registry, *[b"\0\0\0\0\1\2"] * 9, broken)
+    assert types_of(proposal) == {"id": "integer"}
+    assert [index for index, _ in proposal.broken] == [9]
+
+
+ENVELOPE = {
+    "type": "record",
+    "name": "Envelope",
+    "fields": [
+        {
+            "name": "before",
+            "type": [
+                "null",
+                {
+                    "type": "record",
+                    "name": "Value",
+                    "fields": [{"name": "id", "type": "int"}, {"name": "n", "type": "long"}],
+                },
+            ],
+        },
+        {"name": "after", "type": ["null", "Value"]},
+        {
+            "name": "source",
+            "type": {
+                "type": "record",
+                "name": "Source",
+                "fields": [
+                    {"name": "connector", "type": "string"},
+                    {"name": "lsn", "type": ["null", "long"]},
+                ],
+            },
+        },
+        {"name": "op", "type": "string"},
+    ],
+}
+EVENT = {
+    "before": None,
+    "after": {"id": 7, "n": 1},
+    "source": {"connector": "postgresql", "lsn": 9},
+    "op": "c",
+}
+
+
 def test_debezium_as_avro_with_keys_as_avro(registry):
-    row = {
-        "type": "record",
-        "name": "Value",
-        "fields": [{"name": "id", "type": "int"}, {"name": "n", "type": "long"}],
-    }
-    source = {
-        "type": "record",
-        "name": "Source",
-        "fields": [{"name": "connector", "type": "string"}, {"name": "lsn", "type": ["null", "long"]}],
-    }
-    envelope = {
-        "type": "record",
-        "name": "Envelope",
-        "fields": [
-            {"name": "before", "type": ["null", row]},
-            {"name": "after", "type": ["null", "Value"]},
-            {"name": "source", "type": source},
-            {"name": "op", "type": "string"},
-        ],
-    }
     key = {"type": "record", "name": "Key", "fields": [{"name": "id", "type": "int"}]}
-    registry.has(5, envelope)
+    registry.has(5, ENVELOPE)
     registry.has(6, key)
-    event = {
-        "before": None,
-        "after": {"id": 7, "n": 1},
-        "source": {"connector": "postgresql", "lsn": 9},
-        "op": "c",
-    }
-    proposal = proposed_by(registry, framed(5, envelope, event), keys=[framed(6, key, {"id": 7})])
+    proposal = proposed_by(registry, framed(5, ENVELOPE, EVENT), keys=[framed(6, key, {"id": 7})])
     assert types_of(proposal) == {"id": "integer", "n": "bigint"}
     assert proposal.pipeline.sink.identity == Upsert("public.p", key=("id",), version="lsn").identity
     assert proposal.decoded.rows.to_pylist()[0]["lsn"] == 9
+
+
+@pytest.mark.parametrize("broken", [framed(5, ENVELOPE, EVENT)[:-2], b'{"x": 1}'], ids=["cut", "json"])
+def test_one_record_in_ten_may_be_no_event_in_avro(registry, broken):
+    registry.has(5, ENVELOPE)
+    proposal = proposed_by(registry, *[framed(5, ENVELOPE, EVENT)] * 9, broken)
+    assert types_of(proposal) == {"id": "integer", "n": "bigint"}
+    assert [index for index, _ in proposal.broken] == [9]
 
 
 def test_a_type_of_schema_that_is_not_recognized_is_refused(registry):

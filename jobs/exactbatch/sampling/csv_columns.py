@@ -9,12 +9,11 @@ from typing import Final
 
 from exactbatch.formats import Csv
 from exactbatch.sampling.column_names import column_name
-from exactbatch.sampling.draft import Draft, DraftColumn, schema_text
+from exactbatch.sampling.draft import Draft, DraftColumn, are_most, schema_text
 from exactbatch.sampling.value_types import NO_BIGINT, NO_DOUBLE, Choice, is_bigint, is_double
 
 _DELIMITERS: Final = (",", ";", "\t", "|")
 _FEWEST_FIELDS: Final = 3  # many lines of logs have one comma, between seconds and milliseconds
-_MOST: Final = 0.9
 _NULLS: Final = ("", "NA", "N/A", "NULL", "null", "\\N", "None", "-", "nan", "NaN")
 _INTEGER: Final = re.compile(r"-?(0|[1-9][0-9]*)")
 _NUMBER: Final = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
@@ -35,7 +34,7 @@ def csv_draft(texts: Sequence[str]) -> Draft | None:
             continue
         (count, number) = counts.most_common(1)[0]
         found = [line for line in lines if len(line) == count]
-        if count >= _FEWEST_FIELDS and number >= _MOST * len(texts) and not _is_prose(found):
+        if count >= _FEWEST_FIELDS and are_most(number, len(texts)) and not _is_prose(found):
             return _draft(found, delimiter)
     return None
 

@@ -13,7 +13,7 @@ from exactbatch.sampling.draft import Changes, Draft, DraftColumn, epochs_of, sc
 from exactbatch.sampling.fitting import Fitted, decode
 from exactbatch.sampling.json_columns import columns_of
 from exactbatch.sampling.json_shape import parse_json, shape_of
-from exactbatch.sampling.registry_columns import Registry, avro_names, has_schema_ids
+from exactbatch.sampling.registry_columns import Registry, avro_names, has_schema_id
 from exactbatch.sinks import Append, Sink, Upsert
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def _keys_of_changes(value: Debezium, facts: TopicFacts) -> list[bytes | None]:
 
 def _names_of(keys: Sequence[bytes], registry: Registry | None) -> list[str] | None:
     """Return the names of the fields of message keys, JSON or Avro; None if they differ."""
-    if has_schema_ids(keys) and registry is not None:
+    if registry is not None and keys and all(map(has_schema_id, keys)):
         return avro_names(keys, registry.address, registry.properties)
     return _members_of(keys)
 
