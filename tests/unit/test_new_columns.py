@@ -19,8 +19,9 @@ from exactbatch.sampling.csv_columns import csv_draft
 from exactbatch.sampling.fitting import decode, fit
 from exactbatch.sampling.json_columns import MOST_COLUMNS
 from exactbatch.sampling.key_and_sink import TopicFacts
-from exactbatch.sampling.proposal import propose
+from exactbatch.sampling.proposal import chosen_records, propose
 from exactbatch.sampling.registry_columns import Registry
+from exactbatch.testing import Record, load
 from support.registry import registry_server
 
 
@@ -408,6 +409,21 @@ def test_what_the_source_left_out_and_seconds_say_nothing_of_a_type():
     assert len(proposal.decoded.rows) == 2
 
 
+def test_no_record_that_lacks_what_has_not_changed_is_in_the_test():
+    whole = [change("c", None, {"id": number, "body": None}) for number in range(3)]
+    update = change("u", None, {"id": 1, "body": "__debezium_unavailable_value"})
+    values = [json.dumps(each).encode() for each in (*whole, update)]
+    keys = [b'{"id": 0}', b'{"id": 1}', b'{"id": 2}', b'{"id": 1}']
+    for keys_or_none in (keys, None):  # an Upsert, and an Append
+        proposal = proposed(*values, keys=keys_or_none)
+        chosen = chosen_records(
+            proposal.decoded, pa.array(values, pa.binary()), count=3, with_tombstone=bool(keys_or_none)
+        )
+        assert chosen == [0, 1, 2]
+        loaded = load(proposal.pipeline, [Record(values[index], keys[index]) for index in chosen])
+        assert (loaded.rejects, len(loaded.rows)) == ([], 3)
+
+
 def test_debezium_of_a_table_without_a_key_is_appended():
     proposal = proposed(change("c", None, {"id": 1}))
     assert proposal.pipeline.sink == Append("public.p")
@@ -548,6 +564,12 @@ def test_names_of_columns_are_different_and_storable(names):
         ("class", "class_"),
         ("dag", "dag_"),
         ("load", "load_"),
+        ("loaded", "loaded_"),
+        ("float", "float_"),
+        ("date", "date_"),
+        ("datetime", "datetime_"),
+        ("time", "time_"),
+        ("timedelta", "timedelta_"),
     ],
 )
 def test_the_name_of_a_pipeline_is_one_of_a_module(given_name, name):
@@ -599,6 +621,22 @@ def test_avro_that_changed_from_int_to_long_and_got_a_field(registry):
     registry.has(2, second)
     values = framed(1, first, {"id": 1}), framed(2, second, {"id": 2**40, "note": "x"})
     assert types_of(proposed_by(registry, *values)) == {"id": "bigint", "note": "text"}
+
+
+def test_no_record_with_nan_is_in_the_test(registry):
+    fields = [
+        {"name": "id", "type": ["null", "int"]},
+        {"name": "x", "type": "double"},
+        {"name": "xs", "type": {"type": "array", "items": "double"}},
+    ]
+    schema = {"type": "record", "name": "r", "fields": fields}
+    registry.has(1, schema)
+    nan, inf = float("nan"), float("inf")
+    found = [(1, nan, []), (2, 0.5, [nan]), (None, inf, [-inf])]
+    values = [framed(1, schema, {"id": id_, "x": x, "xs": xs}) for id_, x, xs in found]
+    proposal = proposed_by(registry, *values)
+    chosen = chosen_records(proposal.decoded, pa.array(values, pa.binary()), count=3, with_tombstone=False)
+    assert chosen == [2]
 
 
 @pytest.mark.parametrize("broken", [b'{"x": 1}', b"\0", b"\0\0\0\0\x01", b"\0\0\0\0\x63\x02", b"\0{}"])
