@@ -19,8 +19,9 @@ from exactbatch.sampling.csv_columns import csv_draft
 from exactbatch.sampling.fitting import decode, fit
 from exactbatch.sampling.json_columns import MOST_COLUMNS
 from exactbatch.sampling.key_and_sink import TopicFacts
-from exactbatch.sampling.proposal import propose
+from exactbatch.sampling.proposal import chosen_records, propose
 from exactbatch.sampling.registry_columns import Registry
+from exactbatch.testing import Record, load
 from support.registry import registry_server
 
 
@@ -189,9 +190,69 @@ def test_several_documents_and_compressed_values():
     assert zipped.decoded.rows.to_pylist() == [{"a": 1}]
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32", "utf-8-sig"])
+@pytest.mark.parametrize("document", ['{"a":1}', '{"a": "x", "b": 1, "c": 2}'])
+def test_json_that_is_not_plain_utf_8_is_not_proposed_as_json(encoding, document):
+    value = document.encode(encoding)
+    proposal = proposed(value, value)
+    assert type(proposal.pipeline.value) is (Text if encoding == "utf-8-sig" else Raw)
+    assert proposal.broken == ()
+
+
+def test_a_format_that_nine_of_ten_values_have_is_proposed():
+    import base64
+    import gzip
+
+    def proposed_with_one(broken, values):
+        proposal = proposed(*values, broken)
+        assert [index for index, _ in proposal.broken] == [9]
+        assert len(proposal.decoded.rows) == 9
+        return proposal
+
+    zipped = gzip.compress(b'{"a": 1}')
+    assert proposed_with_one(b"x", [b'{"a": 1}'] * 9).pipeline.value == Json("a bigint")
+    for broken in (b'{"a": "x"}', b"\x1f\x8b", b"\xff"):
+        assert proposed_with_one(broken, [zipped] * 9).pipeline.value == Json("a bigint", encoding="gzip")
+        of_base64 = proposed_with_one(broken, [base64.b64encode(zipped)] * 9).pipeline.value
+        assert of_base64 == Json("a bigint", encoding=("base64", "gzip"))
+    for broken in (b"1,2,\xff", b"1,2,\0", b"1"):
+        assert types_of(proposed_with_one(broken, [b"1,2,3"] * 9)) == {
+            "column_1": "bigint",
+            "column_2": "bigint",
+            "column_3": "bigint",
+        }
+    assert proposed_with_one(b"\xff", [b"a line"] * 9).pipeline.value == Text("line")
+    assert proposed(*[b"a line"] * 8, b"\xff").pipeline.value == Raw("bytes")
+
+
 def test_the_payload_next_to_a_schema_of_connect():
     value = {"schema": {"type": "struct", "fields": []}, "payload": {"id": 1}}
     assert types_of(proposed(value)) == {"id": "bigint from 'payload.id'"}
+
+
+@pytest.mark.parametrize(
+    "number",
+    ["9" * 5000, "-" + "9" * 5000, "0." + "9" * 5000, "1e-99999999999999999999", "1e99999999999999999999"],
+)
+def test_a_number_of_any_length_is_no_error(number):
+    good = [b'{"a": 1}'] * 20
+    assert len(proposed(*good, b'{"a": %s}' % number.encode()).decoded.rows) >= 20
+    lines = [b"1,2,3"] * 20
+    assert len(proposed(*lines, b"1,2,%s" % number.encode()).decoded.rows) >= 20
+    events = [change("c", None, {"day": 20000})] * 20
+    long = json.dumps(change("c", None, {"day": "?"})).replace('"?"', number).encode()
+    assert len(proposed(*events, long).decoded.rows) >= 20
+
+
+def test_integers_in_csv_are_bigint_as_far_as_it_holds_them():
+    proposal = proposed(b"9223372036854775807,9223372036854775808,1", b"-9223372036854775808,1,1")
+    assert list(types_of(proposal).values()) == ["bigint", "numeric", "bigint"]
+
+
+def test_numbers_in_csv_keep_their_digits():
+    proposal = proposed(b"1e-400,0.1,0.12345678901234567890", b"2.5,1e3,1.5")
+    assert list(types_of(proposal).values()) == ["numeric", "double precision", "numeric"]
+    assert Decimal(str(proposal.decoded.rows.to_pylist()[0]["column_1"])) == Decimal("1e-400")
 
 
 def test_the_header_among_lines_of_csv_names_the_columns():
@@ -238,6 +299,56 @@ def test_a_compacted_topic_is_an_upsert_by_its_key(keys, key, column):
 
 
 @pytest.mark.parametrize(
+    ("ids_of_keys", "has_tombstone"),
+    [([1, 2], False), ([1, 2], True), (["K1", "K2"], False), ([7, 9], False)],
+)
+def test_members_of_keys_and_values_with_the_same_name_and_other_values_are_not_the_key(
+    ids_of_keys, has_tombstone
+):
+    keys = [json.dumps({"id": id_}).encode() for id_ in ids_of_keys]
+    values = [{"id": 7, "qty": 1}, {"id": 7, "qty": 2}]
+    if has_tombstone:
+        values, keys = [*values, None], [*keys, keys[-1]]
+    proposal = proposed(*values, keys=keys, is_compacted=True)
+    assert proposal.pipeline.sink == Upsert("public.p", key=("key",))
+    assert proposal.pipeline.key == Text("key")
+    assert len({row["key"] for row in proposal.decoded.rows.to_pylist()}) == 2
+
+
+@pytest.mark.parametrize("has_tombstone", [False, True])
+@pytest.mark.parametrize("values_have_schemas", [False, True])
+@pytest.mark.parametrize("member", ["id", "tenant"])
+def test_keys_next_to_their_schemas_are_an_upsert_by_the_payload(member, values_have_schemas, has_tombstone):
+    def next_to_schema(payload):
+        return {"schema": {"type": "struct", "fields": []}, "payload": payload}
+
+    keys = [json.dumps(next_to_schema({member: each["id"]})).encode() for each in KEYED]
+    values = [next_to_schema(each) for each in KEYED] if values_have_schemas else KEYED
+    if has_tombstone:
+        values, keys = [*values, None], [*keys, keys[-1]]
+    proposal = proposed(*values, keys=keys, is_compacted=True)
+    assert proposal.pipeline.sink == Upsert("public.p", key=(member,))
+    assert proposal.pipeline.key == Json(f"{member} bigint from 'payload.{member}'")
+    assert isinstance(proposal.pipeline.value, WithMessage) == (member == "tenant")
+    assert [row[member] for row in proposal.decoded.rows.to_pylist()] == [7, 8, 8][: len(values)]
+
+
+@pytest.mark.parametrize(
+    ("value", "key", "column", "format_"),
+    [
+        ({"userId": 7}, {"userId": 7}, "user_id", Json("user_id bigint from 'userId'")),
+        ({"order": {"id": 7}}, {"order": {"id": 7}}, "order_id", Json("order_id bigint from 'order.id'")),
+        ({"user_id": 1, "userId": 7}, {"userId": 7}, "user_id_2", Json("user_id_2 bigint from 'userId'")),
+        ({"id": 7, "payload": {"id": 9}}, {"id": 7}, "id", Json("id bigint")),
+    ],
+)
+def test_a_key_column_is_that_of_the_value_with_the_path_in_the_key(value, key, column, format_):
+    proposal = proposed(value, keys=[json.dumps(key).encode()], is_compacted=True)
+    assert proposal.pipeline.sink == Upsert("public.p", key=(column,))
+    assert proposal.pipeline.key == format_
+
+
+@pytest.mark.parametrize(
     ("keys", "partitions", "why"),
     [([b"7", None], [0, 0], "no key"), ([b"7", b"7"], [0, 1], "partitions 0 and 1")],
 )
@@ -274,6 +385,20 @@ def test_debezium_without_schemas():
     assert first["createdAt"] == datetime(2026, 1, 1)
 
 
+def test_numbers_of_debezium_without_schemas_are_never_numeric():
+    events = [change("c", None, {"price": 12.5, "total": 7}), change("c", None, {"price": 3, "total": 8})]
+    proposal = proposed(*events)
+    assert types_of(proposal) == {"price": "double precision", "total": "bigint"}
+    assert len(proposal.decoded.rows) == 2
+
+
+def test_the_day_of_a_month_or_year_is_no_date():
+    days = [1, 28, 366]
+    events = [change("c", None, {"id": day, "day": day, "birthday": 300 + day}) for day in days]
+    proposal = proposed(*events, keys=[b'{"id": %d}' % day for day in days])
+    assert types_of(proposal) == {"id": "bigint", "day": "bigint", "birthday": "date"}
+
+
 def test_what_the_source_left_out_and_seconds_say_nothing_of_a_type():
     id_ = "3f2504e0-4f89-11d3-9a0c-0305e82c3301"
     first = change("c", None, {"id": 1, "ref": id_, "created_at": 1767225600})
@@ -282,6 +407,21 @@ def test_what_the_source_left_out_and_seconds_say_nothing_of_a_type():
     # No mode of a connector writes seconds.
     assert types_of(proposal) == {"id": "bigint", "ref": "uuid", "created_at": "bigint"}
     assert len(proposal.decoded.rows) == 2
+
+
+def test_no_record_that_lacks_what_has_not_changed_is_in_the_test():
+    whole = [change("c", None, {"id": number, "body": None}) for number in range(3)]
+    update = change("u", None, {"id": 1, "body": "__debezium_unavailable_value"})
+    values = [json.dumps(each).encode() for each in (*whole, update)]
+    keys = [b'{"id": 0}', b'{"id": 1}', b'{"id": 2}', b'{"id": 1}']
+    for keys_or_none in (keys, None):  # an Upsert, and an Append
+        proposal = proposed(*values, keys=keys_or_none)
+        chosen = chosen_records(
+            proposal.decoded, pa.array(values, pa.binary()), count=3, with_tombstone=bool(keys_or_none)
+        )
+        assert chosen == [0, 1, 2]
+        loaded = load(proposal.pipeline, [Record(values[index], keys[index]) for index in chosen])
+        assert (loaded.rejects, len(loaded.rows)) == ([], 3)
 
 
 def test_debezium_of_a_table_without_a_key_is_appended():
@@ -424,6 +564,12 @@ def test_names_of_columns_are_different_and_storable(names):
         ("class", "class_"),
         ("dag", "dag_"),
         ("load", "load_"),
+        ("loaded", "loaded_"),
+        ("float", "float_"),
+        ("date", "date_"),
+        ("datetime", "datetime_"),
+        ("time", "time_"),
+        ("timedelta", "timedelta_"),
     ],
 )
 def test_the_name_of_a_pipeline_is_one_of_a_module(given_name, name):
@@ -477,40 +623,84 @@ def test_avro_that_changed_from_int_to_long_and_got_a_field(registry):
     assert types_of(proposed_by(registry, *values)) == {"id": "bigint", "note": "text"}
 
 
+def test_no_record_with_nan_is_in_the_test(registry):
+    fields = [
+        {"name": "id", "type": ["null", "int"]},
+        {"name": "x", "type": "double"},
+        {"name": "xs", "type": {"type": "array", "items": "double"}},
+    ]
+    schema = {"type": "record", "name": "r", "fields": fields}
+    registry.has(1, schema)
+    nan, inf = float("nan"), float("inf")
+    found = [(1, nan, []), (2, 0.5, [nan]), (None, inf, [-inf])]
+    values = [framed(1, schema, {"id": id_, "x": x, "xs": xs}) for id_, x, xs in found]
+    proposal = proposed_by(registry, *values)
+    chosen = chosen_records(proposal.decoded, pa.array(values, pa.binary()), count=3, with_tombstone=False)
+    assert chosen == [2]
+
+
+@pytest.mark.parametrize("broken", [b'{"x": 1}', b"\0", b"\0\0\0\0\x01", b"\0\0\0\0\x63\x02", b"\0{}"])
+def test_one_record_in_ten_may_be_no_avro(registry, broken):
+    registry.has(1, {"type": "record", "name": "r", "fields": [{"name": "id", "type": "int"}]})
+    proposal = proposed_by(registry, *[b"\0\0\0\0\1\2"] * 9, broken)
+    assert types_of(proposal) == {"id": "integer"}
+    assert [index for index, _ in proposal.broken] == [9]
+
+
+ENVELOPE = {
+    "type": "record",
+    "name": "Envelope",
+    "fields": [
+        {
+            "name": "before",
+            "type": [
+                "null",
+                {
+                    "type": "record",
+                    "name": "Value",
+                    "fields": [{"name": "id", "type": "int"}, {"name": "n", "type": "long"}],
+                },
+            ],
+        },
+        {"name": "after", "type": ["null", "Value"]},
+        {
+            "name": "source",
+            "type": {
+                "type": "record",
+                "name": "Source",
+                "fields": [
+                    {"name": "connector", "type": "string"},
+                    {"name": "lsn", "type": ["null", "long"]},
+                ],
+            },
+        },
+        {"name": "op", "type": "string"},
+    ],
+}
+EVENT = {
+    "before": None,
+    "after": {"id": 7, "n": 1},
+    "source": {"connector": "postgresql", "lsn": 9},
+    "op": "c",
+}
+
+
 def test_debezium_as_avro_with_keys_as_avro(registry):
-    row = {
-        "type": "record",
-        "name": "Value",
-        "fields": [{"name": "id", "type": "int"}, {"name": "n", "type": "long"}],
-    }
-    source = {
-        "type": "record",
-        "name": "Source",
-        "fields": [{"name": "connector", "type": "string"}, {"name": "lsn", "type": ["null", "long"]}],
-    }
-    envelope = {
-        "type": "record",
-        "name": "Envelope",
-        "fields": [
-            {"name": "before", "type": ["null", row]},
-            {"name": "after", "type": ["null", "Value"]},
-            {"name": "source", "type": source},
-            {"name": "op", "type": "string"},
-        ],
-    }
     key = {"type": "record", "name": "Key", "fields": [{"name": "id", "type": "int"}]}
-    registry.has(5, envelope)
+    registry.has(5, ENVELOPE)
     registry.has(6, key)
-    event = {
-        "before": None,
-        "after": {"id": 7, "n": 1},
-        "source": {"connector": "postgresql", "lsn": 9},
-        "op": "c",
-    }
-    proposal = proposed_by(registry, framed(5, envelope, event), keys=[framed(6, key, {"id": 7})])
+    proposal = proposed_by(registry, framed(5, ENVELOPE, EVENT), keys=[framed(6, key, {"id": 7})])
     assert types_of(proposal) == {"id": "integer", "n": "bigint"}
     assert proposal.pipeline.sink.identity == Upsert("public.p", key=("id",), version="lsn").identity
     assert proposal.decoded.rows.to_pylist()[0]["lsn"] == 9
+
+
+@pytest.mark.parametrize("broken", [framed(5, ENVELOPE, EVENT)[:-2], b'{"x": 1}'], ids=["cut", "json"])
+def test_one_record_in_ten_may_be_no_event_in_avro(registry, broken):
+    registry.has(5, ENVELOPE)
+    proposal = proposed_by(registry, *[framed(5, ENVELOPE, EVENT)] * 9, broken)
+    assert types_of(proposal) == {"id": "integer", "n": "bigint"}
+    assert [index for index, _ in proposal.broken] == [9]
 
 
 def test_a_type_of_schema_that_is_not_recognized_is_refused(registry):

@@ -32,7 +32,7 @@ VALUES = st.recursive(
         st.none(),
         st.booleans(),
         st.integers(),
-        st.floats(allow_nan=False, allow_infinity=False),
+        st.floats(allow_nan=False),
         st.text(max_size=200),
         st.binary(max_size=60),
         st.dates(),
@@ -62,6 +62,11 @@ NAMES = {
 @given(VALUES, st.integers(0, 40))
 def test_a_literal_of_several_lines_is_the_value(value, before):
     assert eval(f"({Literal(value).text(indent=4, before=before)})", dict(NAMES)) == value
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), [0.5, float("inf")]])
+def test_a_literal_of_infinity_is_infinity(value):
+    assert eval(Literal(value).text(indent=4, before=0)) == value
 
 
 @given(
@@ -128,6 +133,7 @@ PIPELINES = [
         sink=Upsert("public.a", key=("key",)),
     ),
     Pipeline(name="a", topics=("t",), value=Raw("bytes"), sink=Append("public.a")),
+    Pipeline(name="a", topics=("t",), value=Debezium('\n"a\\b" int,\nid int\n'), sink=Append("public.a")),
 ]
 
 

@@ -3,9 +3,11 @@
 import pyarrow as pa
 import pytest
 
-from exactbatch import Avro, Csv, Debezium, Json, Text, WithMessage
+from exactbatch import Avro, Csv, Debezium, Json, JsonSchema, Protobuf, Text, WithMessage
 from exactbatch.sampling.fitting import decode
 from exactbatch.sampling.suggestions import grouped, suggestion
+from support.protobuf_schema import shop_class, shop_descriptors
+from support.registry import registry_server
 
 
 def suggested(format_, *values):
@@ -31,6 +33,11 @@ def suggested(format_, *values):
             {"wind_dir": (2, "declare wind_dir double precision")},
         ),
         (Json("n int"), [b'{"n": 3000000000}'], {"n": (1, "declare n bigint")}),
+        (
+            Json("n bigint"),
+            [b'{"n": %s}' % (b"9" * 5000), b'{"n": 1}'],
+            {"n": (1, "declare n numeric")},
+        ),
         (Json("n bigint"), [b'{"n": "1.5"}', b'{"n": 1}'], {"n": (1, "declare n numeric")}),
         (Json("n bigint"), [b'{"n": "x"}', b'{"n": 1}'], {"n": (1, "declare n jsonb")}),
         (Json("n bigint"), [b'{"n": "x"}'], {"n": (1, "declare n text")}),
@@ -75,6 +82,54 @@ def suggested(format_, *values):
 )
 def test_the_change_that_accepts_what_is_rejected(format_, values, expected):
     assert suggested(format_, *values) == expected
+
+
+LARGE = b"9007199254740993"  # 2^53 + 1, which a double rounds
+
+
+@pytest.mark.parametrize(
+    ("format_", "before", "after"),
+    [
+        (Csv("n bigint, x text"), b"", b",x"),
+        (Json("n bigint"), b'{"n": ', b"}"),
+        (Json("n bigint", documents="lines"), b'{"n": ', b"}"),
+        (Json("n bigint from 'items[].a'"), b'{"items": [{"a": ', b"}]}"),
+        (Debezium("n bigint"), b'{"before": null, "op": "c", "source": {}, "after": {"n": ', b"}}"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("refused", "accepted", "type_"),
+    [
+        (b"12345678901234567891", b"1", "numeric"),
+        (b"2.5", LARGE, "numeric"),
+        (b"0.12345678901234567891", b"1", "numeric"),
+        (b"2.5", b"1", "double precision"),
+    ],
+)
+def test_no_type_is_suggested_that_rounds(format_, before, after, refused, accepted, type_):
+    if isinstance(format_, Debezium):
+        type_ = "double precision"  # without a schema, it reads numeric as text alone
+    found = suggested(format_, before + refused + after, before + accepted + after)
+    assert found == {"n": (1, f"declare n {type_}")}
+
+
+@pytest.mark.parametrize(("number", "type_"), [(LARGE, "numeric"), (b"1", "double precision")])
+def test_no_type_of_elements_is_suggested_that_rounds(number, type_):
+    lines = Json("n bigint[]", documents="lines")
+    found = suggested(lines, b'{"n": [2.5, null]}', b'{"n": [%s]}' % number)
+    assert found == {"n": (1, f"declare n {type_}[]")}
+
+
+def test_no_type_is_suggested_that_rounds_numbers_with_a_schema():
+    of_protobuf = Protobuf("n bigint from 'f_uint64'", descriptor=shop_descriptors(), message="shop.Order")
+    messages = [shop_class("Order")(f_uint64=number).SerializeToString() for number in (2**64 - 1, 1)]
+    assert suggested(of_protobuf, *messages) == {"n": (1, "declare n numeric")}
+    with registry_server() as registry:
+        registry.has(1, {"type": "object"}, schemaType="JSON")
+        of_json = JsonSchema("n bigint", registry=registry.address)
+        for number, type_ in ((LARGE, "numeric"), (b"1", "double precision")):
+            values = [b'\0\0\0\0\1{"n": %s}' % each for each in (b"2.5", number)]
+            assert suggested(of_json, *values) == {"n": (1, f"declare n {type_}")}
 
 
 @pytest.mark.parametrize(

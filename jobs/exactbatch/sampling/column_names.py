@@ -123,7 +123,13 @@ OWN: Final = frozenset(
     | {"tableoid", "ctid", "xmin", "cmin", "xmax", "cmax"}
 )
 # Names that the files of a pipeline use themselves.
-_TAKEN: Final = frozenset({"dag", "load", "pipeline_dag", "record", "records", "timedelta"})
+_TAKEN: Final = frozenset(
+    {
+        *("dag", "pipeline_dag"),
+        *("float", "load", "loaded", "record", "records", "test_records_become_rows"),
+        *("date", "datetime", "time", "timedelta"),
+    }
+)
 
 
 def snake_case(name: str) -> str:

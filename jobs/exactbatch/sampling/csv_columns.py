@@ -9,12 +9,11 @@ from typing import Final
 
 from exactbatch.formats import Csv
 from exactbatch.sampling.column_names import column_name
-from exactbatch.sampling.draft import Draft, DraftColumn, schema_text
-from exactbatch.sampling.value_types import Choice
+from exactbatch.sampling.draft import Draft, DraftColumn, are_most, schema_text
+from exactbatch.sampling.value_types import NO_BIGINT, NO_DOUBLE, Choice, is_bigint, is_double
 
 _DELIMITERS: Final = (",", ";", "\t", "|")
 _FEWEST_FIELDS: Final = 3  # many lines of logs have one comma, between seconds and milliseconds
-_MOST: Final = 0.9
 _NULLS: Final = ("", "NA", "N/A", "NULL", "null", "\\N", "None", "-", "nan", "NaN")
 _INTEGER: Final = re.compile(r"-?(0|[1-9][0-9]*)")
 _NUMBER: Final = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
@@ -23,8 +22,6 @@ _DATE: Final = re.compile(r"\d{4}-\d\d-\d\d")
 _MOMENT: Final = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?(?P<offset>Z|[+-]\d\d:?\d\d)?")
 _UUID: Final = re.compile(r"(?i)[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _HEADER: Final = re.compile(r"[A-Za-z_][\w .-]*")
-_INT64: Final = 2**63
-_DIGITS: Final = 15  # that a double keeps
 _TEXT: Final = Choice("text")
 
 
@@ -37,7 +34,7 @@ def csv_draft(texts: Sequence[str]) -> Draft | None:
             continue
         (count, number) = counts.most_common(1)[0]
         found = [line for line in lines if len(line) == count]
-        if count >= _FEWEST_FIELDS and number >= _MOST * len(texts) and not _is_prose(found):
+        if count >= _FEWEST_FIELDS and are_most(number, len(texts)) and not _is_prose(found):
             return _draft(found, delimiter)
     return None
 
@@ -111,13 +108,13 @@ def _choices(cells: Sequence[str]) -> tuple[Choice, ...]:
     if not cells:
         return (Choice("text", why="null in the whole sample"),)
     if all_match(_INTEGER):
-        if all(-_INT64 <= int(cell) < _INT64 for cell in cells):
+        if all(map(is_bigint, cells)):
             return (Choice("bigint"), Choice("numeric"), _TEXT)
-        return (Choice("numeric", why="larger than bigint holds"), _TEXT)
+        return (Choice("numeric", why=NO_BIGINT), _TEXT)
     if all_match(_NUMBER):
-        if all(sum(map(str.isdigit, cell)) <= _DIGITS for cell in cells):
+        if all(map(is_double, cells)):
             return (Choice("double precision"), Choice("numeric"), _TEXT)
-        return (Choice("numeric", why="more digits than double precision holds"), _TEXT)
+        return (Choice("numeric", why=NO_DOUBLE), _TEXT)
     for pattern, type_ in ((_BOOLEAN, "boolean"), (_DATE, "date"), (_UUID, "uuid")):
         if all_match(pattern):
             return (Choice(type_), _TEXT)

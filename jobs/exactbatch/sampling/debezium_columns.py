@@ -14,7 +14,7 @@ from exactbatch.sampling.column_names import OWN, words_of
 from exactbatch.sampling.connect_columns import choices_of
 from exactbatch.sampling.draft import Changes, Draft, DraftColumn, epochs_of, schema_text
 from exactbatch.sampling.json_shape import Number, Shape, parse_json, shape_of
-from exactbatch.sampling.value_types import Choice, choices_for, has_decimals
+from exactbatch.sampling.value_types import Choice, choices_for, has_decimals, is_bigint
 
 PLACEHOLDER: Final = "__debezium_unavailable_value"
 _IMAGES: Final = ("before", "after")
@@ -23,6 +23,7 @@ _TRUNCATE: Final = "t"
 _NAMES_OF_CONNECTORS: Final = {"postgresql": "postgres"}
 _DAYS: Final = frozenset({"birthday", "birthdate", "date", "day", "dob"})
 _MOST_DAYS: Final = 60_000  # since 1970: the year 2134
+_MOST_DAYS_OF_A_YEAR: Final = 366
 # The type of a value in MongoDB's extended JSON, by the only member of its object.
 _EXTENDED: Final = {
     "$oid": ("text",),
@@ -180,8 +181,14 @@ def _of_values(images: Shape) -> Iterable[DraftColumn]:
             for choice in choices_for(shape, name)
             if choice.epoch != "s"  # no mode of a connector writes seconds
         ]
-        if shape.kinds == {"number"} and set(words_of(name)) & _DAYS and _are_days(shape.numbers):
-            choices.insert(0, Choice("date", "d", "its name and size say days since 1970"))
+        if shape.kinds == {"number"}:
+            # Connectors write integers of 64 bits and doubles. Without a schema, Debezium reads other types as text.
+            choices = [choice for choice in choices if choice.type not in ("numeric", "jsonb")]
+            if not choices:
+                choices = [Choice("bigint")] if all(map(_is_integer, shape.numbers)) else []
+                choices.append(Choice("double precision"))
+            if set(words_of(name)) & _DAYS and _are_days(shape.numbers):
+                choices.insert(0, Choice("date", "d", "its name and size say days since 1970"))
         yield DraftColumn(name, tuple(choices), nulls=_nulls(images, name))
 
 
@@ -195,8 +202,15 @@ def _of_documents(images: Shape) -> Iterable[DraftColumn]:
         yield DraftColumn(name, choices, nulls=_nulls(images, name))
 
 
+def _is_integer(number: Number) -> bool:
+    return number.removeprefix("-").isdecimal()
+
+
 def _are_days(numbers: Sequence[Number]) -> bool:
-    return all(number.isdecimal() and int(number) <= _MOST_DAYS for number in numbers)
+    if not all(number.isdecimal() and is_bigint(number) for number in numbers):
+        return False
+    # The day of a month or of a year is a small number, and no date: as days since 1970, all would be in that year.
+    return _MOST_DAYS_OF_A_YEAR < max(map(int, numbers)) <= _MOST_DAYS
 
 
 def _nulls(images: Shape, name: str) -> int:

@@ -72,6 +72,11 @@ class Draft:
     changes: Changes | None = None
 
 
+def are_most(count: int, of: int) -> bool:
+    """True if so many values of a sample have a format that it is proposed: the others are named as broken records."""
+    return 10 * count >= 9 * of
+
+
 def schema_text(columns: Sequence[DraftColumn]) -> str:
     """Return the columns as a schema: in one line if they are few, otherwise one in each line."""
     texts = [column.text for column in columns]

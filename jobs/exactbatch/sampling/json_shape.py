@@ -69,8 +69,11 @@ class Shape:
 def parse_json(text: str | bytes) -> Any:
     """Parse JSON, with numbers as Number.
 
-    Raises ValueError for text that is not JSON, such as NaN, and for more levels of nesting than Python parses.
+    Raises ValueError for text that is not JSON, such as NaN, for bytes that are not UTF-8 or begin with a byte order
+    mark, and for more levels of nesting than Python parses.
     """
+    if isinstance(text, bytes):
+        text = text.decode()  # json.loads() would read UTF-16 as well, which no format does
     try:
         return json.loads(text, parse_int=Number, parse_float=Number, parse_constant=_refuse)
     except RecursionError:

@@ -6,17 +6,20 @@ from typing import TYPE_CHECKING, Final
 
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats import Csv, Debezium, Decoded, Format, Json, Raw, Text, WithMessage, as_changes
+from exactbatch.member_paths import Path, Step
 from exactbatch.sampling.column_names import quoted_if_needed
 from exactbatch.sampling.debezium_columns import envelope_of
 from exactbatch.sampling.draft import Changes, Draft, DraftColumn, epochs_of, schema_text
 from exactbatch.sampling.fitting import Fitted, decode
 from exactbatch.sampling.json_columns import columns_of
 from exactbatch.sampling.json_shape import parse_json, shape_of
-from exactbatch.sampling.registry_columns import Registry, avro_names, has_schema_ids
+from exactbatch.sampling.registry_columns import Registry, avro_names, has_schema_id
 from exactbatch.sinks import Append, Sink, Upsert
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+_PAYLOAD: Final = "payload"  # where Kafka Connect writes a value next to its schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +117,7 @@ def _keys_of_changes(value: Debezium, facts: TopicFacts) -> list[bytes | None]:
 
 def _names_of(keys: Sequence[bytes], registry: Registry | None) -> list[str] | None:
     """Return the names of the fields of message keys, JSON or Avro; None if they differ."""
-    if has_schema_ids(keys) and registry is not None:
+    if registry is not None and keys and all(map(has_schema_id, keys)):
         return avro_names(keys, registry.address, registry.properties)
     return _members_of(keys)
 
@@ -125,25 +128,31 @@ def _upserts(fitted: Fitted, facts: TopicFacts, target: str) -> "list[Destinatio
     names = {column.name for column in fitted.format.columns}
     extra = next(name for name in ("key", "message_key", "record_key") if name not in names)
     raw: Format = Text(extra) if _is_text(keys) else Raw(extra)
-    proposals = [_of_members(fitted, keys, target), _of_column(fitted, facts, target)]
+    proposals = [_of_members(fitted, facts, target), _of_column(fitted, facts, target)]
     if isinstance(fitted.format, Json):
-        proposals.append(_with_members(fitted, keys, target))
+        proposals.append(_with_members(fitted, facts, target))
     why = f"Upsert: the topic is compacted. The values do not have the key, so {extra} has it"
     value = WithMessage(fitted.format, key=raw)
     proposals.append(Destination(Upsert(target, key=(extra,)), value, raw, (why,)))
     return proposals
 
 
-def _of_members(fitted: Fitted, keys: Sequence[bytes], target: str) -> Destination | None:
-    """Return an Upsert for keys that are JSON objects whose members the values have, too."""
-    if (members := _members_of(keys)) is None:
+def _of_members(fitted: Fitted, facts: TopicFacts, target: str) -> Destination | None:
+    """Return an Upsert for keys that are JSON objects whose members the values have, too, in each sampled record."""
+    if (of_keys := _columns_of_keys(facts.keys.to_pylist())) is None:
         return None
-    columns = {_member_of(column): column for column in fitted.columns}
-    if not all(member in columns for member in members):
+    columns = _by_member(fitted.columns)
+    members = _by_member(of_keys)
+    if not columns.keys() >= members.keys():
         return None
-    own = [columns[member] for member in members]
-    key = Json(schema_text(own), epoch=epochs_of(own))
+    own = [_at(columns[member], _steps_to(column)) for member, column in members.items()]
     names = tuple(column.name for column in own)
+    key = Json(schema_text(own), epoch=epochs_of(own))
+    decoded = decode(fitted.format, facts.values)
+    decoded_keys = key.decode(facts.keys.take(decoded.kept))
+    # Members may have the same name by chance: such keys would merge rows that are different.
+    if decoded_keys.rejects or decoded_keys.rows != decoded.rows.select(names):
+        return None
     return Destination(
         Upsert(target, key=names),
         fitted.format,
@@ -154,11 +163,10 @@ def _of_members(fitted: Fitted, keys: Sequence[bytes], target: str) -> Destinati
     )
 
 
-def _with_members(fitted: Fitted, keys: Sequence[bytes], target: str) -> Destination | None:
+def _with_members(fitted: Fitted, facts: TopicFacts, target: str) -> Destination | None:
     """Return an Upsert for keys that are JSON objects whose members the values lack."""
-    if _members_of(keys) is None:
+    if (own := _columns_of_keys(facts.keys.to_pylist())) is None:
         return None
-    own, _ = columns_of(shape_of([parse_json(key) for key in keys]), below=())
     if {column.name for column in own} & {column.name for column in fitted.columns}:
         return None
     key = Json(schema_text(own), epoch=epochs_of(own))
@@ -239,14 +247,34 @@ class _Messages:
         return [None] * len(self._keys)
 
 
-def _member_of(column: DraftColumn) -> str | None:
-    """Return the member of the whole object that a column takes."""
-    if column.path is None:
-        return column.name
-    match column.path.parts:
-        case ((str(name),),):
-            return name
-    return None
+def _steps_to(column: DraftColumn) -> tuple[Step, ...]:
+    return (column.name,) if column.path is None else column.path.parts[0]
+
+
+def _by_member(columns: Sequence[DraftColumn]) -> dict[tuple[Step, ...], DraftColumn]:
+    """Return columns by the steps to their members, which begin in the payload if all columns are in one."""
+    steps = [_steps_to(column) for column in columns]
+    start = 1 if all(len(each) > 1 and each[0] == _PAYLOAD for each in steps) else 0
+    return {each[start:]: column for each, column in zip(steps, columns, strict=True)}
+
+
+def _at(column: DraftColumn, steps: tuple[Step, ...]) -> DraftColumn:
+    """Return a column for the member to which other steps lead."""
+    return replace(column, path=None if steps == (column.name,) else Path((steps,)))
+
+
+def _columns_of_keys(keys: Sequence[bytes]) -> tuple[DraftColumn, ...] | None:
+    """Return columns for keys that are JSON objects with the same members, all of them next to a schema or none of
+    them; None for others."""
+    if _members_of(keys) is None:
+        return None
+    parsed = [parse_json(key) for key in keys]
+    objects = [envelope_of(each) for each in parsed]
+    wrapped = {inner is not outer for inner, outer in zip(objects, parsed, strict=True)}
+    if len(wrapped) > 1:
+        return None
+    columns, _ = columns_of(shape_of(objects), below=(_PAYLOAD,) if wrapped == {True} else ())
+    return columns
 
 
 def _members_of(keys: Sequence[bytes]) -> list[str] | None:

@@ -2,6 +2,7 @@
 
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
+from math import isfinite
 from typing import Any, Final
 from uuid import UUID
 
@@ -45,6 +46,8 @@ _OTHERS: Final = ((Decimal, "decimal", "Decimal"), (UUID, "uuid", "UUID"))
 def literal(value: Any) -> str:
     """Return the source code of a value in one line, with double quotes. Raises TypeError if it has none."""
     match value:
+        case float() if not isfinite(value):
+            return f'float("{value}")'
         case None | bool() | int() | float():
             return repr(value)
         case str() | bytes():

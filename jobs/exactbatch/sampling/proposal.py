@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from exactbatch.columns import UNCHANGED_COLUMNS
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats import Decoded
 from exactbatch.pipeline import Pipeline
@@ -66,7 +67,7 @@ def chosen_records(
 ) -> Sequence[int]:
     """Return the indexes of a few short records for a test, in their order: those with most columns, and a shorter one.
 
-    Of long records, there is only one.
+    Of long records, there is only one. Records that no test can expect are left out.
     """
     sizes = [len(value.as_py() or b"") for value in values]
     kept = sorted(set(decoded.kept.to_pylist()))
@@ -74,7 +75,8 @@ def chosen_records(
     for column in decoded.rows.columns:
         for index, is_valid in zip(decoded.kept.to_pylist(), column.is_valid().to_pylist(), strict=True):
             filled[index] += is_valid
-    present = [index for index in kept if values[index].is_valid]
+    unexpected = _unexpected(decoded)
+    present = [index for index in kept if values[index].is_valid and index not in unexpected]
     by_columns = sorted(present, key=lambda index: (-filled[index], sizes[index]))
     chosen = by_columns[: max(1, count - 1)]
     shortest = sorted((index for index in present if index not in chosen), key=lambda index: sizes[index])
@@ -84,3 +86,21 @@ def chosen_records(
     if with_tombstone:
         chosen += [index for index in kept if not values[index].is_valid][:1]
     return sorted(chosen)
+
+
+def _unexpected(decoded: Decoded) -> set[int]:
+    """Return the indexes of records that no test can expect: with values that the source left out, which are not in the
+    target of a test, or with NaN, which is not equal to itself."""
+    import pyarrow as pa
+
+    unchanged = decoded.unchanged
+    if UNCHANGED_COLUMNS in decoded.rows.schema.names:
+        unchanged = decoded.rows.column(UNCHANGED_COLUMNS)
+    marks = [] if unchanged is None else [unchanged.is_valid().to_pylist()]
+    for column in decoded.rows.columns:
+        is_list = pa.types.is_list(column.type)
+        if pa.types.is_floating(column.type.value_type if is_list else column.type):
+            lists = column.to_pylist() if is_list else [[value] for value in column.to_pylist()]
+            marks.append([any(value != value for value in each or ()) for each in lists])
+    kept = decoded.kept.to_pylist()
+    return {index for mark in marks for index, is_marked in zip(kept, mark, strict=True) if is_marked}

@@ -1,19 +1,18 @@
 """Recognize the format of the values of a topic, and draft it."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 from exactbatch.formats import Raw, Text
 from exactbatch.formats.wrapped import Documents, Encoding, unwrapped
 from exactbatch.sampling.csv_columns import csv_draft
 from exactbatch.sampling.debezium_columns import debezium_draft, is_change, json_events
-from exactbatch.sampling.draft import Draft
+from exactbatch.sampling.draft import Draft, are_most
 from exactbatch.sampling.json_columns import json_draft
 from exactbatch.sampling.json_shape import parse_json, shape_of
-from exactbatch.sampling.registry_columns import Registry, has_schema_ids, registry_draft
+from exactbatch.sampling.registry_columns import Registry, has_schema_id, registry_draft
 
-# The share of values that must be of a format for it to be proposed: the others are named as broken records.
-_MOST: Final = 0.9
 # How values begin that are compressed or encoded: RFC 1952, RFC 8878, and the same and `{"` in base64.
 _BEGINNINGS: Final[Mapping[bytes, tuple[Encoding, ...]]] = {
     b"\x1f\x8b": ("gzip",),
@@ -29,20 +28,21 @@ def recognize(values: Sequence[bytes], registry: Registry | None) -> Draft:
 
     Raises ConfigurationError for Confluent's wire format without a registry, and what the registry's client raises.
     """
-    if has_schema_ids(values):
-        return registry_draft(values, registry)
-    encodings = _encodings_of(values)
-    if (draft := _json(_unwrapped(values, encodings), encodings)) is not None:
+    with_ids = list(filter(has_schema_id, values))
+    if are_most(len(with_ids), len(values)):
+        return registry_draft(with_ids, registry)
+    encodings, inside = _without_encodings(values)
+    if (draft := _json(inside, encodings)) is not None:
         return draft
     texts = _texts(values)
-    if texts is None:
+    if not are_most(len(texts), len(values)):
         return Draft("bytes", (), lambda _: Raw("bytes"), ("the values are not UTF-8 text: they stay bytes",))
     return csv_draft(texts) or Draft("lines of text", (), lambda _: Text("line"))
 
 
 def _json(values: Sequence[bytes], encodings: tuple[Encoding, ...]) -> Draft | None:
-    documents, objects, other = _objects(values)
-    if not objects or other > (1 - _MOST) * len(values):
+    documents, objects = _objects(values)
+    if not objects:
         return None
     if not encodings and documents == "one" and 2 * sum(map(is_change, objects)) >= len(objects):
         return debezium_draft(json_events(values))
@@ -61,19 +61,20 @@ def _is_payload_with_schema(value: dict[str, Any]) -> bool:
     return value.keys() == {"schema", "payload"} and isinstance(value["payload"], dict | None)
 
 
-def _objects(values: Sequence[bytes]) -> tuple[Documents, list[dict[str, Any]], int]:
-    """Return how objects are in the values, the objects, and how many values are not made of objects."""
-    found: list[dict[str, Any]] = []
+def _objects(values: Sequence[bytes]) -> tuple[Documents, list[dict[str, Any]]]:
+    """Return how objects are in most of the values, and the objects; none if most values are not made of objects."""
     for documents in _DOCUMENTS:
-        found, other = [], 0
+        found: list[dict[str, Any]] = []
+        count = 0
         for value in values:
             try:
                 found += _objects_in(value, documents)
             except ValueError:
-                other += 1
-        if other <= (1 - _MOST) * len(values):
-            return documents, found, other
-    return "one", [], len(values)
+                continue
+            count += 1
+        if are_most(count, len(values)):
+            return documents, found
+    return "one", []
 
 
 _DOCUMENTS: Final[tuple[Documents, ...]] = ("one", "array", "lines")
@@ -90,31 +91,24 @@ def _objects_in(value: bytes, documents: Documents) -> list[dict[str, Any]]:
     return found
 
 
-def _encodings_of(values: Sequence[bytes]) -> tuple[Encoding, ...]:
-    """Return the encodings that all values have, the outermost first; () if they have none in common."""
+def _without_encodings(values: Sequence[bytes]) -> tuple[tuple[Encoding, ...], Sequence[bytes]]:
+    """Return the encodings that most values have, the outermost first, and these values without them; () and all values
+    if most have none in common."""
     for beginning, encodings in _BEGINNINGS.items():
-        if values and all(value.startswith(beginning) for value in values):
-            return encodings if _unwrapped(values[:1], encodings) else ()
-    return ()
+        found = []
+        for value in values:
+            if value.startswith(beginning):
+                with suppress(ValueError):
+                    found.append(unwrapped(value, encodings))
+        if are_most(len(found), len(values)):
+            return encodings, found
+    return (), values
 
 
-def _unwrapped(values: Sequence[bytes], encodings: tuple[Encoding, ...]) -> Sequence[bytes]:
-    """Return the values without their encodings, but for those that do not have them."""
-    if not encodings:
-        return values
-    found = []
+def _texts(values: Sequence[bytes]) -> list[str]:
+    """Return the values that are text: in UTF-8, and without U+0000, which Postgres cannot store."""
+    texts = []
     for value in values:
-        try:
-            found.append(unwrapped(value, encodings))
-        except ValueError:
-            continue
-    return found
-
-
-def _texts(values: Sequence[bytes]) -> list[str] | None:
-    """Return the values as text; None if one is not UTF-8, or has U+0000, which Postgres cannot store."""
-    try:
-        texts = [value.decode() for value in values]
-    except UnicodeDecodeError:
-        return None
-    return None if any("\0" in text for text in texts) else texts
+        with suppress(UnicodeDecodeError):
+            texts.append(value.decode())
+    return [text for text in texts if "\0" not in text]

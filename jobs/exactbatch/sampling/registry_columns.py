@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -37,10 +38,10 @@ class Registry:
     properties: Mapping[str, Any]
 
 
-def has_schema_ids(values: Sequence[bytes]) -> bool:
-    """True if all values begin with byte 0 and the ID of a schema, as Confluent's serializers write them."""
+def has_schema_id(value: bytes) -> bool:
+    """True if a value begins with byte 0 and the ID of a schema, as Confluent's serializers write it."""
     try:
-        return bool(values) and all(0 < schema_id_of(value[:HEADER]) < _MOST_IDS for value in values)
+        return 0 < schema_id_of(value[:HEADER]) < _MOST_IDS
     except ValueError:
         return False
 
@@ -105,8 +106,10 @@ def _avro_draft(schemas: Mapping[int, str], by_id: Mapping[int, list[bytes]], re
             break
         if not is_envelope(known.payload):
             break
-        decoded = known.decode(pa.array(by_id[schema_id], pa.binary()))
-        events += [Event(event, known.payload) for event in decoded]
+        for value in by_id[schema_id]:
+            with suppress(ValueError):  # a broken record is none for the draft
+                decoded = known.decode(pa.array([value], pa.binary()))
+                events += [Event(event, known.payload) for event in decoded]
     else:
         return debezium_draft(events, registry=registry.address, properties=registry.properties)
     fields: dict[str, list[AvroField]] = {}

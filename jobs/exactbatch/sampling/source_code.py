@@ -139,6 +139,7 @@ def _schema(text: str) -> str:
     """Return a schema as a literal, with one column in each line if it has several lines."""
     if "\n" not in text:
         return string(text)
+    text = text.replace("\\", "\\\\")
     return f'"""\n{text.strip(chr(10)).replace("    ", "", 1).replace(chr(10) + "    ", chr(10))}\n"""'
 
 

@@ -11,7 +11,7 @@ from exactbatch.formats import Avro, Csv, Debezium, Format, Json, JsonSchema, Pr
 from exactbatch.sampling.column_names import quoted_if_needed
 from exactbatch.sampling.fitting import column_of, decode
 from exactbatch.sampling.json_shape import Shape, parse_json
-from exactbatch.sampling.value_types import Choice, choices_for
+from exactbatch.sampling.value_types import Choice, choices_for, is_double
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 # Types to try, the narrowest first: those that decoding checks. Postgres alone checks others, such as time.
 _TYPES: Final = (
     *("bigint", "double precision", "numeric", "boolean", "date", "timestamptz", "timestamp", "text"),
-    *("bigint[]", "double precision[]", "text[]", "jsonb"),
+    *("bigint[]", "double precision[]", "numeric[]", "text[]", "jsonb"),
 )
+_DOUBLE: Final = "double precision"
 _UNITS: Final = ("s", "ms", "us", "ns")
 # Parts of a reason that differ from record to record.
 _VARIABLE: Final = re.compile(r"\"[^\"]*\"|'[^']*'|[-+]?\d[\d.eE+:TZ-]*|found .*|parse:.*", re.DOTALL)
@@ -76,6 +77,7 @@ def suggestion(
             changed is not None
             and _accepts(changed, group.column, refused)
             and _accepts(changed, group.column, accepted)
+            and not _rounds(format_, group.column, choice, refused, accepted)
         ):
             return _in_words(format_, group.column, choice)
     return _NO_SCHEMA
@@ -150,6 +152,26 @@ def _shape_at(field: Field, values: Sequence[bytes | None]) -> Shape:
 def _accepts(format_: Format, name: str, values: "pa.BinaryArray") -> bool:
     """True if a format rejects none of the values because of a column."""
     return not any(column_of(reason) in (name, None) for _, reason in decode(format_, values).rejects)
+
+
+def _rounds(
+    format_: Format, name: str, choice: Choice, refused: "pa.BinaryArray", accepted: "pa.BinaryArray"
+) -> bool:
+    """True if the choice is double precision, and values have more digits than that, which numeric keeps."""
+    if not choice.type.startswith(_DOUBLE):
+        return False
+    try:
+        exact = with_column(format_, name, replace(choice, type=choice.type.replace(_DOUBLE, "numeric")))
+    except ConfigurationError:
+        return False
+    assert exact is not None  # as with the choice itself
+    found = [
+        value
+        for values in (refused, accepted)
+        for value in decode(exact, values).rows.column(name).to_pylist()
+    ]
+    numbers = [number for value in found for number in (value if isinstance(value, list) else [value])]
+    return not all(number is None or is_double(str(number)) for number in numbers)
 
 
 def _in_words(format_: Format, name: str, choice: Choice) -> str:

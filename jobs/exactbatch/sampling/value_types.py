@@ -4,13 +4,14 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from typing import Final
 
 from exactbatch.sampling.column_names import words_of
 from exactbatch.sampling.json_shape import Number, Shape
 
 _INT64: Final = 2**63
+_LONGEST_INT64: Final = len(str(-_INT64))
 _INTEGER: Final = re.compile(r"-?[0-9]+")
 _NUMBER: Final = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _UUID: Final = re.compile(r"(?i)[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -107,6 +108,8 @@ class Choice:
 
 
 _JSONB: Final = Choice("jsonb")
+NO_BIGINT: Final = "larger than bigint holds"
+NO_DOUBLE: Final = "more digits or a larger exponent than double precision holds"
 
 
 def choices_for(shape: Shape, name: str, *, numbers_in_texts: bool = False) -> tuple[Choice, ...]:
@@ -135,21 +138,22 @@ def choices_for(shape: Shape, name: str, *, numbers_in_texts: bool = False) -> t
 
 def _for_numbers(numbers: Sequence[Number], name: str) -> tuple[Choice, ...]:
     if all(map(_INTEGER.fullmatch, numbers)):
-        return _for_integers([int(number) for number in numbers], name)
+        return _for_integers(numbers, name)
     numeric = Choice("numeric")
     if set(words_of(name)) & _MONEY:
         return (Choice("numeric", why="the name says money: numeric keeps every digit"), _JSONB)
-    if not all(map(_is_double, numbers)):
+    if not all(map(is_double, numbers)):
         return (
-            Choice("numeric", why="more digits or a larger exponent than double precision holds"),
+            Choice("numeric", why=NO_DOUBLE),
             _JSONB,
         )
     return (Choice("double precision"), numeric, _JSONB)
 
 
-def _for_integers(integers: Sequence[int], name: str) -> tuple[Choice, ...]:
-    if not all(-_INT64 <= number < _INT64 for number in integers):
-        return (Choice("numeric", why="larger than bigint holds"), _JSONB)
+def _for_integers(numbers: Sequence[Number], name: str) -> tuple[Choice, ...]:
+    if not all(map(is_bigint, numbers)):
+        return (Choice("numeric", why=NO_BIGINT), _JSONB)
+    integers = list(map(int, numbers))
     wider = (Choice("bigint"), Choice("double precision"), Choice("numeric"), _JSONB)
     if set(words_of(name)) & _TIMES and (unit := unit_of(integers)) is not None:
         why = f"its name and size say {_UNIT_NAMES[unit]} since 1970: it becomes a time in UTC"
@@ -168,10 +172,19 @@ def unit_of(integers: Sequence[int]) -> str | None:
     return None
 
 
-def _is_double(number: Number) -> bool:
-    """True if a double returns the number to the last digit."""
-    nearest = float(number)
-    return math.isfinite(nearest) and Decimal(repr(nearest)) == Decimal(number)
+def is_bigint(text: str) -> bool:
+    """True if an integer, written without leading zeros, fits into 64 bits."""
+    # The length comes first: int() raises ValueError for thousands of digits.
+    return len(text) <= _LONGEST_INT64 and -_INT64 <= int(text) < _INT64
+
+
+def is_double(text: str) -> bool:
+    """True if a double returns a number to the last digit."""
+    nearest = float(text)
+    try:
+        return math.isfinite(nearest) and Decimal(repr(nearest)) == Decimal(text)
+    except InvalidOperation:  # an exponent that Decimal does not hold
+        return False
 
 
 def _for_texts(texts: Sequence[str], name: str, numbers_in_texts: bool) -> tuple[Choice, ...]:
