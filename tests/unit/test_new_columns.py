@@ -392,6 +392,14 @@ def test_numbers_of_debezium_without_schemas_are_never_numeric():
     assert len(proposal.decoded.rows) == 2
 
 
+def test_objects_of_debezium_without_schemas_are_left_out():
+    rows = [{"id": 1, "at": {"x": 1}, "mixed": "a", "tags": ["a"]}, {"id": 2, "at": None, "mixed": 5, "tags": []}]
+    proposal = proposed(*(change("c", None, row) for row in rows), keys=[b'{"id": 1}', b'{"id": 2}'])
+    assert types_of(proposal) == {"id": "bigint", "tags": "text[]"}
+    assert len(proposal.decoded.rows) == 2
+    assert any("only with a schema: 'at', 'mixed'" in note for note in proposal.notes)
+
+
 def test_the_day_of_a_month_or_year_is_no_date():
     days = [1, 28, 366]
     events = [change("c", None, {"id": day, "day": day, "birthday": 300 + day}) for day in days]

@@ -75,7 +75,11 @@ def debezium_draft(
     elif is_typed:
         columns = list(_of_types([event.type for event in changes if event.type is not None], images))
     else:
-        columns = list(_of_values(images))
+        found = list(_of_values(images))
+        columns = [column for column in found if not _is_object(column, images)]
+        if len(columns) < len(found):
+            names = ", ".join(repr(column.name) for column in found if column not in columns)
+            notes.append(f"left out, because a column takes objects and mixed values only with a schema: {names}")
         notes.append(
             "the events have no schema, so that the meaning of numbers follows from names and sizes: check the units "
             "of times (epoch) and decimals. With value.converter.schemas.enable=true, the connector says it itself"
@@ -221,6 +225,11 @@ def _nulls(images: Shape, name: str) -> int:
 def _texts(images: Shape, column: DraftColumn) -> Sequence[str]:
     shape = images.members.get(column.name)
     return shape.texts if shape is not None else ()
+
+
+def _is_object(column: DraftColumn, images: Shape) -> bool:
+    """True for values that only jsonb would take, which Debezium writes as text."""
+    return column.type == "jsonb" and not images.members[column.name].kinds <= {"text"}
 
 
 def _is_usable(name: str) -> bool:
