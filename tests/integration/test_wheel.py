@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from exactbatch.code_identity import code_identity
+
 ROOT = Path(__file__).parents[2]
 UV = Path(sys.executable).parent / "uv"
 BUILT_FROM = (
@@ -119,6 +121,12 @@ def test_the_wheel_contains_all_of_the_package_and_nothing_else(wheel):
 def test_the_command_runs(installed):
     assert "audit" in run(installed / "exactbatch", "--help").stdout
     assert "audit" in run(installed / "python", "-m", "exactbatch.cli", "--help").stdout
+
+
+def test_the_wheel_is_the_same_code_as_the_checkout(installed):
+    """An executor with the wheel accepts tasks of a driver with the checkout."""
+    script = "from exactbatch.code_identity import code_identity; print(code_identity())"
+    assert run(installed / "python", "-c", script).stdout.strip() == code_identity()
 
 
 def test_the_wheel_explains_errors(installed):
