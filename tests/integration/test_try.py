@@ -179,6 +179,19 @@ def test_of_many_partitions_some_are_read(make_topic, settings, command):
     assert "100 partitions were read" in words(command("new", "p", "--topic", topic.name, "--dry-run"))
 
 
+def test_a_time_that_python_cannot_hold_is_shown(make_topic, command):
+    topic = make_topic()
+    at = {"field": "at", "type": "int64", "name": "io.debezium.time.Timestamp"}
+    row = {"field": "after", "type": "struct", "fields": [{"field": "id", "type": "int32"}, at]}
+    source = {"connector": "postgresql", "lsn": 5}
+    change = {"before": None, "after": {"id": 1, "at": 253402300800000}, "source": source, "op": "c"}
+    value = {"schema": {"type": "struct", "fields": [row]}, "payload": change}
+    topic.produce(json.dumps(value).encode(), key='{"id": 1}')
+    done = command("new", "p", "--topic", topic.name, "--json", "--dry-run")
+    assert [each["at"] for each in json.loads(done.stdout)["rows"]] == ["10000-01-01 00:00:00"]
+    assert "10000-01-01 00:00:00" in words(command("new", "p", "--topic", topic.name, "--dry-run"))
+
+
 # try
 
 
@@ -358,6 +371,26 @@ def test_the_newest_records_are_decoded(make_topic, tried):
     status, shown = tried(pipeline_of(topic, Json("n int")), "--records", "10")
     assert status == 0
     assert sorted(row["n"] for row in shown["rows"]) == list(range(30, 40))
+
+
+def test_times_that_python_cannot_hold_are_rows(make_topic, tried, command):
+    topic = make_topic()
+    topic.produce(
+        *(b'{"a": %d}' % time for time in (253402300800000, -62198755200000, 0)), b'{"a": null, "b": ["x"]}'
+    )
+    value = Json("a timestamptz, b text[]", epoch={"a": "ms"})
+    pipeline = pipeline_of(topic, value, checks=("a > '0099-01-01 BC'",))
+    status, shown = tried(pipeline)
+    assert (status, shown["groups"]) == (0, [])
+    assert [row["a"] for row in shown["rows"]] == [
+        "10000-01-01 00:00:00+00",
+        "0002-01-01 00:00:00+00 BC",
+        "1970-01-01 00:00:00+00:00",
+        None,
+    ]
+    done = command("try", "pipelines_to_try:p")
+    assert done.exit_code == 0, done.output
+    assert "0002-01-01 00:00:00+00" in words(done)
 
 
 def test_an_empty_topic_has_nothing_to_reject(make_topic, tried):

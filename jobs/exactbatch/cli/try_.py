@@ -128,6 +128,8 @@ def _show(trial: "Trial", groups: list[dict[str, Any]]) -> None:
 
 
 def _as_json(pipeline: Pipeline, trial: "Trial", groups: list[dict[str, Any]]) -> dict[str, Any]:
+    from exactbatch.postgres.arrow_values import as_dicts
+
     return {
         "pipeline": pipeline.name,
         "records": trial.records,
@@ -136,7 +138,7 @@ def _as_json(pipeline: Pipeline, trial: "Trial", groups: list[dict[str, Any]]) -
         "dropped": trial.dropped,
         "rejected": len(trial.rejects),
         "groups": groups,
-        "rows": trial.rows.slice(0, ROWS).to_pylist(),
+        "rows": as_dicts(trial.rows.slice(0, ROWS)),
         "refused": trial.refused,
         "unchecked": trial.unchecked,
     }

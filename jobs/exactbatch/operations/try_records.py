@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
 import psycopg2
 import pyarrow as pa
@@ -19,6 +19,7 @@ from exactbatch.kafka.records import Records
 from exactbatch.kafka.sample import Bounds, Sample, sample
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
+from exactbatch.postgres.arrow_values import as_text
 from exactbatch.postgres.connection import Cursor, connect, transaction
 from exactbatch.settings import Settings
 from exactbatch.sinks import RejectRule, Sink
@@ -260,7 +261,7 @@ def _query(rows: pa.RecordBatch, columns: Sequence[Column], rules: Sequence[Reje
 
 def _relation(rows: pa.RecordBatch, columns: Sequence[Column]) -> sql.Composable:
     """Return rows as a relation, each with its index."""
-    arrays = [_python_values(rows.column(column.name)) for column in columns]
+    arrays = [as_text(rows.column(column.name)) for column in columns]
     tuples = [
         sql.SQL("({})").format(
             sql.SQL(", ").join(
@@ -279,12 +280,3 @@ def _relation(rows: pa.RecordBatch, columns: Sequence[Column]) -> sql.Composable
         sql.SQL(", ").join(tuples),
         sql.SQL(", ").join(map(sql.Identifier, [_INDEX, *(column.name for column in columns)])),
     )
-
-
-def _python_values(column: pa.Array) -> list[Any]:
-    """Return values for literals; as text those times that Python cannot hold."""
-    try:
-        values: list[Any] = column.to_pylist()
-    except (OverflowError, ValueError):
-        values = column.cast(pa.string()).to_pylist()
-    return values
