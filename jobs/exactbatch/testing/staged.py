@@ -82,13 +82,18 @@ class StagedRows:
         return replace(
             self,
             rows=self.rows.filter(kept),
-            rejects=tuple(sorted(rejects, key=lambda each: (each.topic, each.partition, each.offset))),
+            rejects=by_place(rejects),
         )
 
     def _reject(self, place: Place, reason: str) -> Reject:
         topic, partition, offset = place
         record = self.records[topic, partition][offset]
         return Reject(topic, partition, offset, reason, as_bytes(record.value), as_bytes(record.key))
+
+
+def by_place(rejects: Iterable[Reject]) -> tuple[Reject, ...]:
+    """Return rejects by topic, partition and offset."""
+    return tuple(sorted(rejects, key=lambda each: (each.topic, each.partition, each.offset)))
 
 
 def in_order(rows: pa.Table) -> pa.Table:
