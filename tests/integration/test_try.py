@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import Producer
 from typer.testing import CliRunner
 
-from exactbatch import Aggregate, Append, Count, Csv, Json, Pipeline, Upsert, Window
+from exactbatch import Aggregate, Append, Count, Csv, Json, Pipeline, Together, Upsert, Window
 from exactbatch.cli.app import app
 from exactbatch.compiled.availability import VARIABLE
 from exactbatch.kafka.broker import KafkaBroker
@@ -319,6 +319,22 @@ def test_types_are_compared_with_a_target_that_has_no_table_of_changes_yet(make_
         }
     )
     assert [row["id"] for row in shown["rows"]] == [3]
+
+
+def test_types_are_compared_with_each_of_several_targets(make_topic, tried, connection):
+    with transaction(connection) as cursor:
+        cursor.execute(
+            "create table log (id int, n smallint, deleted boolean, kafka_topic text, kafka_partition int, "
+            "kafka_offset bigint, kafka_timestamp timestamptz, batch_id bigint)"
+        )
+    topic = make_topic()
+    topic.produce(b'{"id": 1, "n": 70000}', b'{"id": 2, "n": 1}')
+    sink = Together((Append("public.log"), Upsert("public.p", key=("id",))))
+    pipeline = replace(pipeline_of(topic, Json("id int, n int")), sink=sink)
+    _, shown = tried(pipeline)
+    assert ([row["id"] for row in shown["rows"]], shown["rejected"], shown["refused"]) == ([2], 1, None)
+    _, shown = tried(replace(pipeline, value=Json("id int, n int, extra int")))
+    assert 'alter table public.log add column "extra" integer' in shown["refused"]
 
 
 @pytest.mark.parametrize("errcode", ["P0001", "23514", "42704"])
