@@ -1207,8 +1207,8 @@ MUTANTS: Final = (
     Mutant(
         "a value that one of several targets cannot hold is not looked for",
         "sinks/together.py",
-        "return [rule for part in self.parts for rule in part.reject_rules(cursor, columns, batch_id=batch_id)]",
-        "return self._main.reject_rules(cursor, columns, batch_id=batch_id)",
+        "for part in self.parts\n            for rule in part.reject_rules(",
+        "for part in (self._main,)\n            for rule in part.reject_rules(",
         (f"{_TOGETHER}::test_a_value_that_one_target_cannot_hold_rejects_the_record_for_both[_raw]",),
     ),
     Mutant(

@@ -74,8 +74,10 @@ class LastOfPartition(SinkDefaults):
         prepare_table(cursor, self._target, (*_PLACE, *columns), key=self.key_columns, evolve=evolve)
         self.lineage_table.prepare(cursor, columns, evolve=evolve)
 
-    def reject_rules(self, cursor: Cursor, columns: Sequence[Column], *, batch_id: int) -> list[RejectRule]:
-        return reject_rules(self.lineage_table.casts(cursor, columns))
+    def reject_rules(
+        self, cursor: Cursor, columns: Sequence[Column], *, batch_id: int, evolve: Evolve | None = None
+    ) -> list[RejectRule]:
+        return reject_rules(self.lineage_table.casts(cursor, columns, evolve=evolve))
 
     def insert_staged(self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column]) -> int:
         self._target.lock(cursor)

@@ -198,6 +198,23 @@ def test_the_commands(own):
     assert not own.folder.exists()
 
 
+def test_a_line_that_is_too_long_is_named_before_its_topic_is_created(stack, admin, tmp_path):
+    file = tmp_path / "lines"
+    where = ["--home", str(stack.home), "--name", stack.name]
+    file.write_bytes(b"a\n\n" + b"x" * 10_000_001 + b"\n")
+    failed = CliRunner().invoke(app, ["send", "lines", str(file), *where], env={"COLUMNS": "500"})
+    assert (failed.exit_code, failed.stdout) == (42, "")
+    assert (
+        f"line 3 of {file} has 10,000,001 bytes, and a record may have 10,000,000. Nothing was"
+        in failed.stderr
+    )
+    assert "lines" not in admin.list_topics(timeout=10).topics
+    file.write_bytes(b"a\n\n" + b"x" * 10_000_000 + b"\n")
+    sent = CliRunner().invoke(app, ["send", "lines", str(file), *where])
+    assert (sent.exit_code, sent.stdout) == (0, "Sent 2 records to the topic lines.\n")
+    admin.delete_topics(["lines"])["lines"].result(30)
+
+
 def test_a_command_that_fails_prints_its_error_and_the_page_about_it(tmp_path):
     failed = CliRunner().invoke(app, ["up", "--home", str(tmp_path), "--name", "NO"])
     assert failed.exit_code == 42

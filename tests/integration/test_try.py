@@ -2,17 +2,19 @@
 
 import json
 import sys
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
 from confluent_kafka import Producer
 from typer.testing import CliRunner
 
-from exactbatch import Append, Csv, Json, Pipeline, Upsert
+from exactbatch import Aggregate, Append, Count, Csv, Json, Pipeline, Together, Upsert, Window
 from exactbatch.cli.app import app
 from exactbatch.compiled.availability import VARIABLE
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.kafka.sample import Bounds, sample
+from exactbatch.postgres.connection import transaction
 from support.topics import Topic
 
 
@@ -177,6 +179,19 @@ def test_of_many_partitions_some_are_read(make_topic, settings, command):
     assert "100 partitions were read" in words(command("new", "p", "--topic", topic.name, "--dry-run"))
 
 
+def test_a_time_that_python_cannot_hold_is_shown(make_topic, command):
+    topic = make_topic()
+    at = {"field": "at", "type": "int64", "name": "io.debezium.time.Timestamp"}
+    row = {"field": "after", "type": "struct", "fields": [{"field": "id", "type": "int32"}, at]}
+    source = {"connector": "postgresql", "lsn": 5}
+    change = {"before": None, "after": {"id": 1, "at": 253402300800000}, "source": source, "op": "c"}
+    value = {"schema": {"type": "struct", "fields": [row]}, "payload": change}
+    topic.produce(json.dumps(value).encode(), key='{"id": 1}')
+    done = command("new", "p", "--topic", topic.name, "--json", "--dry-run")
+    assert [each["at"] for each in json.loads(done.stdout)["rows"]] == ["10000-01-01 00:00:00"]
+    assert "10000-01-01 00:00:00" in words(command("new", "p", "--topic", topic.name, "--dry-run"))
+
+
 # try
 
 
@@ -233,8 +248,6 @@ def test_values_that_the_types_of_postgres_refuse(make_topic, tried):
 
 
 def test_values_that_an_existing_target_refuses(make_topic, tried, connection):
-    from exactbatch.postgres.connection import transaction
-
     with transaction(connection) as cursor:
         cursor.execute(
             "create table p (name varchar(3), n smallint, kafka_topic text, kafka_partition int, kafka_offset bigint, "
@@ -253,7 +266,104 @@ def test_values_that_an_existing_target_refuses(make_topic, tried, connection):
     assert status == 3
     assert 'alter table public.p add column "other" integer' in shown["refused"]
     status, shown = tried(pipeline_of(topic, Json("name text, other int"), evolve="add"))
-    assert (status, shown["refused"]) == (0, None)
+    assert (status, shown["refused"], shown["with_rows"]) == (3, None, 2)
+
+
+def test_an_event_without_its_time_is_rejected_before_the_first_batch(make_topic, tried):
+    topic = make_topic()
+    topic.produce(b'{"at": "2026-01-01T00:00:00Z", "carrier": "LH"}', b'{"at": null, "carrier": "LH"}')
+    for group, rejected in ((Window("at", "1 hour"), 1), (Window("kafka_timestamp", "1 hour"), 0)):
+        sink = Aggregate(
+            "public.p", (group, "carrier"), {"n": Count()}, allowed_lateness="1 hour", on_late="reject"
+        )
+        pipeline = replace(pipeline_of(topic, Json("at timestamptz, carrier text")), sink=sink)
+        _, shown = tried(pipeline)
+        assert (shown["refused"], shown["with_rows"], shown["rejected"]) == (None, 2 - rejected, rejected)
+        for each in shown["groups"]:
+            assert each["reason"] == (
+                "column 'at': expected the time of the event, in the years 1 to 9999, found null"
+            )
+            assert each["change"] == "correct what sends it, or allow for such records with max_rejects"
+
+
+def test_types_are_compared_before_the_batch_that_adds_a_column(make_topic, tried, connection):
+    with transaction(connection) as cursor:
+        cursor.execute(
+            "create table p (n integer, kafka_topic text, kafka_partition int, kafka_offset bigint, "
+            "kafka_timestamp timestamptz, batch_id bigint)"
+        )
+    topic = make_topic()
+    topic.produce(b'{"n": 1, "extra": "no uuid"}', b'{"n": 3000000000}', b'{"n": 2}')
+    _, shown = tried(pipeline_of(topic, Json("n bigint, extra uuid"), evolve="add"))
+    assert {group["column"]: group["change"] for group in shown["groups"]} == {
+        "n": 'alter table public.p alter column "n" type bigint',
+        "extra": "declare extra text, in the pipeline and in the target",
+    }
+    assert [row["n"] for row in shown["rows"]] == [2]
+
+
+def test_types_are_compared_with_a_target_that_has_no_table_of_changes_yet(make_topic, tried, connection):
+    with transaction(connection) as cursor:
+        cursor.execute("create table p (id int primary key, n smallint, u text)")
+    topic = make_topic()
+    topic.produce(b'{"id": 1, "n": 70000}', b'{"id": 2, "n": 1, "u": "no uuid"}', b'{"id": 3, "n": 1}')
+    pipeline = replace(
+        pipeline_of(topic, Json("id int, n int, u uuid")), sink=Upsert("public.p", key=("id",))
+    )
+    _, shown = tried(pipeline)
+    assert (
+        {group["column"]: group["change"] for group in shown["groups"]}
+        == {
+            "n": 'alter table public.p alter column "n" type integer',
+            "u": "declare u text, in the pipeline and in the target",  # the table of changes has the pipeline's types
+        }
+    )
+    assert [row["id"] for row in shown["rows"]] == [3]
+
+
+def test_types_are_compared_with_each_of_several_targets(make_topic, tried, connection):
+    with transaction(connection) as cursor:
+        cursor.execute(
+            "create table log (id int, n smallint, deleted boolean, kafka_topic text, kafka_partition int, "
+            "kafka_offset bigint, kafka_timestamp timestamptz, batch_id bigint)"
+        )
+    topic = make_topic()
+    topic.produce(b'{"id": 1, "n": 70000}', b'{"id": 2, "n": 1}')
+    sink = Together((Append("public.log"), Upsert("public.p", key=("id",))))
+    pipeline = replace(pipeline_of(topic, Json("id int, n int")), sink=sink)
+    _, shown = tried(pipeline)
+    assert ([row["id"] for row in shown["rows"]], shown["rejected"], shown["refused"]) == ([2], 1, None)
+    _, shown = tried(replace(pipeline, value=Json("id int, n int, extra int")))
+    assert 'alter table public.log add column "extra" integer' in shown["refused"]
+
+
+@pytest.mark.parametrize("errcode", ["P0001", "23514", "42704"])
+def test_an_error_that_a_function_of_the_target_raises_for_a_value_is_a_reject(
+    make_topic, tried, connection, errcode
+):
+    with transaction(connection) as cursor:
+        cursor.execute(
+            "create function is_even(n int) returns boolean language plpgsql immutable as $$ begin "
+            f"if n % 2 = 1 then raise exception '% is odd', n using errcode = '{errcode}'; end if; return true; "
+            "end $$"
+        )
+        cursor.execute("create domain even as int check (is_even(value))")
+        cursor.execute(
+            "create table p (n even, kafka_topic text, kafka_partition int, kafka_offset bigint, "
+            "kafka_timestamp timestamptz, batch_id bigint)"
+        )
+    topic = make_topic()
+    topic.produce(*(b'{"n": %d}' % number for number in range(4)))
+    pipeline = pipeline_of(topic, Json("n int"), checks=("n < 2",))
+    _, shown = tried(pipeline)
+    assert [row["n"] for row in shown["rows"]] == [0]
+    assert {(each["count"], each["reason"]) for each in shown["groups"]} == {
+        (2, "column 'n': 1 is odd, found 1"),
+        (1, 'check "n < 2" failed: n = 2'),
+    }
+    _, shown = tried(replace(pipeline, checks=("m < 2",)))
+    assert 'column "m" does not exist' in shown["refused"]
+    assert shown["groups"] == []
 
 
 def test_tombstones_of_an_upsert_are_rows_that_delete(make_topic, tried):
@@ -277,6 +387,26 @@ def test_the_newest_records_are_decoded(make_topic, tried):
     status, shown = tried(pipeline_of(topic, Json("n int")), "--records", "10")
     assert status == 0
     assert sorted(row["n"] for row in shown["rows"]) == list(range(30, 40))
+
+
+def test_times_that_python_cannot_hold_are_rows(make_topic, tried, command):
+    topic = make_topic()
+    topic.produce(
+        *(b'{"a": %d}' % time for time in (253402300800000, -62198755200000, 0)), b'{"a": null, "b": ["x"]}'
+    )
+    value = Json("a timestamptz, b text[]", epoch={"a": "ms"})
+    pipeline = pipeline_of(topic, value, checks=("a > '0099-01-01 BC'",))
+    status, shown = tried(pipeline)
+    assert (status, shown["groups"]) == (0, [])
+    assert [row["a"] for row in shown["rows"]] == [
+        "10000-01-01 00:00:00+00",
+        "0002-01-01 00:00:00+00 BC",
+        "1970-01-01 00:00:00+00:00",
+        None,
+    ]
+    done = command("try", "pipelines_to_try:p")
+    assert done.exit_code == 0, done.output
+    assert "0002-01-01 00:00:00+00" in words(done)
 
 
 def test_an_empty_topic_has_nothing_to_reject(make_topic, tried):

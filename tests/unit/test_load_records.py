@@ -74,6 +74,20 @@ def test_an_array_without_elements_is_dropped():
     assert (loaded.records, loaded.dropped) == (2, 1)
 
 
+def test_rejects_of_key_and_value_are_in_the_order_of_the_log():
+    pipeline = replace(
+        FLIGHTS, value=Json("id int, n int"), key=Json("id int"), sink=Upsert("public.flight", key=("id",))
+    )
+    records = [
+        Record('{"id":1,"n":"x"}', key='{"id":1}', partition=1),
+        Record(None, key='{"id":"bad"}'),
+        '{"id":1,"n":"x"}',
+        Record(None, key='{"id":"bad"}'),
+    ]
+    rejects = load(pipeline, records).rejects
+    assert [(each.partition, each.offset) for each in rejects] == [(0, 0), (0, 1), (0, 2), (1, 0)]
+
+
 def test_keys_and_headers_are_columns():
     value = WithMessage(Json("id int"), key=Text("k"), header={"trace": Text("trace")}, headers="all_headers")
     pipeline = Pipeline(name="f", topics=("t",), value=value, sink=Append("public.f"))

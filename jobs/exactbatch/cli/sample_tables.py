@@ -83,10 +83,12 @@ def proposal_view(proposal: "Proposal", found: "Sample") -> RenderableType:
 
 def rows_table(rows: "pa.RecordBatch", title: str) -> RenderableType:
     """Show the first rows, with as many columns as fit side by side."""
+    from exactbatch.postgres.arrow_values import as_dicts
+
     names = [name for name in rows.schema.names if name not in ("deleted", "unchanged_columns")]
     shown = names[:_COLUMNS]
     table = new_table(f"{min(len(rows), ROWS)} {title}", text=tuple(map(escape, shown)), numbers=())
-    for row in rows.slice(0, ROWS).select(shown).to_pylist():
+    for row in as_dicts(rows.slice(0, ROWS).select(shown)):
         table.add_row(*(escape(short(value)) for value in row.values()))
     if len(names) == len(shown):
         return table
@@ -105,6 +107,8 @@ def proposal_as_json(
     proposal: "Proposal", found: "Sample", contents: Mapping[Path, str], *, is_written: bool
 ) -> dict[str, Any]:
     """Return what proposal_view() shows, for --json."""
+    from exactbatch.postgres.arrow_values import as_dicts
+
     sink = proposal.pipeline.sink
     drafted = {column.name: column for column in proposal.columns}
     columns = [
@@ -125,7 +129,7 @@ def proposal_as_json(
         "sink": sink.kind,
         "key": list(sink.key_columns),
         "columns": columns,
-        "rows": proposal.decoded.rows.slice(0, ROWS).to_pylist(),
+        "rows": as_dicts(proposal.decoded.rows.slice(0, ROWS)),
         "notes": list(proposal.notes),
         "sampled": len(found),
         "offsets": found.offsets,

@@ -10,11 +10,13 @@ from exactbatch.cli.console import AsJson, err, out, print_json
 from exactbatch.cli.pipeline import Reference, load
 from exactbatch.cli.progress import counting
 from exactbatch.cli.sample_tables import ROWS, rows_table, sample_text, short
+from exactbatch.columns import LINEAGE_NAMES
 from exactbatch.errors.exit_status import CHECK_FAILED
 from exactbatch.pipeline import Pipeline
 
 if TYPE_CHECKING:
     from exactbatch.operations.try_records import Trial
+    from exactbatch.sampling.suggestions import Group
 
 _GROUPS: Final = 20
 _VALUE: Final = 60  # characters
@@ -63,7 +65,7 @@ def _groups(pipeline: Pipeline, trial: "Trial") -> list[dict[str, Any]]:
         members = [trial.rejects[index] for index in group.indexes]
         first = members[0]
         if first.by_target:
-            change = _change_of_target(pipeline, group.column, exists=trial.target_exists)
+            change = _change_of_target(pipeline, group, exists=trial.target_exists)
         else:
             refused = pa.array([each.value for each in members if each.value is not None], pa.binary())
             change = suggestion(pipeline.value, group, refused, accepted)
@@ -82,11 +84,13 @@ def _groups(pipeline: Pipeline, trial: "Trial") -> list[dict[str, Any]]:
     return found
 
 
-def _change_of_target(pipeline: Pipeline, name: str | None, *, exists: bool) -> str:
+def _change_of_target(pipeline: Pipeline, group: "Group", *, exists: bool) -> str:
     """Return the change for values that decode, and that the target or the column's type cannot hold."""
-    column = next((each for each in pipeline.value.columns if each.name == name), None)
-    if column is None:
+    column = next((each for each in pipeline.value.columns if each.name == group.column), None)
+    if column is None and group.reason.startswith("check "):
         return "change the check, or correct what sends it"
+    if column is None:
+        return "correct what sends it, or allow for such records with max_rejects"
     if exists and column.staged_type == column.type:
         return f'alter table {pipeline.sink.target} alter column "{column.name}" type {column.type}'
     return f"declare {column.name} text" + (", in the pipeline and in the target" if exists else "")
@@ -109,7 +113,9 @@ def _show(trial: "Trial", groups: list[dict[str, Any]]) -> None:
         + "\n"
     )
     if len(trial.rows):
-        out.print(rows_table(trial.rows.select(trial.rows.schema.names[:-3]), "decoded rows"))
+        out.print(
+            rows_table(trial.rows.select(trial.rows.schema.names[: -len(LINEAGE_NAMES)]), "decoded rows")
+        )
     for group in groups:
         place = f"{group['topic']}[{group['partition']}] offset {group['offset']}"
         out.print(Text.assemble((f"{group['count']:,} × ", "bold red"), short(group["reason"], _REASON)))
@@ -122,6 +128,8 @@ def _show(trial: "Trial", groups: list[dict[str, Any]]) -> None:
 
 
 def _as_json(pipeline: Pipeline, trial: "Trial", groups: list[dict[str, Any]]) -> dict[str, Any]:
+    from exactbatch.postgres.arrow_values import as_dicts
+
     return {
         "pipeline": pipeline.name,
         "records": trial.records,
@@ -130,7 +138,7 @@ def _as_json(pipeline: Pipeline, trial: "Trial", groups: list[dict[str, Any]]) -
         "dropped": trial.dropped,
         "rejected": len(trial.rejects),
         "groups": groups,
-        "rows": trial.rows.slice(0, ROWS).to_pylist(),
+        "rows": as_dicts(trial.rows.slice(0, ROWS)),
         "refused": trial.refused,
         "unchecked": trial.unchecked,
     }

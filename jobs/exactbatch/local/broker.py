@@ -19,6 +19,7 @@ from exactbatch.local.state import StateFile
 LOGGING = Path(__file__).parent / "log4j2.xml"
 # The C1 compiler alone would make the start a little faster, and reads much slower.
 JVM_OPTIONS = ("-Xms256m", "-Xmx512m", "-Djava.awt.headless=true", f"-Dlog4j2.configurationFile={LOGGING}")
+MAX_BATCH_BYTES = 10 * 1024 * 1024
 
 
 class Broker(Server):
@@ -124,8 +125,8 @@ def server_properties(ports: Mapping[str, int], data_dir: Path) -> dict[str, str
         "share.coordinator.state.topic.min.isr": "1",
         "share.coordinator.state.topic.num.partitions": "1",
         "group.initial.rebalance.delay.ms": "0",
-        "message.max.bytes": "10485760",
-        "replica.fetch.max.bytes": "10485760",
+        "message.max.bytes": str(MAX_BATCH_BYTES),
+        "replica.fetch.max.bytes": str(MAX_BATCH_BYTES),
         # Records keep their original timestamps, which may be old: the broker removes none for its age.
         "log.retention.ms": "-1",
         "log.retention.check.interval.ms": "1000",

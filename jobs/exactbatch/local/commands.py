@@ -242,12 +242,24 @@ def java(as_json: AsJson = False) -> None:
 
 
 def _lines(file: Path) -> list[bytes]:
-    """Return the lines of a file, or of standard input, that are not empty. Raises LocalStackError."""
+    """Return the lines of a file, or of standard input, that are not empty.
+
+    Raises LocalStackError, also for a line that is too long for a record.
+    """
+    from exactbatch.local.topics import MAX_BYTES
+
     try:
         text = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
     except OSError as error:
         raise LocalStackError(f"{file} cannot be read: {error.strerror}. Nothing was sent.") from error
-    return [line for line in (each.removesuffix(b"\r") for each in text.split(b"\n")) if line]
+    lines = [each.removesuffix(b"\r") for each in text.split(b"\n")]
+    for number, line in enumerate(lines, 1):
+        if len(line) > MAX_BYTES:
+            raise LocalStackError(
+                f"line {number:,} of {file} has {len(line):,} bytes, and a record may have {MAX_BYTES:,}. Nothing was "
+                f"sent. Shorten the line, or leave it out."
+            )
+    return [line for line in lines if line]
 
 
 def _shown_on(status: Status) -> Callable[[str], None]:

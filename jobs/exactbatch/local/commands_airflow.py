@@ -91,10 +91,12 @@ def run_once(airflow: AirflowClient, dag_id: str, progress: Progress) -> list[Ru
     """
     before = {run.run_id for run in airflow.runs(dag_id)}
     airflow.wait_for_dag(dag_id)
-    airflow.wait_for_run(dag_id, airflow.trigger(dag_id), progress=progress)
+    triggered = airflow.trigger(dag_id)
+    airflow.wait_for_run(dag_id, triggered, progress=progress)
     started = [run.run_id for run in airflow.runs(dag_id) if run.run_id not in before]
     for run_id in started:
-        airflow.wait_for_run(dag_id, run_id, progress=progress)
+        if run_id != triggered:
+            airflow.wait_for_run(dag_id, run_id, progress=progress)
     return [run for run in airflow.runs(dag_id) if run.run_id in started]
 
 

@@ -1,13 +1,15 @@
 """Topics with records, for `exactbatch local send`, the demo and the tests."""
 
 from collections.abc import Mapping, Sequence
-from itertools import islice
-from typing import Any
+from typing import Any, Final
 
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from exactbatch.local.broker import MAX_BATCH_BYTES
 from exactbatch.local.errors import LocalStackError
+
+MAX_BYTES: Final = 10_000_000  # of a value; the broker takes it with what surrounds it
 
 
 def create_topic(properties: Mapping[str, Any], topic: str, partitions: int = 4) -> int:
@@ -24,19 +26,43 @@ def create_topic(properties: Mapping[str, Any], topic: str, partitions: int = 4)
 
 
 def send(properties: Mapping[str, Any], topic: str, values: Sequence[bytes], partitions: int = 4) -> None:
-    """Append values to a topic, spread over its partitions. Raises LocalStackError if the broker did not store all."""
+    """Append values of at most MAX_BYTES to a topic, spread over its partitions.
+
+    Raises LocalStackError if the broker did not store all.
+    """
     producer = Producer(
-        {**properties, "linger.ms": 20, "compression.type": "lz4", "queue.buffering.max.messages": 1_000_000}
+        {
+            "linger.ms": 20,
+            "compression.type": "lz4",
+            "message.max.bytes": MAX_BATCH_BYTES,
+            # Each record is delivered or has failed after this time. The queue is small enough not to wait that long.
+            "message.timeout.ms": 60_000,
+            "queue.buffering.max.kbytes": 64 * 1024,
+            **properties,
+        }
     )
-    failed: list[Any] = []
-    remaining = iter(enumerate(values))
-    while chunk := list(islice(remaining, 50_000)):
-        for index, value in chunk:
-            producer.produce(topic, value, partition=index % partitions, on_delivery=_note_failure(failed))
-        producer.flush(60)
-    if failed:
-        raise LocalStackError(f"the broker did not store {len(failed)} of {len(values)} records: {failed[0]}")
+    errors: list[KafkaError] = []
+    delivered = 0
 
+    def note(error: KafkaError | None, _: Message) -> None:
+        nonlocal delivered
+        if error is None:
+            delivered += 1
+        else:
+            errors.append(error)
 
-def _note_failure(failed: list[Any]) -> Any:
-    return lambda error, _: failed.append(error) if error else None
+    for index, value in enumerate(values):
+        while not errors:
+            try:
+                producer.produce(topic, value, partition=index % partitions, on_delivery=note)
+                break
+            except BufferError:  # the queue is full
+                producer.poll(1)
+        producer.poll(0)
+    producer.flush()
+    if delivered < len(values):
+        raise LocalStackError(
+            f"the broker confirmed {delivered:,} of {len(values):,} records for the topic {topic}: {errors[0].str()}. "
+            f"`exactbatch local status` shows whether it is up. Then send all of them to a new topic: this one keeps "
+            f"those that it has."
+        )

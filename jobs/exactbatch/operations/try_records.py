@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
 import psycopg2
 import pyarrow as pa
@@ -11,20 +11,20 @@ from psycopg2 import sql
 from exactbatch.batch.rows.decode import RangeReader
 from exactbatch.batch.staging.stager import stage_tasks
 from exactbatch.batch.staging.staging_tables import StagingTables, row_schema
-from exactbatch.batch.staging.uncastable import rules_of
-from exactbatch.columns import Column
+from exactbatch.batch.staging.uncastable import VALUE_CHARACTERS, is_of_a_value, rules_of
+from exactbatch.columns import LINEAGE_NAMES, Column
 from exactbatch.errors import ExactbatchError, TargetMismatch
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.kafka.records import Records
 from exactbatch.kafka.sample import Bounds, Sample, sample
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
+from exactbatch.postgres.arrow_values import as_text
 from exactbatch.postgres.connection import Cursor, connect, transaction
 from exactbatch.settings import Settings
-from exactbatch.sinks import RejectRule
+from exactbatch.sinks import RejectRule, Sink
+from exactbatch.sinks.tables.lineage_table import LINEAGE
 from exactbatch.sinks.tables.target import quoted
-from exactbatch.sinks.values.cast import own_casts, reject_rules
-from exactbatch.sinks.values.checks import check_rules
 
 _TIMEOUT: Final = 10  # seconds to connect to Postgres
 _TOGETHER: Final = 500  # rows of a query
@@ -48,9 +48,9 @@ class TriedReject:
 class Trial:
     """What a batch would make of a sample.
 
-    `rows` have the columns of the pipeline, of a transform's input if it has one, and then topic, partition and
-    offset. `unchecked` says why values were not compared with the target, and `refused` is the error with which the
-    batch would end before it reads a record.
+    `rows` have the columns of the pipeline, of a transform's input if it has one, and then LINEAGE_NAMES.
+    `unchecked` says why values were not compared with the target, and `refused` is the error with which the batch would
+    end before it reads a record.
     """
 
     sample: Sample
@@ -105,7 +105,6 @@ class _SampledReads:
 
 def _decoded(pipeline: Pipeline, found: Sample, settings: Settings) -> Trial:
     names = [column.name for column in pipeline.sink.staged_columns(pipeline.value.columns)]
-    lineage = ["kafka_topic", "kafka_partition", "kafka_offset"]
     batches: list[pa.RecordBatch] = []
     trial = Trial(found, pa.RecordBatch.from_pylist([], pa.schema([])))
     schema = None
@@ -115,7 +114,7 @@ def _decoded(pipeline: Pipeline, found: Sample, settings: Settings) -> Trial:
         task = replace(task, range=range_, max_rejects=len(records))
         schema = row_schema(task.columns)
         reader = RangeReader(task, 0, schema, {"task_attempt": 0}, reads=_SampledReads(records))
-        batches += [batch.select([*names, *lineage]) for batch in reader.batches()]
+        batches += [batch.select([*names, *LINEAGE_NAMES]) for batch in reader.batches()]
         for batch in reader.pending.take():
             for row in batch.select(["topic", "partition", "offset", "reason", "value"]).to_pylist():
                 trial.rejects.append(TriedReject(**row))
@@ -144,36 +143,34 @@ def _check_target(pipeline: Pipeline, trial: Trial, settings: Settings) -> None:
 
 
 def _rules(cursor: Cursor, pipeline: Pipeline, trial: Trial) -> list[RejectRule]:
-    columns = pipeline.value.columns
-    trial.target_exists = all(table.exists(cursor) for table in pipeline.sink.tables)
-    if trial.target_exists and not _lacks_columns(cursor, pipeline):
-        return rules_of(cursor, pipeline, columns, 0)
-    rules = reject_rules(own_casts(cursor, columns))
-    return [*rules, *check_rules(cursor, columns, pipeline.checks, keeps_deletes=pipeline.sink.keeps_deletes)]
+    trial.target_exists = pipeline.sink.tables[-1].exists(cursor)
+    for part in pipeline.sink.parts:
+        _check_columns(cursor, pipeline, part)
+    return rules_of(cursor, pipeline, pipeline.value.columns, 0, evolve=pipeline.evolve)
 
 
-def _lacks_columns(cursor: Cursor, pipeline: Pipeline) -> bool:
-    """True if the next batch adds columns to the target. Raises TargetMismatch if it would be refused for want of
-    them."""
-    target = pipeline.sink.tables[-1]
+def _check_columns(cursor: Cursor, pipeline: Pipeline, part: Sink) -> None:
+    """Raise TargetMismatch if a target exists, and the next batch would be refused for want of columns in it."""
+    target = part.tables[-1]
     stored = target.columns(cursor)
-    lacking = [
-        column for column in pipeline.sink.result_columns(pipeline.value.columns) if column.name not in stored
-    ]
-    if lacking and pipeline.evolve == "refuse":
+    lacking = [column for column in part.result_columns(pipeline.value.columns) if column.name not in stored]
+    if stored and lacking and pipeline.evolve == "refuse":
         added = ", ".join(f"add column {quoted(column.name)} {column.type}" for column in lacking)
         raise TargetMismatch(
             f"target {target.spec} has no column {', '.join(column.name for column in lacking)}. Add it: alter table "
             f"{target.spec} {added}; or let the pipeline add it: evolve='add'.",
             column=lacking[0].name,
         )
-    return bool(lacking)
 
 
 def _reject(cursor: Cursor, pipeline: Pipeline, trial: Trial, rules: Sequence[RejectRule]) -> None:
     if not rules or not len(trial.rows):
         return
-    columns = pipeline.sink.staged_columns(pipeline.value.columns)
+    columns = [
+        *pipeline.sink.staged_columns(pipeline.value.columns),
+        *(column for column in LINEAGE if column.name in LINEAGE_NAMES),
+    ]
+    _check_rules(cursor, trial.rows.slice(0, 1), columns, rules)
     values = _values_by_place(trial.sample)
     refused: dict[tuple[str, int, int], str] = {}
     for start in range(0, len(trial.rows), _TOGETHER):
@@ -190,7 +187,7 @@ def _reject(cursor: Cursor, pipeline: Pipeline, trial: Trial, rules: Sequence[Re
     ]
 
 
-_PLACE: Final = ("kafka_topic", "kafka_partition", "kafka_offset")
+_PLACE: Final = LINEAGE_NAMES[:3]
 
 
 def _values_by_place(found: Sample) -> dict[tuple[str, int, int], bytes | None]:
@@ -201,6 +198,14 @@ def _values_by_place(found: Sample) -> dict[tuple[str, int, int], bytes | None]:
     }
 
 
+def _check_rules(
+    cursor: Cursor, row: pa.RecordBatch, columns: Sequence[Column], rules: Sequence[RejectRule]
+) -> None:
+    """Raise the error of a rule that is wrong whatever the row, such as a check of a column that does not exist."""
+    cursor.execute(sql.SQL("prepare exactbatch_try as {}").format(_query(row, columns, rules)))
+    cursor.execute("deallocate exactbatch_try")
+
+
 def _reasons(
     cursor: Cursor, rows: pa.RecordBatch, columns: Sequence[Column], rules: Sequence[RejectRule]
 ) -> list[tuple[int, str]]:
@@ -209,23 +214,54 @@ def _reasons(
     try:
         cursor.execute(_query(rows, columns, rules))
         found = [(row[0], row[1]) for row in cursor.fetchall()]
-    except psycopg2.DataError as error:
+    except psycopg2.Error as error:
+        if not is_of_a_value(error):
+            raise
         cursor.execute("rollback to savepoint rows")
-        if len(rows) == 1:
-            return [(0, str(error.diag.message_primary))]
-        # A rule that raises an error, such as a division by zero in a check: row by row.
+        if len(rows) == 1 and len(rules) == 1:
+            return [(0, _error_of(cursor, rows, columns, rules[0], str(error.diag.message_primary)))]
+        # A rule that raises an error, such as a division by zero in a check: row by row, and rule by rule.
+        parts = [[rule] for rule in rules] if len(rows) == 1 else [rules]
         return [
             (index, reason)
             for index in range(len(rows))
-            for _, reason in _reasons(cursor, rows.slice(index, 1), columns, rules)
+            for part in parts
+            for _, reason in _reasons(cursor, rows.slice(index, 1), columns, part)
         ]
     cursor.execute("release savepoint rows")
     return found
 
 
+def _error_of(
+    cursor: Cursor, row: pa.RecordBatch, columns: Sequence[Column], rule: RejectRule, message: str
+) -> str:
+    """Return the reason for a row with which a rule raises an error, as a batch gives it."""
+    found = None
+    if rule.column is not None:
+        cursor.execute(
+            sql.SQL("select left({}::text, {}) from {}").format(
+                sql.Identifier(rule.column), sql.Literal(VALUE_CHARACTERS), _relation(row, columns)
+            )
+        )
+        (found,) = cursor.fetchone()
+    return rule.start_of_error + message + ("" if found is None else f", found {found}")
+
+
 def _query(rows: pa.RecordBatch, columns: Sequence[Column], rules: Sequence[RejectRule]) -> sql.Composable:
     """Return a query for the indexes and reasons of rows that break a rule."""
-    arrays = [_python_values(rows.column(column.name)) for column in columns]
+    return sql.SQL("select {index}, case {cases} end from {staged} where {any}").format(
+        index=sql.Identifier(_INDEX),
+        cases=sql.SQL(" ").join(
+            sql.SQL("when {} then {}").format(rule.condition, rule.reason) for rule in rules
+        ),
+        staged=_relation(rows, columns),
+        any=sql.SQL(" or ").join(sql.SQL("({})").format(rule.condition) for rule in rules),
+    )
+
+
+def _relation(rows: pa.RecordBatch, columns: Sequence[Column]) -> sql.Composable:
+    """Return rows as a relation, each with its index."""
+    arrays = [as_text(rows.column(column.name)) for column in columns]
     tuples = [
         sql.SQL("({})").format(
             sql.SQL(", ").join(
@@ -240,23 +276,7 @@ def _query(rows: pa.RecordBatch, columns: Sequence[Column], rules: Sequence[Reje
         )
         for index, values in enumerate(zip(*arrays, strict=True))
     ]
-    return sql.SQL(
-        "select {index}, case {cases} end from (values {tuples}) staged ({names}) where {any}"
-    ).format(
-        index=sql.Identifier(_INDEX),
-        cases=sql.SQL(" ").join(
-            sql.SQL("when {} then {}").format(rule.condition, rule.reason) for rule in rules
-        ),
-        tuples=sql.SQL(", ").join(tuples),
-        names=sql.SQL(", ").join(map(sql.Identifier, [_INDEX, *(column.name for column in columns)])),
-        any=sql.SQL(" or ").join(sql.SQL("({})").format(rule.condition) for rule in rules),
+    return sql.SQL("(values {}) staged ({})").format(
+        sql.SQL(", ").join(tuples),
+        sql.SQL(", ").join(map(sql.Identifier, [_INDEX, *(column.name for column in columns)])),
     )
-
-
-def _python_values(column: pa.Array) -> list[Any]:
-    """Return values for literals; as text those times that Python cannot hold."""
-    try:
-        values: list[Any] = column.to_pylist()
-    except (OverflowError, ValueError):
-        values = column.cast(pa.string()).to_pylist()
-    return values

@@ -132,9 +132,10 @@ class Append(SinkDefaults):
         columns: Sequence[Column],
         *,
         batch_id: int,  # noqa: ARG002
+        evolve: Evolve | None = None,
     ) -> list[RejectRule]:
         """Return rules for staged rows that the target's types cannot hold."""
-        return reject_rules(self.lineage_table.casts(cursor, columns))
+        return reject_rules(self.lineage_table.casts(cursor, columns, evolve=evolve))
 
     def insert_staged(self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column]) -> int:
         """Insert staged rows; return how many rows arrived.

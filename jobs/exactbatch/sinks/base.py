@@ -306,8 +306,13 @@ class Sink(Protocol):
 
     # Between staging and publish.
 
-    def reject_rules(self, cursor: Cursor, columns: Sequence[Column], *, batch_id: int) -> list[RejectRule]:
-        """Return rules for staged rows that the tables cannot hold. Their records become rejects."""
+    def reject_rules(
+        self, cursor: Cursor, columns: Sequence[Column], *, batch_id: int, evolve: Evolve | None = None
+    ) -> list[RejectRule]:
+        """Return rules for staged rows that the tables cannot hold. Their records become rejects.
+
+        With `evolve`, the rules are those of a batch to come, without any that depend on what is loaded before it:
+        tables and columns that its prepare() would add count as it adds them."""
         ...
 
     def find_unknown(

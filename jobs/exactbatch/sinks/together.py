@@ -46,9 +46,11 @@ class AppendChanges(Append):
         """Create the target if it is missing, and otherwise check its columns. Raises TargetMismatch."""
         super().prepare(cursor, self.staged_columns(columns), evolve=evolve)
 
-    def reject_rules(self, cursor: Cursor, columns: Sequence[Column], *, batch_id: int) -> list[RejectRule]:
+    def reject_rules(
+        self, cursor: Cursor, columns: Sequence[Column], *, batch_id: int, evolve: Evolve | None = None
+    ) -> list[RejectRule]:
         """Return rules for staged changes that the target's types cannot hold."""
-        return super().reject_rules(cursor, self.staged_columns(columns), batch_id=batch_id)
+        return super().reject_rules(cursor, self.staged_columns(columns), batch_id=batch_id, evolve=evolve)
 
     def insert_staged(self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column]) -> int:
         """Insert staged changes; return how many arrived. Raises TargetMismatch."""
@@ -177,9 +179,15 @@ class Together(SinkDefaults):
         for part in self.parts:
             part.check_replay(cursor)
 
-    def reject_rules(self, cursor: Cursor, columns: Sequence[Column], *, batch_id: int) -> list[RejectRule]:
+    def reject_rules(
+        self, cursor: Cursor, columns: Sequence[Column], *, batch_id: int, evolve: Evolve | None = None
+    ) -> list[RejectRule]:
         """Return the rules of all parts: a value that one target cannot hold rejects the record for all."""
-        return [rule for part in self.parts for rule in part.reject_rules(cursor, columns, batch_id=batch_id)]
+        return [
+            rule
+            for part in self.parts
+            for rule in part.reject_rules(cursor, columns, batch_id=batch_id, evolve=evolve)
+        ]
 
     def check_staged(self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column]) -> None:
         """Raise TargetMismatch if a record gave several rows between which a part cannot decide."""

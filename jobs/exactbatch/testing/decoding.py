@@ -16,7 +16,7 @@ from exactbatch.settings import Settings
 from exactbatch.testing.given_records import GivenReads
 from exactbatch.testing.loaded import Reject
 from exactbatch.testing.record import Record
-from exactbatch.testing.staged import StagedRows
+from exactbatch.testing.staged import StagedRows, by_place
 
 _ATTEMPT: Final = 0
 TOPIC_ID: Final = UUID(int=1)
@@ -48,7 +48,7 @@ def decode(
         pipeline=pipeline,
         columns=pipeline.value.columns,
         rows=pa.Table.from_batches(batches, schema),
-        rejects=tuple(
+        rejects=by_place(
             reject for reader in readers for batch in reader.pending.take() for reject in _rejects(batch)
         ),
         tombstones=sum(reader.tombstones for reader in readers),

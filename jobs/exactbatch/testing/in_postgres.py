@@ -17,6 +17,7 @@ from exactbatch.columns import LINEAGE_NAMES, Column
 from exactbatch.errors import ConfigurationError, ExactbatchError
 from exactbatch.ledger import Ledger, apply_migrations
 from exactbatch.model import Plan, StoredOffset
+from exactbatch.postgres.arrow_values import as_text
 from exactbatch.postgres.connection import Cursor, clear_errors, connect
 from exactbatch.sinks import Append, Sink
 from exactbatch.sinks import StagedRows as AcceptedRows
@@ -24,7 +25,7 @@ from exactbatch.sinks.tables.lineage_table import LINEAGE
 from exactbatch.sinks.values.checks import check_expressions
 from exactbatch.testing.compared import sorted_by
 from exactbatch.testing.loaded import Loaded, Row
-from exactbatch.testing.staged import StagedRows, as_text
+from exactbatch.testing.staged import StagedRows
 from exactbatch.testing.targets import check_rejects
 
 _ATTEMPT: Final = 0

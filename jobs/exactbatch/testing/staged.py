@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -10,9 +9,9 @@ import pyarrow.compute as pc
 from exactbatch.columns import LINEAGE_NAMES, Column
 from exactbatch.offsets import OffsetRange, TopicPartition
 from exactbatch.pipeline import Pipeline
+from exactbatch.postgres.arrow_values import as_dicts
 from exactbatch.testing.given_records import as_bytes
 from exactbatch.testing.loaded import Loaded, Reject, Row
-from exactbatch.testing.moments import day_text, moment_text
 from exactbatch.testing.record import Record
 
 # Topic, partition and offset of a record.
@@ -68,9 +67,7 @@ class StagedRows:
 
     def as_dicts(self, *others: str) -> list[Row]:
         """Each row with the columns that the sink stages, and others of the lineage."""
-        names = [*(column.name for column in self.staged_columns), *others]
-        values = [python_values(self.rows.column(name)) for name in names]
-        return [dict(zip(names, row, strict=True)) for row in zip(*values, strict=True)]
+        return as_dicts(self.rows.select([*(column.name for column in self.staged_columns), *others]))
 
     def without(self, refused: Iterable[tuple[Place, str]]) -> "StagedRows":
         """Return what is staged without the rows of some records, which become rejects for the least of their
@@ -85,13 +82,18 @@ class StagedRows:
         return replace(
             self,
             rows=self.rows.filter(kept),
-            rejects=tuple(sorted(rejects, key=lambda each: (each.topic, each.partition, each.offset))),
+            rejects=by_place(rejects),
         )
 
     def _reject(self, place: Place, reason: str) -> Reject:
         topic, partition, offset = place
         record = self.records[topic, partition][offset]
         return Reject(topic, partition, offset, reason, as_bytes(record.value), as_bytes(record.key))
+
+
+def by_place(rejects: Iterable[Reject]) -> tuple[Reject, ...]:
+    """Return rejects by topic, partition and offset."""
+    return tuple(sorted(rejects, key=lambda each: (each.topic, each.partition, each.offset)))
 
 
 def in_order(rows: pa.Table) -> pa.Table:
@@ -101,32 +103,3 @@ def in_order(rows: pa.Table) -> pa.Table:
         sort_keys=[(name, "ascending") for name in (*LINEAGE_NAMES[:3], "exactbatch_row")],
     )
     return rows.take(order)
-
-
-def python_values(column: pa.ChunkedArray) -> list[Any]:
-    """Return the values; as text, as Postgres writes it, those dates and times that Python cannot hold."""
-    try:
-        return list(column.to_pylist())
-    except (OverflowError, ValueError):
-        texts = as_text(column)
-        return [_value(scalar, text) for scalar, text in zip(column, texts, strict=True)]
-
-
-def as_text(column: pa.ChunkedArray) -> list[Any]:
-    """Return dates and times as text, and other values as Python values."""
-    type_ = column.type
-    if pa.types.is_date32(type_):
-        return list(map(day_text, column.cast(pa.int32()).to_pylist()))
-    if pa.types.is_timestamp(type_):
-        offset = "" if type_.tz is None else "+00"
-        return [moment_text(time, offset=offset) for time in column.cast(pa.int64()).to_pylist()]
-    if pa.types.is_list(type_):
-        return [as_text(pa.chunked_array([each.values])) if each.is_valid else None for each in column]
-    return list(column.to_pylist())
-
-
-def _value(scalar: Any, text: Any) -> Any:
-    try:
-        return scalar.as_py()
-    except (OverflowError, ValueError):
-        return text

@@ -31,6 +31,7 @@ from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Connection, Cursor, transaction
 from exactbatch.settings import Settings
 from exactbatch.sinks import RejectRule, StagedRows
+from exactbatch.sinks.tables.target_definition import Evolve
 from exactbatch.sinks.values.checks import check_rules
 
 # The errors that the functions of a type may raise for a value.
@@ -41,8 +42,8 @@ _VALUE_ERRORS: Final = (
     psycopg2.NotSupportedError,
     psycopg2.ProgrammingError,
 )
+VALUE_CHARACTERS: Final = 200  # of a value that a reason repeats
 _FUNCTION: Final = sql.Identifier("pg_temp", "exactbatch_uncastable")
-_SHOWN: Final = 200  # characters of a value that a reason repeats
 _PAGE: Final = 50_000  # notes that the driver holds at a time
 DELETED_IS_NULL: Final = "column 'deleted' is null: a change is a delete (true) or not (false)"
 
@@ -125,10 +126,16 @@ def _rejected(
 
 
 def rules_of(
-    cursor: Cursor, pipeline: Pipeline, columns: Sequence[Column], batch_id: int
+    cursor: Cursor,
+    pipeline: Pipeline,
+    columns: Sequence[Column],
+    batch_id: int,
+    *,
+    evolve: Evolve | None = None,
 ) -> list[RejectRule]:
-    """Return rules for staged rows that the tables of the pipeline's sink cannot hold."""
-    rules = pipeline.sink.reject_rules(cursor, columns, batch_id=batch_id)
+    """Return rules for staged rows that the tables of the pipeline's sink cannot hold; with `evolve`, as
+    Sink.reject_rules() has it, for a batch to come."""
+    rules = pipeline.sink.reject_rules(cursor, columns, batch_id=batch_id, evolve=evolve)
     if pipeline.is_transformed and pipeline.sink.keeps_deletes:
         # Without a transform the decoder ensures this.
         rules += [
@@ -146,6 +153,11 @@ def rules_of(
         )
     keeps_deletes = pipeline.sink.keeps_deletes
     return [*rules, *check_rules(cursor, columns, pipeline.checks, keeps_deletes=keeps_deletes)]
+
+
+def is_of_a_value(error: psycopg2.Error) -> bool:
+    """True for an error that a value of a row may be the cause of, and not the server or the session."""
+    return isinstance(error, _VALUE_ERRORS) and not re.search(NOT_OF_A_VALUE, error.pgcode or "")
 
 
 def key_is_null(column: str) -> str:
@@ -166,8 +178,8 @@ def may_reject(
                 )
             )
             found = bool(cursor.fetchone()[0])
-        except _VALUE_ERRORS as error:
-            if re.search(NOT_OF_A_VALUE, error.pgcode or ""):
+        except psycopg2.Error as error:
+            if not is_of_a_value(error):
                 raise
             cursor.execute("rollback to savepoint uncastable")
             found = True
@@ -193,8 +205,8 @@ def note_uncastable(
     try:
         cursor.execute(_all_at_once(rules, tables, staged, limit))
         return int(cursor.rowcount)
-    except _VALUE_ERRORS as error:
-        if re.search(NOT_OF_A_VALUE, error.pgcode or ""):
+    except psycopg2.Error as error:
+        if not is_of_a_value(error):
             raise
         # A check of a domain, or a type of an extension, raises an error where Postgres's own types return false.
         cursor.execute("rollback to savepoint uncastable")
@@ -305,9 +317,9 @@ def _function(cursor: Cursor, rules: Sequence[RejectRule], tables: StagingTables
             reason=rule.reason,
             condition=rule.condition,
             server_errors=sql.Literal(NOT_OF_A_VALUE),
-            where=sql.Literal(rule.failed or ("" if rule.column is None else f"column {rule.column!r}: ")),
+            where=sql.Literal(rule.start_of_error),
             column=sql.SQL("null") if rule.column is None else sql.Identifier(rule.column),
-            shown=sql.Literal(_SHOWN),
+            shown=sql.Literal(VALUE_CHARACTERS),
         )
         for rule in rules
     )

@@ -243,7 +243,9 @@ class Aggregate(SinkDefaults):
         if self.finality is not None:
             self.finality.update_final(cursor, self._target)
 
-    def reject_rules(self, cursor: Cursor, columns: Sequence[Column], *, batch_id: int) -> list[RejectRule]:
+    def reject_rules(
+        self, cursor: Cursor, columns: Sequence[Column], *, batch_id: int, evolve: Evolve | None = None
+    ) -> list[RejectRule]:
         """Return rules for a batch's staged rows that do not fit.
 
         A row lacks the time of its event, holds text that its column's type does not accept, or, with
@@ -253,7 +255,7 @@ class Aggregate(SinkDefaults):
         rules = reject_rules(own_casts(cursor, [column for column in columns if column.name in used]))
         if self.window is not None:
             rules.append(self.window.reject_rule)
-        if self.finality is not None and self.on_late == "reject":
+        if self.finality is not None and self.on_late == "reject" and evolve is None:
             rules.append(self.finality.late_rule(batch_id))
         return rules
 

@@ -115,9 +115,11 @@ class LineageTable:
         """Raise TargetMismatch if deleting rows would change tables outside of `cascade` by foreign keys."""
         check_cascades(cursor, self.table, cascade)
 
-    def casts(self, cursor: Cursor, columns: Sequence[Column]) -> tuple[Cast, ...]:
-        """Return how staged columns become columns of the table."""
-        return self.table.casts(cursor, columns)
+    def casts(
+        self, cursor: Cursor, columns: Sequence[Column], *, evolve: Evolve | None = None
+    ) -> tuple[Cast, ...]:
+        """Return how staged columns become columns of the table, as TargetTable.casts() does."""
+        return self.table.casts(cursor, columns, evolve=evolve)
 
     def insert_staged(self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column]) -> int:
         """Insert staged rows with their lineage; return how many rows arrived.

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from psycopg2 import sql
 
@@ -12,7 +12,10 @@ from exactbatch.errors import ConfigurationError, TargetMismatch
 from exactbatch.postgres.catalog import Fact, read_facts, triggers_of
 from exactbatch.postgres.connection import Cursor
 from exactbatch.postgres.types import SQL_NAME, SQL_NAME_FROM, pg_types, refusal_of_null
-from exactbatch.sinks.values.cast import Cast
+from exactbatch.sinks.values.cast import Cast, own_casts
+
+if TYPE_CHECKING:
+    from exactbatch.sinks.tables.target_definition import Evolve
 
 _IDENTIFIER: Final = re.compile(r'"((?:[^"]|"")+)"|([a-z_][a-z0-9_$]*)')
 _TABLE_KINDS: Final = ("r", "p")  # pg_class.relkind: tables and partitioned tables
@@ -126,13 +129,22 @@ class TargetTable:
             )
         return {name: StoredColumn(*row) for _, name, *row in rows}
 
-    def casts(self, cursor: Cursor, columns: Sequence[Column]) -> tuple[Cast, ...]:
+    def casts(
+        self, cursor: Cursor, columns: Sequence[Column], *, evolve: "Evolve | None" = None
+    ) -> tuple[Cast, ...]:
         """Return how each staged column becomes a column of the table.
 
-        Casts that are made of the same columns later are equal to these unless a type has changed. Raises
-        TargetMismatch if a column is missing.
+        With `evolve`, columns that prepare_table() would create or add count as it creates them; of these, only those
+        that need a cast are returned. Casts that are made of the same columns later are equal to these unless a type
+        has changed. Raises TargetMismatch if a column is missing.
         """
-        return self.casts_into(cursor, columns, self.columns(cursor))
+        stored = self.columns(cursor)
+        if evolve is None or (stored and evolve == "refuse"):
+            return self.casts_into(cursor, columns, stored)
+        existing = self.casts_into(cursor, [each for each in columns if each.name in stored], stored)
+        created = own_casts(cursor, [each for each in columns if each.name not in stored])
+        casts = {cast.column.name: cast for cast in (*existing, *created)}
+        return tuple(casts[each.name] for each in columns if each.name in casts)
 
     def casts_into(
         self, cursor: Cursor, columns: Sequence[Column], stored: Mapping[str, StoredColumn]

@@ -248,11 +248,18 @@ class Upsert(SinkDefaults):
                 f"same columns, or give them different targets."
             )
 
-    def reject_rules(self, cursor: Cursor, columns: Sequence[Column], *, batch_id: int) -> list[RejectRule]:  # noqa: ARG002
+    def reject_rules(
+        self,
+        cursor: Cursor,
+        columns: Sequence[Column],
+        *,
+        batch_id: int,  # noqa: ARG002
+        evolve: Evolve | None = None,
+    ) -> list[RejectRule]:
         """Return rules for staged changes that the types of the changes or of the target cannot hold."""
         return [
-            *reject_rules(self.lineage_table.casts(cursor, self.staged_columns(columns))),
-            *reject_rules(self._target.casts(cursor, columns)),
+            *reject_rules(self.lineage_table.casts(cursor, self.staged_columns(columns), evolve=evolve)),
+            *reject_rules(self._target.casts(cursor, columns, evolve=evolve)),
             *self._unordered_rules,
         ]
 

@@ -108,9 +108,16 @@ class UpsertWithoutHistory(Upsert):
     def check_replay(self, cursor: Cursor) -> None:
         """Do nothing: a replay deletes no rows besides those that its records delete."""
 
-    def reject_rules(self, cursor: Cursor, columns: Sequence[Column], *, batch_id: int) -> list[RejectRule]:  # noqa: ARG002
+    def reject_rules(
+        self,
+        cursor: Cursor,
+        columns: Sequence[Column],
+        *,
+        batch_id: int,  # noqa: ARG002
+        evolve: Evolve | None = None,
+    ) -> list[RejectRule]:
         """Return rules for staged changes that the types of the target cannot hold."""
-        return reject_rules(self._target.casts(cursor, columns))
+        return reject_rules(self._target.casts(cursor, columns, evolve=evolve))
 
     def check_staged(self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column]) -> None:
         """Raise TargetMismatch if a staged record gives several changes of a key, and nothing orders them."""

@@ -47,6 +47,11 @@ class RejectRule:
     column: str | None = None
     failed: str | None = None
 
+    @property
+    def start_of_error(self) -> str:
+        """What precedes the message of an error."""
+        return self.failed or ("" if self.column is None else f"column {self.column!r}: ")
+
 
 @dataclass(frozen=True, slots=True)
 class Cast:
