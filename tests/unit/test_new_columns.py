@@ -393,7 +393,10 @@ def test_numbers_of_debezium_without_schemas_are_never_numeric():
 
 
 def test_objects_of_debezium_without_schemas_are_left_out():
-    rows = [{"id": 1, "at": {"x": 1}, "mixed": "a", "tags": ["a"]}, {"id": 2, "at": None, "mixed": 5, "tags": []}]
+    rows = [
+        {"id": 1, "at": {"x": 1}, "mixed": "a", "tags": ["a"]},
+        {"id": 2, "at": None, "mixed": 5, "tags": []},
+    ]
     proposal = proposed(*(change("c", None, row) for row in rows), keys=[b'{"id": 1}', b'{"id": 2}'])
     assert types_of(proposal) == {"id": "bigint", "tags": "text[]"}
     assert len(proposal.decoded.rows) == 2

@@ -79,7 +79,9 @@ def debezium_draft(
         columns = [column for column in found if not _is_object(column, images)]
         if len(columns) < len(found):
             names = ", ".join(repr(column.name) for column in found if column not in columns)
-            notes.append(f"left out, because a column takes objects and mixed values only with a schema: {names}")
+            notes.append(
+                f"left out, because a column takes objects and mixed values only with a schema: {names}"
+            )
         notes.append(
             "the events have no schema, so that the meaning of numbers follows from names and sizes: check the units "
             "of times (epoch) and decimals. With value.converter.schemas.enable=true, the connector says it itself"
