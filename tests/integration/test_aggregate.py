@@ -355,6 +355,24 @@ def test_window_is_final_once_every_partition_is_so_much_past_its_end(world, mak
     assert world.is_exact(pipeline)
 
 
+def test_revisions_stay_possible_once_the_topic_of_their_events_is_replaced(
+    world, make_topic, make_aggregate
+):
+    first, second = make_topic(), make_topic()
+    pipeline = make_aggregate(first, allowed_lateness="0 seconds")
+    for events in ([event("AA", "05:00", 1), event("AA", "07:00", 1)], [event("AA", "05:30", 1)]):
+        first.produce(*events)
+        world.run(pipeline)
+    assert finals(world, pipeline)[5] == (2, True, 1)
+    moved = replace(pipeline, topics=(second.name,))
+    with transaction(world.connection):
+        Ledger(world.connection).register(moved)
+    second.produce(event("AA", "01:00", 1))
+    world.run(moved)
+    assert finals(world, moved)[5] == (2, False, 1)
+    assert world.is_exact(moved)
+
+
 def test_final_goes_back_where_a_replay_takes_the_watermark_back(world, make_topic, make_aggregate):
     topic = make_topic()
     right = make_aggregate(topic, allowed_lateness="0 seconds")
@@ -499,6 +517,47 @@ def test_a_target_that_does_not_fit_is_refused(world, make_topic, make_aggregate
         world.execute(f"alter table {table} {way_out}")
     world.process(pipeline, batch_id)
     assert finals(world, pipeline) == {5: (1, False, 0)}
+
+
+@pytest.mark.parametrize("wider", ["numeric", "double precision", "bigint"])
+def test_a_target_with_wider_types_is_exact_with_a_trigger_too(world, make_topic, make_aggregate, wider):
+    topic = make_topic()
+    pipeline = make_aggregate(
+        topic,
+        group_by=("delay", Window("at", "1 hour", name="hour")),
+        aggregates={"flights": Count(), "total": Sum("delay")},
+    )
+    topic.produce(event("AA", "05:00", 1), event("AA", "05:10", 1), event("AA", "05:20", None))
+    table = pipeline.sink.table.as_string(world.connection)
+    world.execute(
+        f"create table {table} (delay {wider}, hour timestamptz, flights numeric, total numeric, "
+        f"unique nulls not distinct (delay, hour))"
+    )
+    world.run(pipeline)
+    assert world.is_exact(pipeline)
+    world.execute("create function noted() returns trigger language plpgsql as 'begin return null; end'")
+    world.execute(
+        f"create trigger noted after insert or update on {table} for each row execute function noted()"
+    )
+    topic.produce(event("AA", "05:30", 1), event("AA", "05:40", 2))
+    world.run(pipeline)
+    assert world.rows(f"select delay, flights, total from {table} order by 1") == [
+        (1, 3, 3),
+        (2, 1, 2),
+        (None, 1, None),
+    ]
+    assert world.is_exact(pipeline)
+
+
+def test_a_window_before_1970_begins_with_its_first_moment(world, make_topic, make_aggregate):
+    topic = make_topic()
+    topic.produce(event("AA", "1969-12-31 23:00:00Z", 1), event("AA", "0001-01-01 00:00:00Z", 2))
+    pipeline = make_aggregate(topic)
+    world.run(pipeline)
+    assert set(state(world, pipeline)) == {
+        ("AA", datetime(1969, 12, 31, 23, tzinfo=UTC)),
+        ("AA", datetime(1, 1, 1, tzinfo=UTC)),
+    }
 
 
 def test_auditor_finds_wrong_number_in_target_and_partial_results(world, make_topic, make_aggregate):

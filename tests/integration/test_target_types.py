@@ -289,6 +289,48 @@ def test_a_missing_target_gets_the_types_of_the_pipeline(world, produced, make_p
     assert world.is_exact(pipeline)
 
 
+@pytest.mark.parametrize(
+    ("declared", "stored", "good", "found", "bad"),
+    [
+        (
+            "real",
+            "integer",
+            [1e6, 2147483520.0, 0.0, -1e6],
+            [1000000, 2147483520, 0, -1000000],
+            [0.5, 2147483648.0],
+        ),
+        (
+            "double precision",
+            "bigint",
+            [1e15, 2.0**62, 5.0],
+            [10**15, 2**62, 5],
+            [1e15 + 0.5, 2.0**63, 1e300],
+        ),
+        (
+            "numeric(10,2)[]",
+            "integer[]",
+            [[5, 7, None], [], None],
+            [[5, 7, None], [], None],
+            [[5, 7.25], [2**31]],
+        ),
+        ("real[]", "smallint[]", [[1e4, 3]], [[10000, 3]], [[1e6], [0.5]]),
+    ],
+)
+def test_a_number_that_is_an_integer_is_one_however_it_is_written(
+    world, produced, make_pipeline, declared, stored, good, found, bad
+):
+    topic = produced(*({"x": each} for each in (*good, *bad)))
+    pipeline = make_pipeline(topic, value=Json(f"x {declared}"), max_rejects=len(bad))
+    world.execute(f"create table {target(pipeline)} (x {stored}, {LINEAGE})")
+    world.run(pipeline)
+    assert world.rows(f"select x from {target(pipeline)} order by kafka_offset") == [
+        (each,) for each in found
+    ]
+    refused = world.rows('select "offset" from exactbatch.rejected_record order by 1')
+    assert refused == [(offset,) for offset in range(len(good), len(good) + len(bad))]
+    assert world.is_exact(pipeline)
+
+
 @pytest.mark.parametrize("kind", ["append", "upsert"])
 def test_new_columns_are_added_where_the_pipeline_says_so(world, produced, make_pipeline, kind):
     topic = produced({"id": 1, "name": "a", "size": 7})

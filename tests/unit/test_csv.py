@@ -104,7 +104,7 @@ def test_types_are_read_strictly():
     for type_, written, there in (
         ("numeric(5,2)", b"1.25", Decimal("1.25")),
         ("numeric", b"123456789012345678901234567890.10", "123456789012345678901234567890.10"),
-        ("numeric", b" -.5e3 ", " -.5e3 "),
+        ("numeric", b" -.5e3\t ", "-.5e3"),
         ("bool", b"true", True),
         ("float8", b"1e3", 1000.0),
         ("date", b"2024-02-29", date(2024, 2, 29)),

@@ -118,7 +118,8 @@ class Csv:
         for column in self.columns:
             if column.type.startswith("numeric") and column.staged_type == "text":
                 with _named_errors(column):
-                    _check_numbers(rows.column(column.name))
+                    numbers = _numbers(rows.column(column.name))
+                rows = rows.set_column(rows.schema.get_field_index(column.name), column.name, numbers)
         return rows
 
     def _refuse_misread(self, text: "pa.StringArray", token: str) -> None:
@@ -215,9 +216,13 @@ def _named_errors(column: Column) -> Iterator[None]:
         raise ValueError(f"column {column.name!r}, {column.type}: {error}") from None
 
 
-def _check_numbers(text: "pa.StringArray") -> None:
-    """Raise ValueError for text that Postgres would read as a number and Arrow would not, such as NaN and 0x10."""
+def _numbers(text: "pa.StringArray") -> "pa.StringArray":
+    """Return numbers without the blanks around them, as Arrow reads those of other types.
+
+    Raises ValueError for text that Postgres would read as a number and Arrow would not, such as NaN and 0x10.
+    """
     import pyarrow.compute as pc
 
     if not pc.all(pc.match_substring_regex(text, _NUMBER), min_count=0).as_py():
         raise ValueError("expected a number, found something else")
+    return pc.utf8_trim(text, " \t")

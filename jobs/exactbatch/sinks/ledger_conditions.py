@@ -57,3 +57,11 @@ def has_committed_replay(target: str) -> sql.Composable:
         "exists (select from exactbatch.batch b join exactbatch.pipeline p "
         "on p.name = b.pipeline where b.kind = 'replay' and b.status = 'committed' and p.target = {})"
     ).format(sql.Literal(target))
+
+
+def has_topic_without(watermark: sql.Composable, target: str) -> sql.Composable:
+    """Return the condition that a pipeline with this target has processed a topic that the watermark's table lacks."""
+    return sql.SQL(
+        "exists (select from exactbatch.stored_offset o join exactbatch.pipeline p on p.name = o.pipeline "
+        "where p.target = {} and not exists (select from {} w where w.topic = o.topic))"
+    ).format(sql.Literal(target), watermark)

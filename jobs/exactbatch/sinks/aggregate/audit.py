@@ -14,7 +14,7 @@ from exactbatch.sinks.aggregate.functions import AggregateFunction, Sum
 from exactbatch.sinks.aggregate.window import Window
 from exactbatch.sinks.aggregate.window_finality import WindowFinality
 from exactbatch.sinks.base import Comparison
-from exactbatch.sinks.ledger_conditions import committed_batches, has_committed_replay
+from exactbatch.sinks.ledger_conditions import committed_batches, has_committed_replay, has_topic_without
 from exactbatch.sinks.tables.lineage_table import LINEAGE
 from exactbatch.sinks.tables.target import TargetTable
 from exactbatch.sinks.values.audited_casts import lost
@@ -60,8 +60,21 @@ def compare_with_partials(
         compared.append("final")
         names += own
         wrong.append(_impossible_revisions(target, finality))
-    expected = sql.SQL("select {groups}, {results}{lost} from {partials} group by {groups}").format(
+    # The groups in the types of the target, which may be wider: equal numbers of different types differ in their hash.
+    expected = sql.SQL(
+        "select {as_stored}{lost_too} from (select {groups}, {results}{lost} from {partials} group by {groups}) merged"
+    ).format(
         groups=column_list(group_columns),
+        as_stored=sql.SQL(", ").join(
+            [
+                *(
+                    sql.SQL("{0}::{1} as {0}").format(sql.Identifier(name), sql.SQL(types[name]))
+                    for name in group_columns
+                ),
+                *map(sql.Identifier, results),
+            ]
+        ),
+        lost_too=sql.SQL(", {}").format(_LOST) if losses else sql.SQL(""),
         lost=sql.SQL(", {} as {}").format(sql.SQL(" or ").join(losses), _LOST) if losses else sql.SQL(""),
         results=sql.SQL(", ").join(
             sql.SQL("({})::{} as {}").format(value, sql.SQL(types[name]), sql.Identifier(name))
@@ -146,14 +159,15 @@ def _is_final(finality: WindowFinality) -> sql.Composable:
 def _impossible_revisions(target: TargetTable, finality: WindowFinality) -> sql.Composable:
     """The condition that no history can have given a row t its `revisions`.
 
-    A batch revises a window at most once, and none can before another has moved the watermark. Without a replay
-    the watermark never moves back: a window beyond every event time was never final.
+    A batch revises a window at most once, and none can before another has moved the watermark. Without a replay or a
+    topic that was removed, the watermark never moves back: a window beyond every event time was never final.
     """
     return sql.SQL(
         "t.revisions is null or t.revisions < 0 or t.revisions > greatest(0, {committed} - 1) "
-        "or t.revisions > 0 and not {replayed} "
+        "or t.revisions > 0 and not {replayed} and not {forgotten} "
         "and t.{start} + {length} + {wait} > (select max(event_time) from {watermark})"
     ).format(
+        forgotten=has_topic_without(finality.watermark.identifier, target.spec),
         committed=committed_batches(target.spec),
         replayed=has_committed_replay(target.spec),
         **_parts(finality),

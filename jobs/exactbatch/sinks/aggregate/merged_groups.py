@@ -148,20 +148,24 @@ class MergedGroups:
 
     def _check_written(self, cursor: Cursor, results: Sequence[Column], triggers: str) -> None:
         """Check that the affected groups' rows are as they were computed: a trigger may alter or drop them."""
+        casts = self.target.casts(cursor, results)
+        names = [cast.column.name for cast in casts]
         cursor.execute(
             sql.SQL(
                 "select count(*) filter (where t.tableoid is null) as missing, count(*) as differing "
-                "from {merged} m left join {target} t on {same} "
+                "from (select {as_stored} from {merged}) m left join {target} t on {same} "
                 "where t.tableoid is null or record_image_ne(row({stored}), row({computed}))"
             ).format(
+                # In the types of the target, which may be wider.
+                as_stored=sql.SQL(", ").join(
+                    sql.SQL("{0}::{1} as {0}").format(sql.Identifier(cast.column.name), sql.SQL(cast.type))
+                    for cast in casts
+                ),
                 merged=MERGED,
                 target=self.target.identifier,
                 same=same_group(self.partials.group_columns, "t", "m"),
-                stored=column_list([column.name for column in results], of="t"),
-                computed=sql.SQL(", ").join(
-                    sql.SQL("{}::{}").format(sql.Identifier("m", column.name), sql.SQL(column.type))
-                    for column in results
-                ),
+                stored=column_list(names, of="t"),
+                computed=column_list(names, of="m"),
             )
         )
         missing, differing = cursor.fetchone()

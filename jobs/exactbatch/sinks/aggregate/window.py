@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 from psycopg2 import sql
@@ -24,6 +24,7 @@ _UNITS: Final = {
 _DURATION: Final = re.compile(rf"(\d+) ({'|'.join(_UNITS)})s?")
 _LONGEST: Final = timedelta(days=365_000)
 # Postgres can hold the start and the end of the window of any time between these.
+_BEFORE_1970: Final = datetime(1970, 1, 1) - datetime(1, 1, 1)
 _FIRST_TIME, _END_OF_TIMES = "0001-01-01 00:00:00+00", "10000-01-01 00:00:00+00"
 
 
@@ -88,8 +89,11 @@ class Window:
     @property
     def of_row(self) -> sql.Composable:
         """The start of a staged row's window; only for an event time that satisfies `fits`."""
-        return sql.SQL("date_bin({}, {}, timestamptz '1970-01-01 00:00:00+00')").format(
-            sql.Literal(self.length), self.time
+        # Counted from a time before all others: Postgres 16.0 to 16.2 put a time before the origin, at the start of a
+        # window, into the window before.
+        before = self.length * -(-_BEFORE_1970 // self.length)
+        return sql.SQL("date_bin({}, {}, (timestamp '1970-01-01' - {}) at time zone 'UTC')").format(
+            sql.Literal(self.length), self.time, sql.Literal(before)
         )
 
     @property

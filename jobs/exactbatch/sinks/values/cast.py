@@ -28,6 +28,8 @@ _STAGED: Final = {
     "timestamp without time zone": "timestamp",
     "timestamp with time zone": "timestamptz",
 }
+# Numbers of these types can look like no integer although they are one.
+_FRACTIONS: Final = {"numeric", "float4", "float8"}
 # For these types the length alone decides what is valid input.
 _LIMITED_BY_LENGTH: Final = {"varchar", "bpchar"}
 _DECIMAL: Final = re.compile(r"numeric\(\d+,\d+\)")
@@ -161,9 +163,24 @@ class Cast:
     def _text(self, value: sql.Composable) -> sql.Composable:
         """Return a staged value as the text that Postgres would read for the target."""
         leaf = self.target.leaf
-        if self._staged == "numeric" and leaf.name in INTEGERS:
-            return sql.SQL("trim_scale({})::text").format(value)  # 5.00 is an integer
-        return sql.SQL("{}::text").format(value)
+        if self.column.element is not None and leaf.kind == "array":
+            leaf = leaf.parts[0].leaf
+        if leaf.name not in INTEGERS or self._staged not in _FRACTIONS:
+            return sql.SQL("{}::text").format(value)
+        if self.column.element is None:
+            return sql.SQL("{}::text").format(self._without_fraction(value))
+        return sql.SQL(
+            "(select coalesce(array_agg({} order by number), '{{}}') from unnest({}) with ordinality e "
+            "(value, number))::text"
+        ).format(self._without_fraction(sql.Identifier("e", "value")), value)
+
+    def _without_fraction(self, number: sql.Composable) -> sql.Composable:
+        """Return a number as a numeric that looks like an integer if it is one: 5.00 and 1e+06 do not."""
+        # A real becomes a numeric of six digits: as a double precision, it keeps all of them.
+        exact = (
+            number if self._staged == "numeric" else sql.SQL("{}::double precision::numeric").format(number)
+        )
+        return sql.SQL("trim_scale({})").format(exact)
 
     @property
     def _staged(self) -> str:
