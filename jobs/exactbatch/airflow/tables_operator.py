@@ -19,12 +19,12 @@ class ProcessTablesOperator(SubmitOperator):
     """Run process_tables.py for the planned batches of many tables.
 
     Batches that are done already are left out: a retry processes what is left. The task fails at its end if any member
-    failed, here or when it was planned.
+    failed.
     """
 
     template_fields = (
         *SubmitOperator.template_fields,
-        *("batches", "failed"),
+        "batches",
         # Airflow stores these with the DAG, for the operator's page, which does not import the pipelines.
         *("kafka_conn_id", "postgres_conn_id", "spark_history", "tables"),
     )
@@ -35,7 +35,6 @@ class ProcessTablesOperator(SubmitOperator):
         connections: Connections,
         tables: str,
         batches: str,
-        failed: str = "",
         **kwargs: Any,
     ) -> None:
         super().__init__(
@@ -46,7 +45,6 @@ class ProcessTablesOperator(SubmitOperator):
         self.spark_history = connections.spark_history
         self.tables = tables
         self.batches = batches
-        self.failed = failed
 
     def execute(self, context: Any) -> None:
         """Submit the job for the batches that are left, and wait for it.
@@ -69,11 +67,6 @@ class ProcessTablesOperator(SubmitOperator):
                     self.log.info("%s: %s", name, done)
         if left:
             self._submit(context, left, {**search_path(self.tables), **settings.as_environment()})
-        if self.failed:
-            raise AirflowFailException(
-                f"all planned batches are committed, but tables of {tables.name!r} could not be planned: "
-                f"{self.failed}. The next run plans them again."
-            )
 
     def _submit(self, context: Any, left: list[list[Any]], variables: dict[str, str]) -> None:
         self.application_args = ["--tables", self.tables, "--batches", json.dumps(left)]
