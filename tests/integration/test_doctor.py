@@ -19,8 +19,10 @@ from typer.testing import CliRunner
 
 from exactbatch import Append, Json, Pipeline, ToTopic
 from exactbatch.cli.app import app
+from exactbatch.errors import ConfigurationError
 from exactbatch.ledger import Ledger
-from exactbatch.operations.doctor import finding
+from exactbatch.operations import lag
+from exactbatch.operations.doctor import examine, finding
 from exactbatch.operations.doctor.finding import Finding, run_check
 from exactbatch.postgres.connection import transaction
 from support.roles import ROLES
@@ -340,6 +342,45 @@ def test_retention_is_overdue(doctor, make_pipeline, make_topic):
     topic.produce(record(2))
     found = of(doctor(make_pipeline(topic)), "retention")
     assert (found["level"], "at any time" in found["found"]) == ("problem", True)
+
+
+def test_a_pipeline_whose_log_cannot_be_read_concerns_no_other(doctor, make_pipeline, make_topic):
+    unread, near = make_topic(), make_topic(retention_ms=str(70 * 60_000))
+    near.produce(record(1), timestamp=an_hour_ago())
+
+    def lag_of(broker, definition, stored):
+        if definition.name == unread.name:
+            raise ConfigurationError("an ACL denies reading. Grant Read.")
+        return lag.lag_of(broker, definition, stored)
+
+    doctor.patch.setattr(examine, "lag_of", lag_of)
+    findings = doctor(make_pipeline(unread), make_pipeline(near))
+    assert of(findings, "topics")["found"] == f"pipeline {unread.name!r}: an ACL denies reading."
+    retention = [each["found"] for each in findings if each["check"] == "retention"]
+    assert retention[0].startswith(f"pipeline {near.name!r}")
+    assert retention[1:] == [f"not checked for {unread.name}: it needs the topics"]
+    for check in ("freshness", "open transactions"):
+        (found,) = [each["found"] for each in findings if each["check"] == check]
+        assert found == f"not checked for {unread.name}: it needs the topics"
+
+
+def test_pipelines_that_are_left_at_the_deadline_are_not_ok(doctor, make_pipeline, make_topic):
+    first, second = sorted((make_topic(), make_topic()), key=lambda each: each.name)
+    end = threading.Event()
+
+    def lag_of(broker, definition, stored):
+        if definition.name == second.name:
+            end.wait(60)
+        return lag.lag_of(broker, definition, stored)
+
+    doctor.patch.setattr(examine, "lag_of", lag_of)
+    doctor.patch.setattr(examine, "DEADLINE", 5.0)
+    findings = doctor(make_pipeline(first), make_pipeline(second))
+    end.set()
+    assert of(findings, "topics")["found"] == "no answer within 5 s"
+    for check in ("retention", "freshness", "open transactions"):
+        (found,) = [each["found"] for each in findings if each["check"] == check]
+        assert found == f"not checked for {second.name}: it needs the topics"
 
 
 def test_a_transaction_stays_open(doctor, make_pipeline, make_topic):
