@@ -1,6 +1,7 @@
 """The DAG of many tables: its shape, and what its operator hands to spark-submit."""
 
 import json
+import subprocess
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -83,12 +84,12 @@ class Launches:
             _connection={"deploy_mode": None}, _submit_sp=SimpleNamespace(returncode=returncode)
         )
 
-    def execute(self) -> None:
+    def execute(self, batches: str = BATCHES) -> None:
         operator = module.ProcessTablesOperator(
             task_id="process_batch",
             connections=Connections(),
             tables="pipelines.shop_of_test:shop",
-            batches=BATCHES,
+            batches=batches,
         )
         operator._get_hook = lambda: self.hook  # type: ignore[method-assign]
         operator.execute({"ti": TI})
@@ -101,6 +102,22 @@ def test_only_batches_that_are_left_are_submitted(monkeypatch):
     assert launches.launched == [
         ["--tables", "pipelines.shop_of_test:shop", "--batches", json.dumps([["s.b", 2, str(PLANS[1])]])]
     ]
+
+
+def test_thousands_of_tables_start(monkeypatch):
+    launches = Launches(monkeypatch, {})
+    planned = [[f"shop.public.{n:0237}", n, str(UUID(int=n))] for n in range(5000)]  # Kafka's longest names
+
+    def start(operator: Any, _: Any) -> None:
+        script = "import json, process_tables; print(json.dumps(process_tables.parse_arguments().batches))"
+        command = [sys.executable, "-c", script, *operator.application_args]
+        started = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+        launches.launched.append(started)
+
+    monkeypatch.setattr(module, "done_already", lambda *_, **__: None)
+    monkeypatch.setattr(SparkSubmitOperator, "execute", start)
+    launches.execute(json.dumps(planned))
+    assert launches.launched == [planned]
 
 
 def test_nothing_is_submitted_if_nothing_is_left(monkeypatch):

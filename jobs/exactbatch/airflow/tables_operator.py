@@ -2,7 +2,7 @@
 
 import json
 import os
-from typing import Any
+from typing import Any, Final
 
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
@@ -13,6 +13,9 @@ from exactbatch.airflow.launch import done_already
 from exactbatch.airflow.submit import APPLICATIONS, SubmitOperator, search_path
 from exactbatch.class_archive import with_archive
 from exactbatch.errors.exit_status import TERMINAL
+
+# A batch takes up to 320 bytes, and Linux allows 128 KiB for one argument of a process.
+_IN_ONE_ARGUMENT: Final = 100
 
 
 class ProcessTablesOperator(SubmitOperator):
@@ -69,7 +72,9 @@ class ProcessTablesOperator(SubmitOperator):
             self._submit(context, left, {**search_path(self.tables), **settings.as_environment()})
 
     def _submit(self, context: Any, left: list[list[Any]], variables: dict[str, str]) -> None:
-        self.application_args = ["--tables", self.tables, "--batches", json.dumps(left)]
+        self.application_args = ["--tables", self.tables]
+        for first in range(0, len(left), _IN_ONE_ARGUMENT):
+            self.application_args += ["--batches", json.dumps(left[first : first + _IN_ONE_ARGUMENT])]
         hook = self.checked_hook()
         try:
             self.submit(context, {**with_archive(os.environ), **variables})
