@@ -23,12 +23,23 @@ from exactbatch.settings import Settings
 from exactbatch.tables import Tables, tables_failed
 
 
-def main() -> int:
-    """Process the batches; log how each ended; return the exit status."""
+def parse_arguments() -> argparse.Namespace:
+    """Return the arguments of this process: `tables`, and `batches` as one list."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tables", required=True, metavar="MODULE:NAME")
-    parser.add_argument("--batches", required=True, help="a JSON list of [topic, batch ID, plan ID]")
-    arguments = parser.parse_args()
+    parser.add_argument(
+        "--batches",
+        required=True,
+        action="extend",
+        type=json.loads,
+        help="a JSON list of [topic, batch ID, plan ID]. Repeatable: Linux limits the length of one argument",
+    )
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Process the batches; log how each ended; return the exit status."""
+    arguments = parse_arguments()
     # Other libraries log every closed connection at INFO (py4j with a traceback).
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     for handler in logging.getLogger().handlers:
@@ -39,7 +50,7 @@ def main() -> int:
     try:
         with translate_all_errors():
             tables = load_tables(arguments.tables)
-            batches = [_batch(tables, *each) for each in json.loads(arguments.batches)]
+            batches = [_batch(tables, *each) for each in arguments.batches]
             settings = Settings.from_environment()
             with spark_session(tables) as spark:
                 outcomes = process_tables(DriverEngine(spark), batches, settings, at_a_time=tables.at_a_time)

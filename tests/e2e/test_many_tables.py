@@ -87,13 +87,17 @@ def test_one_event_announces_all_tables(airflow, killed_run):
     assert sum(each["rows"] for each in extra["batches"]) == 30
 
 
-def test_a_bad_table_fails_the_task_and_no_other_table(airflow, killed_run, settings):
+def test_a_bad_table_fails_the_run_in_which_the_others_are_announced(airflow, killed_run, settings):
     for member in MEMBERS:
         _send(settings, member, range(10, 12))
     send(settings.kafka, "shop.public.lines", [b"bad"])
     run_id = airflow.trigger("shop")
     assert airflow.wait_for_run("shop", run_id) == "failed"
-    assert airflow.task_states("shop", run_id)["process_batch"] == ("failed", 1)
+    states = airflow.task_states("shop", run_id)
+    assert states["process_batch"] == ("failed", 1)
+    assert (states["report_batch"][0], states["check_tables"][0]) == ("success", "upstream_failed")
+    extra = airflow.request("GET", "/assets/events?order_by=-timestamp")["asset_events"][0]["extra"]
+    assert [each["pipeline"] for each in extra["batches"]] == ["shop.customers", "shop.orders"]
     log = _log(airflow, run_id, "process_batch")
     assert (
         "TablesFailed: 1 of 3 tables of 'shop' failed; the others are done: shop.lines: TooManyRejects" in log

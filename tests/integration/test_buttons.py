@@ -655,5 +655,5 @@ def test_the_gauges_of_the_ledger_are_sent_if_kafka_does_not_answer(buttons, sta
 
     monkeypatch.setattr(KafkaBroker, "partitions", unavailable)
     with pytest.raises(KafkaUnavailable):  # Airflow logs an error of a callback
-        metrics.send_gauges(buttons.pipeline.name, Connections())
+        metrics.send_gauges([buttons.pipeline.name], Connections())
     assert set(untagged(statsd, buttons)) == {"last_commit_age"}

@@ -6,6 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from exactbatch import Append, Json, Pipeline
+from exactbatch.cli import coverage as command
 from exactbatch.cli.app import app
 from exactbatch.cli.console import out
 from exactbatch.postgres.connection import transaction
@@ -66,8 +67,24 @@ def test_a_gap_is_found_and_has_its_exit_status(coverage, connection):
             "delete from exactbatch.coverage where partition = 1 and lower(offsets) = %s", (7 * SIZE,)
         )
     shown = coverage("--gaps", status=3)
-    assert f"gap in partition 1: {7 * SIZE} to {8 * SIZE}" in shown
+    assert f"gap in story[1]: {7 * SIZE} to {8 * SIZE}" in shown
     assert strip_of(shown, 1)[7] == "!"
+    (gap,) = json.loads(coverage("--gaps", "--json", status=3))["gaps"]
+    assert (gap["topic"], gap["partition"], gap["from_offset"]) == ("story", 1, 7 * SIZE)
+
+
+def test_gaps_are_found_in_partitions_that_are_not_shown(coverage, connection, monkeypatch):
+    monkeypatch.setattr(command, "_MOST", 1)
+    with transaction(connection) as cursor:
+        cursor.execute("set local session_replication_role = replica")
+        cursor.execute(
+            "delete from exactbatch.coverage where partition = 2 and lower(offsets) = %s", (7 * SIZE,)
+        )
+    shown = coverage("--gaps", status=3)
+    assert f"gap in story[2]: {7 * SIZE} to {8 * SIZE}" in shown
+    assert "story[1]" not in shown
+    assert "2 more partitions: name them" in shown
+    assert "no gap" in coverage("--gaps", "--partition", "story:0")
 
 
 def test_json_has_the_segments(coverage):

@@ -11,6 +11,7 @@ from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from types import ModuleType
 from typing import Any
+from urllib.parse import quote, unquote, urlsplit
 
 import psycopg2
 import pytest
@@ -19,8 +20,10 @@ from typer.testing import CliRunner
 
 from exactbatch import Append, Json, Pipeline, ToTopic
 from exactbatch.cli.app import app
+from exactbatch.errors import ConfigurationError
 from exactbatch.ledger import Ledger
-from exactbatch.operations.doctor import finding
+from exactbatch.operations import lag
+from exactbatch.operations.doctor import examine, finding
 from exactbatch.operations.doctor.finding import Finding, run_check
 from exactbatch.postgres.connection import transaction
 from support.roles import ROLES
@@ -342,6 +345,45 @@ def test_retention_is_overdue(doctor, make_pipeline, make_topic):
     assert (found["level"], "at any time" in found["found"]) == ("problem", True)
 
 
+def test_a_pipeline_whose_log_cannot_be_read_concerns_no_other(doctor, make_pipeline, make_topic):
+    unread, near = make_topic(), make_topic(retention_ms=str(70 * 60_000))
+    near.produce(record(1), timestamp=an_hour_ago())
+
+    def lag_of(broker, definition, stored):
+        if definition.name == unread.name:
+            raise ConfigurationError("an ACL denies reading. Grant Read.")
+        return lag.lag_of(broker, definition, stored)
+
+    doctor.patch.setattr(examine, "lag_of", lag_of)
+    findings = doctor(make_pipeline(unread), make_pipeline(near))
+    assert of(findings, "topics")["found"] == f"pipeline {unread.name!r}: an ACL denies reading."
+    retention = [each["found"] for each in findings if each["check"] == "retention"]
+    assert retention[0].startswith(f"pipeline {near.name!r}")
+    assert retention[1:] == [f"not checked for {unread.name}: it needs the topics"]
+    for check in ("freshness", "open transactions"):
+        (found,) = [each["found"] for each in findings if each["check"] == check]
+        assert found == f"not checked for {unread.name}: it needs the topics"
+
+
+def test_pipelines_that_are_left_at_the_deadline_are_not_ok(doctor, make_pipeline, make_topic):
+    first, second = sorted((make_topic(), make_topic()), key=lambda each: each.name)
+    end = threading.Event()
+
+    def lag_of(broker, definition, stored):
+        if definition.name == second.name:
+            end.wait(60)
+        return lag.lag_of(broker, definition, stored)
+
+    doctor.patch.setattr(examine, "lag_of", lag_of)
+    doctor.patch.setattr(examine, "DEADLINE", 5.0)
+    findings = doctor(make_pipeline(first), make_pipeline(second))
+    end.set()
+    assert of(findings, "topics")["found"] == "no answer within 5 s"
+    for check in ("retention", "freshness", "open transactions"):
+        (found,) = [each["found"] for each in findings if each["check"] == check]
+        assert found == f"not checked for {second.name}: it needs the topics"
+
+
 def test_a_transaction_stays_open(doctor, make_pipeline, make_topic):
     topic = make_topic()
     hanging = topic.transaction(record(1), record(2), end="never")
@@ -380,22 +422,26 @@ def test_a_topic_of_results_is_missing_or_compacted_and_results_wait(
 
 @contextmanager
 def airflow(pools):
-    """Answer the two requests of Airflow's REST API that the check sends."""
+    """Answer the two requests of Airflow's REST API that the check sends, below the path /Air."""
 
     class Api(BaseHTTPRequestHandler):
-        def _send(self, content: Any) -> None:
+        def _send(self, content: Any, status: int = 200) -> None:
             body = json.dumps(content).encode()
-            self.send_response(200)
+            self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
 
         def do_POST(self) -> None:
+            assert self.path == "/Air/auth/token"
             self._send({"access_token": "token"})
 
         def do_GET(self) -> None:
-            self._send({"pools": [{"name": name, "slots": slots} for name, slots in pools.items()]})
+            folder, _, name = self.path.rpartition("/")
+            assert folder == "/Air/api/v2/pools"
+            slots = pools.get(unquote(name))
+            self._send({"name": name, "slots": slots}, 404 if slots is None else 200)
 
         def log_message(self, *_: Any) -> None:
             pass
@@ -403,17 +449,21 @@ def airflow(pools):
     server = HTTPServer(("127.0.0.1", 0), Api)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        yield f"http://user:pass@127.0.0.1:{server.server_port}"
+        yield f"http://user:pass@{quote('http://127.0.0.1/Air', safe='')}:{server.server_port}"
     finally:
         server.shutdown()
         server.server_close()
 
 
 def test_a_pool_is_missing_or_has_no_slots(doctor, pipeline):
-    with airflow({"default_pool": 128, "empty": 0}) as uri:
+    with airflow({"default_pool": 128, "empty": 0, "my/pool": 1}) as uri:
         doctor.patch.setenv("AIRFLOW_CONN_API", uri)
-        options = ("--airflow", "api", "--pool", "empty", "--pool", "replays")
+        options = ("--airflow", "api", "--pool", "empty", "--pool", "replays", "--pool", "my/pool")
         findings = [each for each in doctor(pipeline, options=options) if each["check"] == "Airflow's pools"]
+        as_json = {"host": "http://127.0.0.1/Air", "port": urlsplit(uri).port, "login": "user"}
+        doctor.patch.setenv("AIRFLOW_CONN_API", json.dumps(as_json))
+        found = [each for each in doctor(pipeline, options=options) if each["check"] == "Airflow's pools"]
+        assert found == findings
     assert [each["found"].partition(",")[0] for each in findings] == [
         "the pool 'empty' has no slots",
         "Airflow has no pool 'replays'",

@@ -258,6 +258,7 @@ def test_status_and_report_read_a_bounded_part_of_the_history(bounded, history, 
         with transaction(connection) as cursor:
             check_results_exist(cursor, ledger, history.pipeline, batch)
             ledger.batches_of_plans(history.pipeline, [newest.plan_id])
+            ledger.unannounced_of_plans([newest.plan_id])
             ledger.announce([newest.plan_id])
 
 

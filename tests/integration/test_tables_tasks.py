@@ -9,9 +9,11 @@ import pytest
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk import BaseHook
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
+from airflow.sdk.observability import stats
+from airflow.sdk.observability.metrics import stats_utils
 
 from exactbatch import Tables
-from exactbatch.airflow import Connections, tables_dag
+from exactbatch.airflow import Connections, tables_dag, tables_tasks
 from exactbatch.airflow.tables_operator import ProcessTablesOperator
 from exactbatch.audit.audit import audit
 from exactbatch.batch.engines.driver_engine import DriverEngine
@@ -21,6 +23,7 @@ from exactbatch.ledger import Ledger
 from exactbatch.postgres.connection import transaction
 from support.airflow_runs import Events, Run
 from support.shop import Shop
+from support.statsd_listener import listening
 
 NAMES = ("customers", "event", "orders")
 MODULE = "pipelines.shop_of_tasks"  # of a package that the search path has
@@ -44,7 +47,6 @@ class Tasks:
             connections=Connections(),
             tables=f"{MODULE}:shop",
             batches=run.xcoms.get("batches", ""),
-            failed=run.xcoms.get("failed", ""),
         )
         hook = SimpleNamespace(_connection={"deploy_mode": None}, _submit_sp=None)
         operator._get_hook = lambda: hook  # type: ignore[method-assign]
@@ -74,6 +76,14 @@ class Tasks:
         for callback in report.on_success_callback:  # Airflow calls them once it has the event
             callback({"ti": run})
         return events.extra
+
+    def check(self, run: Run) -> None:
+        given = run.xcoms.get("batches", ""), run.xcoms.get("failed", "")
+        self.tasks["check_tables"].python_callable(*given)
+
+    def announced(self, run: Run) -> list[str]:
+        """Return the tables whose batches the report announces."""
+        return [each["pipeline"].removeprefix(self.tables.prefix) for each in self.report(run)["batches"]]
 
 
 @pytest.fixture
@@ -106,12 +116,8 @@ def test_a_run_plans_processes_and_announces_all_tables(world, shop, make_tasks)
     run = Run("first")
     assert tasks.plan(run) == "process_batch"
     tasks.process(run)
-    event = tasks.report(run)
-    assert [each["pipeline"].removeprefix(shop.prefix) for each in event["batches"]] == [
-        ".customers",
-        ".event",
-        ".orders",
-    ]
+    assert tasks.announced(run) == ["customers", "event", "orders"]
+    tasks.check(run)
     assert world.rows("select count(*) from exactbatch.batch where announced_at is null") == [(0,)]
     with pytest.raises(AirflowSkipException, match="nothing new"):
         tasks.plan(Run("second"))
@@ -130,7 +136,68 @@ def test_a_bad_table_fails_the_task_and_its_next_try_submits_only_this_one(world
     assert tasks.submitted == [["customers", "event", "orders"], ["orders"]]
 
 
-def test_a_table_that_is_gone_fails_the_task_after_the_others(world, shop, make_tasks, admin):
+def test_what_is_committed_is_announced_once_although_a_table_fails(world, shop, make_tasks):
+    shop.produce_bytes("orders", b"bad")
+    tasks = make_tasks(shop.tables())
+    run = Run("first")
+    tasks.plan(run)
+    with pytest.raises(AirflowFailException):
+        tasks.process(run)
+    assert tasks.announced(run) == ["customers", "event"]
+    with pytest.raises(AirflowSkipException, match="nothing is committed that was not announced before"):
+        tasks.report(run)
+    # Somebody marks process_batch as success.
+    with pytest.raises(AirflowFailException, match="is planned, not committed"):
+        tasks.check(run)
+    # Somebody allows rejects, and clears process_batch with its downstream tasks.
+    tasks.tables = sys.modules[MODULE].shop = shop.tables(max_rejects=1)  # type: ignore[attr-defined]
+    tasks.process(run)
+    assert tasks.announced(run) == ["orders"]
+    tasks.check(run)
+    assert world.rows("select count(*) from exactbatch.batch where announced_at is null") == [(0,)]
+
+
+@pytest.mark.parametrize("xcoms", [{}, {"missed": "[]", "failed": ""}], ids=["skipped", "failed late"])
+def test_nothing_is_announced_without_a_plan(shop, make_tasks, xcoms):
+    tasks = make_tasks(shop.tables())
+    with pytest.raises(AirflowSkipException, match="plan_batch has left no batches"):
+        tasks.report(Run("first", xcoms=xcoms))
+    with pytest.raises(AirflowFailException, match="plan_batch has left no batches"):
+        tasks.check(Run("first", xcoms=xcoms))
+
+
+def test_every_plan_sends_the_gauges_of_all_tables(shop, make_tasks, monkeypatch, admin):
+    with listening() as listener:
+        for name, value in listener.environment().items():
+            monkeypatch.setenv(name, value)
+        stats.initialize(factory=stats_utils.get_stats_factory(), export_legacy_names=True)
+
+        def lags(run: Run, callback: str) -> list[str]:
+            for each in getattr(tasks.tasks["plan_batch"], callback):
+                each({"ti": run})
+            sent = [name for name, _ in listener.take() if name.endswith(".lag") and shop.prefix in name]
+            return sorted(name.split("__")[1].removesuffix(".lag") for name in sent)
+
+        tasks = make_tasks(shop.tables([*NAMES]))
+        run = Run("first")
+        tasks.plan(run)
+        assert lags(run, "on_success_callback") == ["customers", "event", "orders"]
+        tasks.process(run)
+        tasks.report(run)
+        with pytest.raises(AirflowSkipException):
+            tasks.plan(second := Run("second"))
+        listener.take()
+        assert lags(second, "on_skipped_callback") == ["customers", "event", "orders"]
+        gone = shop.topic("customers")
+        admin.delete_topics([gone])[gone].result(30)
+        with pytest.raises(AirflowFailException):
+            tasks.plan(third := Run("third"))
+        assert lags(third, "on_failure_callback") == ["event", "orders"]
+    monkeypatch.setenv("AIRFLOW__METRICS__STATSD_ON", "False")
+    stats.initialize(factory=stats_utils.get_stats_factory(), export_legacy_names=True)
+
+
+def test_a_table_that_is_gone_fails_the_run_after_the_others(world, shop, make_tasks, admin, monkeypatch):
     tasks = make_tasks(shop.tables([*NAMES]))
     run = Run("first")
     tasks.plan(run)
@@ -141,13 +208,21 @@ def test_a_table_that_is_gone_fails_the_task_after_the_others(world, shop, make_
     shop.produce("event", 3)
     run = Run("second")
     assert tasks.plan(run) == "process_batch"
+    tasks.process(run)
     with pytest.raises(AirflowFailException, match=rf"{shop.prefix}.customers: TopicMissing"):
-        tasks.process(run)
+        tasks.check(run)
     (member,) = tasks.tables.members([shop.topic("event")])
     assert audit(member, world.settings).rows == 3
     run = Run("third")
     with pytest.raises(AirflowFailException, match=r"TablesFailed: 1 of 3 tables .*TopicMissing"):
         tasks.plan(run)
+    # The report of the second run was killed.
+    monkeypatch.setattr(tables_tasks, "UNANNOUNCED_AFTER", 0.0)
+    run = Run("fourth")
+    assert tasks.plan(run) == "report_batch"
+    assert tasks.announced(run) == ["event"]
+    with pytest.raises(AirflowFailException, match=rf"{shop.prefix}.customers: TopicMissing"):
+        tasks.check(run)
 
 
 def test_a_form_and_a_clear_replay_what_they_name(world, shop, make_tasks):

@@ -1,14 +1,15 @@
 """Airflow's connections as settings: what is read, and what is refused with the connection's name."""
 
-from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 from airflow.sdk import Connection
 from psycopg2.extensions import parse_dsn
 
 from exactbatch.airflow import connections as module
 from exactbatch.airflow.connections import Connections
+from exactbatch.airflow_api import airflow_url
 from exactbatch.errors import ConfigurationError
 
 
@@ -102,7 +103,7 @@ def test_pool_not_there_is_error_with_command_that_creates_it(monkeypatch, caplo
 
         def get(self, path: str) -> Any:
             assert path == "/api/v2/pools/my%2Fpool"
-            return SimpleNamespace(status_code=self.status)
+            return httpx.Response(self.status, json={"slots": 1}, request=httpx.Request("GET", "http://a"))
 
     connections = Connections(airflow="airflow_default")
     for status in (200, 403, 500):
@@ -124,4 +125,4 @@ def test_pool_not_there_is_error_with_command_that_creates_it(monkeypatch, caplo
     ],
 )
 def test_an_airflow_below_a_path_has_its_port_before_the_path(host, port, url):
-    assert module.airflow_url(Connection(conn_id="a", host=host, port=port)) == url
+    assert airflow_url(host, port) == url

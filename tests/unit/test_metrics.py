@@ -174,10 +174,10 @@ def test_without_metrics_in_airflow_nothing_is_measured(monkeypatch):
 
     monkeypatch.setattr(Connections, "settings", measured)
     assert not metrics_are_on()
-    send_gauges("p", Connections())
+    send_gauges(["p"], Connections())
     monkeypatch.setenv("AIRFLOW__METRICS__STATSD_DATADOG_ENABLED", "True")
     with pytest.raises(AssertionError, match="were read"):
-        send_gauges("p", Connections())
+        send_gauges(["p"], Connections())
 
 
 # A process of its own, as a task is: it exports when it ends.

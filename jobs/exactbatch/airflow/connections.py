@@ -3,14 +3,14 @@
 import logging
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import quote, urlsplit, urlunsplit
+from urllib.parse import quote
 
 import psycopg2
 from airflow.sdk import BaseHook
 from psycopg2.extensions import make_dsn
 
 from exactbatch.airflow.history import check_history_address
-from exactbatch.airflow_api import airflow_api
+from exactbatch.airflow_api import airflow_api, airflow_url, pool_slots
 from exactbatch.errors import ConfigurationError
 from exactbatch.settings import Settings, parse_object
 
@@ -32,7 +32,6 @@ _AIRFLOW_ONLY: Final = frozenset(
 )
 # With these, Airflow's hook requests the password from a cloud.
 _CLOUD_PASSWORD: Final = ("iam", "redshift", "redshift-serverless")
-_NOT_FOUND: Final = 404
 
 logger = logging.getLogger(__name__)
 
@@ -102,13 +101,13 @@ class Connections:
             return
         try:
             with _api(self.airflow) as client:
-                status = client.get(f"/api/v2/pools/{quote(name, safe='')}").status_code
+                slots = pool_slots(client, name)
         except Exception as error:
             logger.warning(
                 "could not check that the pool %r exists: %s: %s", name, type(error).__name__, error
             )
             return
-        if status == _NOT_FOUND:
+        if slots is None:
             raise ConfigurationError(
                 f"Airflow has no pool {name!r}, so it would never start the next task. Create the pool with "
                 f"`airflow pools set {name} 1 'exactbatch'`, or omit the pool in pipeline_dag to use default_pool."
@@ -118,14 +117,8 @@ class Connections:
 def _api(conn_id: str) -> Any:
     """Return a client that is logged in to the REST API of an Airflow connection."""
     connection = BaseHook.get_connection(conn_id)
-    return airflow_api(airflow_url(connection), connection.login, connection.password)
-
-
-def airflow_url(connection: Any) -> str:
-    """Return the address of the Airflow that a connection names: its port belongs before the path of its host."""
-    parts = urlsplit(connection.host or "http://localhost")
-    netloc = f"{parts.netloc}:{connection.port}" if connection.port else parts.netloc
-    return urlunsplit((parts.scheme, netloc, parts.path.rstrip("/"), "", ""))
+    url = airflow_url(connection.host, connection.port)
+    return airflow_api(url, connection.login, connection.password)
 
 
 def kafka_properties(connection: Any) -> dict[str, Any]:

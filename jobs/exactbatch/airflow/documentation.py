@@ -57,7 +57,8 @@ Exactly-once batches from **{html.escape(tables.topics_text)}**, each topic into
    If there is nothing new for any table, the run is skipped.
 2. **process_batch** processes all of them with one Spark driver, {tables.at_a_time} at a time; each commits in its own
    Postgres transaction. **process_replay** does so for ranges that are processed again.
-3. **report_batch** logs the batches and updates the asset `exactbatch.{tables.name}`.
+3. **report_batch** logs the batches that are committed and updates the asset `exactbatch.{tables.name}`.
+4. **check_tables** fails if a table could not be planned, or if a batch is not committed.
 
 A table that fails stops no other: the task fails at its end and names it, and a retry processes only what is left.
 

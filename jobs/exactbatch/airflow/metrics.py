@@ -1,5 +1,6 @@
 """Send metrics with Airflow's own: to StatsD, DogStatsD or OpenTelemetry, as Airflow is configured."""
 
+import logging
 from collections.abc import Iterable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -8,9 +9,12 @@ from airflow.sdk.configuration import conf
 from airflow.sdk.observability import stats
 
 from exactbatch.airflow.connections import Connections
+from exactbatch.errors import ExactbatchError
 
 if TYPE_CHECKING:
     from exactbatch.operations.metrics import Metric
+
+logger = logging.getLogger(__name__)
 
 _BACKENDS: Final = ("statsd_on", "statsd_datadog_enabled", "otel_on")
 
@@ -41,8 +45,8 @@ def _send(metric: "Metric", name: str, tags: dict[str, Any] | None) -> None:
         stats.timing(name, timedelta(seconds=metric.value), tags=tags)
 
 
-def send_gauges(pipeline: str, connections: Connections) -> None:
-    """Measure a pipeline and send its gauges, if Airflow sends metrics.
+def send_gauges(pipelines: Iterable[str], connections: Connections) -> None:
+    """Measure pipelines and send their gauges, if Airflow sends metrics; raise the first error when all are done.
 
     This is called after a task has ended: it delays no batch, and Airflow logs its errors, which fail nothing.
     """
@@ -53,5 +57,13 @@ def send_gauges(pipeline: str, connections: Connections) -> None:
     from exactbatch.operations.measurement import measure
 
     settings = connections.settings()
+    broker, errors = KafkaBroker(settings.kafka), list[ExactbatchError]()
     with ledger_session(settings.postgres, "exactbatch metrics") as connection:
-        send(measure(connection, KafkaBroker(settings.kafka), pipeline))
+        for pipeline in pipelines:
+            try:
+                send(measure(connection, broker, pipeline))
+            except ExactbatchError as error:
+                logger.warning("%s: %s: %s", pipeline, type(error).__name__, error)
+                errors.append(error)
+    if errors:
+        raise errors[0]

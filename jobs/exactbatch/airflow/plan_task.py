@@ -45,7 +45,7 @@ def plan_task(
 
     def send_progress(_: Any) -> None:
         """Send the pipeline's gauges, also if there is nothing new, or if batches fail and no report follows."""
-        send_gauges(name, connections)
+        send_gauges([name], connections)
 
     @task.branch(
         on_success_callback=[*callbacks(default_args, "on_success_callback"), send_progress],

@@ -48,7 +48,7 @@ def report_task(
         """Note in the ledger which batches the event lists, now that Airflow has it; else the next run repeats them."""
         plans = context["ti"].xcom_pull(task_ids="report_batch", key=ANNOUNCED)
         announce(connections.settings(), name, [UUID(plan) for plan in plans])
-        send_gauges(name, connections)
+        send_gauges([name], connections)
 
     @task(
         outlets=[asset],

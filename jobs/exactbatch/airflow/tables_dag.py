@@ -1,4 +1,7 @@
-"""Many tables as one DAG: plan_batch → process_batch or process_replay → report_batch, each for all members."""
+"""Many tables as one DAG, each task for all members.
+
+plan_batch → process_batch or process_replay → report_batch, also after a failure → check_tables, which fails the run.
+"""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -10,7 +13,7 @@ from exactbatch.airflow.documentation import documentation_of_tables
 from exactbatch.airflow.options import callbacks, dag_options, new_dag
 from exactbatch.airflow.parameters import parameters_of_tables
 from exactbatch.airflow.tables_operator import ProcessTablesOperator
-from exactbatch.airflow.tables_tasks import plan_tables_task, report_tables_task
+from exactbatch.airflow.tables_tasks import check_tables_task, plan_tables_task, report_tables_task
 from exactbatch.discovery import reference_of
 from exactbatch.tables import Tables
 
@@ -36,8 +39,9 @@ def tables_dag(
     """Return the one DAG of many tables. Its dag_id is their name.
 
     The arguments are those of pipeline_dag. plan_batch plans a batch of each member, process_batch processes all of
-    them with one Spark driver, and report_batch announces them. A member that fails stops no other: the task fails at
-    its end and names it, and its next try processes only what is left.
+    them with one Spark driver, and report_batch announces those that are committed. A member that fails stops no other:
+    the task fails at its end and names it, and its next try processes only what is left. check_tables fails if a member
+    could not be planned.
 
     A run that is triggered with ranges or batch IDs concerns the members whose they are, one with a time window and a
     backfill all members, or those that the parameter `tables` names.
@@ -57,7 +61,11 @@ def tables_dag(
     pools = {"process_batch": pool, "process_replay": replay_pool}
     with dag:
         planned = plan_tables_task(
-            reference, connections, pools, options["params"].keys() - parameters_of_tables().keys()
+            reference,
+            connections,
+            pools,
+            options["params"].keys() - parameters_of_tables().keys(),
+            options["default_args"],
         )
         processed = [
             ProcessTablesOperator(
@@ -66,7 +74,6 @@ def tables_dag(
                 connections=connections,
                 tables=reference,
                 batches=_BATCHES,
-                failed=_FAILED,
                 name=f"exactbatch-{tables.name}",
                 conf={"spark.log.level": "WARN", **tables.spark_conf},
             )
@@ -79,9 +86,12 @@ def tables_dag(
             (_BATCHES, _MISSED),
             on_success=callbacks(options["default_args"], "on_success_callback"),
         )
+        checked = check_tables_task(tables.name, connections, (_BATCHES, _FAILED))
         planned >> processed >> reported
         # A run with nothing to process goes this way to announce batches that no report has announced.
         planned >> reported
+        # Airflow takes no event of a task that fails: report_batch succeeds, and this task says if the run has failed.
+        [planned, *processed, reported] >> checked
     return dag
 
 

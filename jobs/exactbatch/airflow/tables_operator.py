@@ -2,7 +2,7 @@
 
 import json
 import os
-from typing import Any
+from typing import Any, Final
 
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
@@ -14,17 +14,20 @@ from exactbatch.airflow.submit import APPLICATIONS, SubmitOperator, search_path
 from exactbatch.class_archive import with_archive
 from exactbatch.errors.exit_status import TERMINAL
 
+# A batch takes up to 320 bytes, and Linux allows 128 KiB for one argument of a process.
+_IN_ONE_ARGUMENT: Final = 100
+
 
 class ProcessTablesOperator(SubmitOperator):
     """Run process_tables.py for the planned batches of many tables.
 
     Batches that are done already are left out: a retry processes what is left. The task fails at its end if any member
-    failed, here or when it was planned.
+    failed.
     """
 
     template_fields = (
         *SubmitOperator.template_fields,
-        *("batches", "failed"),
+        "batches",
         # Airflow stores these with the DAG, for the operator's page, which does not import the pipelines.
         *("kafka_conn_id", "postgres_conn_id", "spark_history", "tables"),
     )
@@ -35,7 +38,6 @@ class ProcessTablesOperator(SubmitOperator):
         connections: Connections,
         tables: str,
         batches: str,
-        failed: str = "",
         **kwargs: Any,
     ) -> None:
         super().__init__(
@@ -46,7 +48,6 @@ class ProcessTablesOperator(SubmitOperator):
         self.spark_history = connections.spark_history
         self.tables = tables
         self.batches = batches
-        self.failed = failed
 
     def execute(self, context: Any) -> None:
         """Submit the job for the batches that are left, and wait for it.
@@ -69,14 +70,11 @@ class ProcessTablesOperator(SubmitOperator):
                     self.log.info("%s: %s", name, done)
         if left:
             self._submit(context, left, {**search_path(self.tables), **settings.as_environment()})
-        if self.failed:
-            raise AirflowFailException(
-                f"all planned batches are committed, but tables of {tables.name!r} could not be planned: "
-                f"{self.failed}. The next run plans them again."
-            )
 
     def _submit(self, context: Any, left: list[list[Any]], variables: dict[str, str]) -> None:
-        self.application_args = ["--tables", self.tables, "--batches", json.dumps(left)]
+        self.application_args = ["--tables", self.tables]
+        for first in range(0, len(left), _IN_ONE_ARGUMENT):
+            self.application_args += ["--batches", json.dumps(left[first : first + _IN_ONE_ARGUMENT])]
         hook = self.checked_hook()
         try:
             self.submit(context, {**with_archive(os.environ), **variables})

@@ -1,4 +1,4 @@
-"""The tasks plan_batch and report_batch of many tables.
+"""The tasks plan_batch, report_batch and check_tables of many tables.
 
 The DAG file imports this module whenever Airflow parses it, so heavy imports are inside the tasks.
 """
@@ -6,16 +6,18 @@ The DAG file imports this module whenever Airflow parses it, so heavy imports ar
 import json
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from airflow.sdk import Asset, task
-from airflow.sdk.exceptions import AirflowSkipException
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from exactbatch.airflow.batches import check_committed, check_own, named_batches
 from exactbatch.airflow.connections import Connections
 from exactbatch.airflow.errors import airflow_errors
-from exactbatch.airflow.metrics import metrics_are_on, send_gauges
+from exactbatch.airflow.metrics import send_gauges
+from exactbatch.airflow.options import callbacks
 from exactbatch.airflow.parameters import TABLES, replay_of, tables_of
 from exactbatch.airflow.plan_task import MISSED_LIMIT, ORIGINS, UNANNOUNCED_AFTER, check_not_tasks_test
 from exactbatch.airflow.report_task import ANNOUNCED, announce, show_progress
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _SHOWN = 5
+_MEMBERS: Final = "members"  # an XCom of plan_batch: the names of the members that it has looked at
 
 
 def plan_tables_task(
@@ -34,10 +37,19 @@ def plan_tables_task(
     connections: Connections,
     pools: Mapping[str, str | None],
     other_parameters: Collection[str],
+    default_args: Mapping[str, Any],
 ) -> Any:
     """Return the task plan_batch, for the DAG in whose block this is called; the arguments are those of plan_task()."""
 
-    @task.branch
+    def send_progress(context: Any) -> None:
+        """Send the gauges of the members, also if there is nothing new, or if members fail."""
+        send_gauges(context["ti"].xcom_pull(task_ids="plan_batch", key=_MEMBERS) or (), connections)
+
+    @task.branch(
+        on_success_callback=[*callbacks(default_args, "on_success_callback"), send_progress],
+        on_skipped_callback=[*callbacks(default_args, "on_skipped_callback"), send_progress],
+        on_failure_callback=[*callbacks(default_args, "on_failure_callback"), send_progress],
+    )
     def plan_batch(dag_run: Any = None, params: Any = None, ti: Any = None) -> str:
         """Plan a batch of each table and freeze it in the ledger. Skip the run if there is nothing to process."""
         from exactbatch.discovery import load_tables
@@ -67,11 +79,12 @@ def plan_tables_task(
                 )
                 with transaction(connection):
                     missed = _missed(Ledger(connection), plans)
+            ti.xcom_push(key=_MEMBERS, value=[plan.name for plan in plans if plan.pipeline is not None])
             failed = {plan.name: plan.error for plan in plans if plan.error is not None}
             for name, error in failed.items():
                 logger.error("%s: %s: %s", name, type(error).__name__, error)
             kinds = {plan.batch.kind for plan in plans if plan.batch is not None}
-            if not kinds and failed:
+            if not kinds and not missed and failed:
                 raise tables_failed(tables.name, failed, others=len(plans) - len(failed))
             if not kinds and not missed:
                 raise AirflowSkipException(_nothing(plans))
@@ -116,67 +129,104 @@ def report_tables_task(
     def note_announced(context: Any) -> None:
         """Note in the ledger which batches the event lists, now that Airflow has it; else the next run repeats them."""
         settings = connections.settings()
-        for name, plans in context["ti"].xcom_pull(task_ids="report_batch", key=ANNOUNCED).items():
+        announced = context["ti"].xcom_pull(task_ids="report_batch", key=ANNOUNCED)
+        for name, plans in announced.items():
             announce(settings, name, [UUID(plan) for plan in plans])
-            if metrics_are_on():
-                send_gauges(name, connections)
+        send_gauges(announced, connections)
 
     @task(
         outlets=[asset],
-        trigger_rule="none_failed_min_one_success",
+        trigger_rule="all_done",  # tables that fail hold no event back
         on_success_callback=[*on_success, note_announced],
     )
     def report_batch(batches: Any, missed: Any = "", ti: Any = None, outlet_events: Any = None) -> None:
-        """Log what the batches did, announce them in one event of the asset, and show progress to lag tools.
+        """Log what the committed batches did, announce them in one event of the asset, and show progress to lag tools.
 
-        The ledger decides whether a batch is committed: somebody may have set Airflow's states by hand.
+        Skipped if the ledger has none that is not announced yet: nothing was planned, or this is a repetition.
         """
         from exactbatch.discovery import load_tables
         from exactbatch.kafka.broker import KafkaBroker
+        from exactbatch.ledger import Ledger, ledger_session
         from exactbatch.operations.report import as_one_table, load_report
+        from exactbatch.postgres.connection import transaction
 
+        if batches in (None, ""):
+            raise AirflowSkipException("plan_batch has left no batches")
         with airflow_errors():
             tables, settings = load_tables(reference), connections.settings()
             broker, events = KafkaBroker(settings.kafka), []
             announced: dict[str, list[str]] = {}
             reports = []
             own = {batch.topic: batch for batch in named_batches(batches)}
-            late = {topic: (number, plans) for topic, number, plans in json.loads(str(missed) or "[]")}
-            for topic in sorted({*own, *late}):
+            plans = {topic: list(map(UUID, late)) for topic, _, late in json.loads(str(missed) or "[]")}
+            for batch in own.values():
+                plans.setdefault(batch.topic, []).append(batch.plan_id)
+            with (
+                ledger_session(settings.postgres, "exactbatch report") as connection,
+                transaction(connection),
+            ):
+                found = Ledger(connection).unannounced_of_plans(chain.from_iterable(plans.values()))
+            waiting = {batch.plan_id: batch for batch in found}
+            for topic in sorted(plans):
                 pipeline = tables.member(topic)
                 if pipeline is None:
                     continue  # the function leaves the topic out since
-                number, plans = late.get(topic, (0, []))
-                batch = own.get(topic)
-                plan = UUID(plans[-1]) if batch is None else batch.plan_id
+                new = [waiting[plan] for plan in plans[topic] if plan in waiting]
+                if not new:
+                    logger.info("%s: nothing is committed that was not announced before", pipeline.name)
+                    continue
+                if topic in own and new[-1].plan_id == own[topic].plan_id:
+                    check_own(new[-1], ti, pipeline=pipeline.name)
+                new_plans = [batch.plan_id for batch in new]
                 report = load_report(
-                    settings.postgres,
-                    broker,
-                    pipeline,
-                    number if batch is None else batch.batch_id,
-                    plan,
-                    [UUID(text) for text in plans],
+                    settings.postgres, broker, pipeline, new[-1].batch_id, new_plans[-1], new_plans[:-1]
                 )
-                if batch is not None:
-                    check_own(report.batch, ti, pipeline=pipeline.name)
-                    if report.overtaken_by is not None:
-                        logger.info(
-                            "%s: batch %s has processed its ranges", pipeline.name, report.overtaken_by
-                        )
-                        continue
-                    check_committed(report.batch)
                 events.append(report.as_json())
-                announced[pipeline.name] = [str(report.batch.plan_id), *plans]
+                announced[pipeline.name] = list(map(str, new_plans))
                 reports.append(report)
                 show_progress(broker, pipeline, report)
             if not events:
-                raise AirflowSkipException("later replays have processed the ranges of all batches")
+                raise AirflowSkipException("nothing is committed that was not announced before")
             print(as_one_table(reports))  # noqa: T201 - a task's output is its log
             beyond = ti.xcom_pull(task_ids="plan_batch", key="beyond_stored") or []
             outlet_events[asset].extra = {"tables": tables.name, "batches": events, "beyond_stored": beyond}
             ti.xcom_push(key=ANNOUNCED, value=announced)
 
     return report_batch(*batches)
+
+
+def check_tables_task(name: str, connections: Connections, planned: Sequence[str]) -> Any:
+    """Return the task check_tables, for the DAG in whose block this is called.
+
+    `name` is that of the tables. `planned` are the templates of the batches and of the tables that were not planned.
+    """
+
+    @task(trigger_rule="none_failed_min_one_success")
+    def check_tables(batches: Any, failed: Any) -> None:
+        """Fail the run if a table could not be planned, or if a batch is not committed.
+
+        The ledger decides whether a batch is committed: somebody may have set Airflow's states by hand.
+        """
+        from exactbatch.ledger import Ledger, ledger_session
+        from exactbatch.postgres.connection import transaction
+
+        with (
+            airflow_errors(),
+            ledger_session(connections.settings().postgres, "exactbatch check") as connection,
+            transaction(connection),
+        ):
+            ledger = Ledger(connection)
+            for named in named_batches(batches):
+                batch = ledger.batch(named.batch_id, named.plan_id)
+                if ledger.overtaken_by(batch) is None:
+                    check_committed(batch)
+        if failed:
+            raise AirflowFailException(
+                f"all planned batches are committed, but tables of {name!r} could not be planned: {failed}. The next "
+                f"run plans them again."
+            )
+
+    return check_tables(*planned)
 
 
 def _missed(ledger: "Ledger", plans: "Sequence[MemberPlan]") -> list[tuple[str, int, list[str]]]:

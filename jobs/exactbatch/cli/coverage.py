@@ -5,6 +5,7 @@ from dataclasses import asdict
 from typing import Annotated, Final
 
 import typer
+from rich.markup import escape
 from rich.text import Text
 
 from exactbatch.cli.console import AsJson, out, print_json
@@ -58,18 +59,22 @@ def coverage(
         with transaction(connection):
             Ledger(connection).registered_as(name)
             known = OverviewRows(connection).positions([name])
-        positions = _chosen(known, partitions or ())
+        chosen = _chosen(known, partitions or ())
+        positions = chosen if partitions else chosen[:_MOST]
         begin = min((each.first_offset for each in positions), default=0) if first is None else first
         end = max((each.next_offset for each in positions), default=0) if until is None else until
         steps = max(_NARROWEST, min(_WIDEST, out.width - 2))
         strips = load_strips(connection, name, positions, begin, end, steps=steps)
-        found = find_gaps(connection, name, positions) if gaps else []
+        found = find_gaps(connection, name, chosen) if gaps else []
+    topics = {each.topic_id: each.topic for each in known}
     if as_json:
-        print_json({"pipeline": name, "strips": list(map(asdict, strips)), "gaps": list(map(asdict, found))})
+        listed = [{"topic": topics[gap.topic_id], **asdict(gap)} for gap in found]
+        print_json({"pipeline": name, "strips": list(map(asdict, strips)), "gaps": listed})
     else:
-        _print(name, strips, left_out=len(known) - len(positions) if not partitions else 0)
+        _print(name, strips, left_out=len(chosen) - len(positions))
         for gap in found:
-            out.print(f"[red]gap[/] in partition {gap.partition}: {gap.from_offset} to {gap.until_offset}")
+            place = escape(f"{topics[gap.topic_id]}[{gap.partition}]")
+            out.print(f"[red]gap[/] in {place}: {gap.from_offset} to {gap.until_offset}", soft_wrap=True)
         if gaps and not found:
             out.print("no gap")
     if found:
@@ -91,9 +96,9 @@ def signs(strip: DrawnStrip) -> Iterator[str]:
 
 
 def _chosen(known: Sequence[Position], names: Sequence[str]) -> list[Position]:
-    """Return the partitions that are named as topic:partition, or the first of all. Raises ConfigurationError."""
+    """Return the partitions that are named as topic:partition, or all. Raises ConfigurationError."""
     if not names:
-        return list(known[:_MOST])
+        return list(known)
     by_name = {f"{each.topic}:{each.partition}": each for each in known}
     for name in names:
         if name not in by_name:

@@ -115,6 +115,11 @@ class Batches(OnConnection):
         rows = _QUERIES.unannounced(self._connection, pipeline=pipeline.name, age=age, limit=limit)
         return read_rows(Batch, rows)
 
+    def unannounced_of_plans(self, plan_ids: Iterable[UUID]) -> list[Batch]:
+        """Return the batches of these plans with results that no asset event has announced, oldest first."""
+        ids = list(map(str, plan_ids))
+        return read_rows(Batch, _QUERIES.unannounced_of_plans(self._connection, plan_ids=ids))
+
     def announce(self, plan_ids: Iterable[UUID]) -> list[Batch]:
         """Record that an asset event has announced the batches of these plans.
 

@@ -66,6 +66,13 @@ where pipeline = :pipeline and announced_at is null and status <> 'planned' and 
   and coalesce(committed_at, planned_at) < clock_timestamp() - make_interval(secs => :age)
 order by batch_id limit :limit;
 
+-- name: unannounced_of_plans
+-- The batches of these plans that have results and that no report has announced.
+select {Batch}
+from exactbatch.batch
+where plan_id = any(:plan_ids::uuid[]) and announced_at is null and status <> 'planned'
+order by batch_id;
+
 -- name: announce
 -- Record that an asset event has announced the batches of these plans; return those that none had announced before.
 update exactbatch.batch set announced_at = clock_timestamp()

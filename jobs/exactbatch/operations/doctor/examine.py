@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
 from exactbatch.errors import ExactbatchError
+from exactbatch.errors.translation import translate_all_errors
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger, check_schema
 from exactbatch.operations.doctor import database, machine
@@ -139,25 +141,43 @@ def _of_log(
     references: Sequence[str],
 ) -> Iterator[Finding]:
     yield from run("forwarding", partial(check_forwarding, connection, broker, list(pipelines.values())))
+    names: list[str] = []
     lags: list[PipelineLag] = []
 
     def load() -> Iterator[Finding]:
         with transaction(connection):
             ledger = Ledger(connection)
-            names = {pipeline.name for pipeline in pipelines.values()}
-            definitions = [each for each in ledger.registered() if not references or each.name in names]
+            chosen = {pipeline.name for pipeline in pipelines.values()}
+            definitions = [each for each in ledger.registered() if not references or each.name in chosen]
             stored = {each.name: ledger.stored_offsets(each) for each in definitions}
-        lags.extend(lag_of(broker, each, stored[each.name]) for each in definitions)
-        return check_topics(lags)
+        names.extend(each.name for each in definitions)
+        for each in definitions:
+            try:
+                with translate_all_errors():
+                    lags.append(lag_of(broker, each, stored[each.name]))
+            except ExactbatchError as error:
+                finding = of_error("topics", error)
+                yield replace(finding, found=f"pipeline {each.name!r}: {finding.found}")
+        yield from check_topics(lags)
 
     topics = run("topics", load)
     yield from topics
-    if not lags and not _all_ok(topics):
+    seen = list(lags)  # a thread that is past its deadline may go on
+    if not seen and not _all_ok(topics):
         yield from (not_checked(name, "the topics") for name in _LOG[2:])
         return
-    yield from run("retention", partial(check_retention, lags))
-    yield from run("freshness", partial(check_freshness, lags))
-    yield from run("open transactions", partial(check_open_transactions, broker, lags))
+    unseen = sorted(set(names) - {lag.pipeline for lag in seen})
+    for name, check in (
+        ("retention", partial(check_retention, seen)),
+        ("freshness", partial(check_freshness, seen)),
+        ("open transactions", partial(check_open_transactions, broker, seen)),
+    ):
+        found = run(name, check)
+        if unseen:  # what is ok for the others is not for all
+            yield from (each for each in found if each.level != "ok")
+            yield not_checked(name, "the topics", unseen)
+        else:
+            yield from found
 
 
 def _all_ok(findings: Sequence[Finding]) -> bool:

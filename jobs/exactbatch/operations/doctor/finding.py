@@ -1,7 +1,7 @@
 """What a check has found, and how checks run: none hangs, and none that cannot run is left out."""
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -10,6 +10,7 @@ from exactbatch.errors.translation import translate
 
 Level = Literal["ok", "warning", "problem"]
 DEADLINE: Final = 30.0  # seconds for one check
+_SHOWN: Final = 5  # pipelines
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +43,14 @@ def of_error(check: str, error: ExactbatchError, remedy: str = "") -> Finding:
     return Finding(check, "problem", f"{fact}.", last)
 
 
-def not_checked(check: str, needs: str) -> Finding:
-    """Return the finding for a check that could not run."""
+def not_checked(check: str, needs: str, pipelines: Sequence[str] = ()) -> Finding:
+    """Return the finding for a check that could not run, or not for these pipelines."""
+    more = f" and {len(pipelines) - _SHOWN} more" if len(pipelines) > _SHOWN else ""
+    whom = f" for {', '.join(pipelines[:_SHOWN])}{more}" if pipelines else ""
     return Finding(
         check,
         "warning",
-        f"not checked: it needs {needs}",
+        f"not checked{whom}: it needs {needs}",
         f"Solve the problem with {needs}, then run exactbatch doctor again.",
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
-from exactbatch.airflow_api import airflow_api
+from exactbatch.airflow_api import airflow_api, airflow_url, pool_slots
 from exactbatch.operations.doctor.finding import Finding
 
 _DEFAULT: Final = "default_pool"
@@ -34,7 +34,7 @@ def check_pools(connection_id: str | None, names: Sequence[str]) -> Iterator[Fin
     url, login, password = _access(text)
     try:
         with airflow_api(url, login, password) as client:
-            answer = client.get("/api/v2/pools", params={"limit": 1000}).raise_for_status().json()
+            pools = {name: pool_slots(client, name) for name in (_DEFAULT, *names)}
     except (httpx.HTTPError, KeyError, ValueError) as error:
         yield Finding(
             "Airflow's pools",
@@ -43,10 +43,9 @@ def check_pools(connection_id: str | None, names: Sequence[str]) -> Iterator[Fin
             f"Check that Airflow is up, and correct host, login and password in {variable}.",
         )
         return
-    pools = {pool["name"]: pool for pool in answer["pools"]}
     wrong = False
-    for name in (_DEFAULT, *names):
-        if name not in pools:
+    for name, slots in pools.items():
+        if slots is None:
             wrong = True
             yield Finding(
                 "Airflow's pools",
@@ -54,7 +53,7 @@ def check_pools(connection_id: str | None, names: Sequence[str]) -> Iterator[Fin
                 f"Airflow has no pool {name!r}, so it would never start the tasks that name it",
                 f"Run `airflow pools set {name} 1 exactbatch`.",
             )
-        elif pools[name]["slots"] == 0:
+        elif slots == 0:
             wrong = True
             yield Finding(
                 "Airflow's pools",
@@ -63,18 +62,20 @@ def check_pools(connection_id: str | None, names: Sequence[str]) -> Iterator[Fin
                 f"Run `airflow pools set {name} 1 exactbatch`.",
             )
     if not wrong:
-        yield Finding("Airflow's pools", "ok", f"{', '.join((_DEFAULT, *names))}: exist and have slots")
+        yield Finding("Airflow's pools", "ok", f"{', '.join(pools)}: exist and have slots")
 
 
 def _access(text: str) -> tuple[str, str | None, str | None]:
     """Return URL, login and password of a connection of Airflow, written as JSON or as a URI."""
     if text.lstrip().startswith("{"):
         fields = json.loads(text)
-        host, port = fields.get("host") or "http://localhost", fields.get("port")
-        return (f"{host}:{port}" if port else host), fields.get("login"), fields.get("password")
+        url = airflow_url(fields.get("host"), fields.get("port"))
+        return url, fields.get("login"), fields.get("password")
     parts = urlsplit(text)
     # Airflow writes https in front of the host as http://…@https%3A%2F%2Fhost or in the schema.
     host = unquote(parts.hostname or "localhost")
-    url = host if "://" in host else f"{parts.scheme}://{host}"
+    if "/" in host:  # urlsplit() writes a host in lower case, but a path has its own
+        host = unquote(parts.netloc.rpartition("@")[2].partition(":")[0])
+    url = airflow_url(host if "://" in host else f"{parts.scheme}://{host}", parts.port)
     login, password = (None if each is None else unquote(each) for each in (parts.username, parts.password))
-    return (f"{url}:{parts.port}" if parts.port else url), login, password
+    return url, login, password
