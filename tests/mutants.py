@@ -1263,9 +1263,21 @@ MUTANTS: Final = (
     Mutant(
         "a batch that is announced again counts again in metrics",
         "ledger/queries/batches.sql",
+        "set announced_at = clock_timestamp()\n"
         "where plan_id = any(:plan_ids::uuid[]) and announced_at is null and status <> 'planned'\n",
-        "where plan_id = any(:plan_ids::uuid[]) and status <> 'planned'\n",
+        "set announced_at = clock_timestamp()\nwhere plan_id = any(:plan_ids::uuid[]) and status <> 'planned'\n",
         (f"{_BUTTONS}::test_each_batch_counts_once_in_metrics_and_gauges_follow_the_pipeline",),
+    ),
+    Mutant(
+        "batches of many tables that were announced are announced again",
+        "ledger/queries/batches.sql",
+        "from exactbatch.batch\n"
+        "where plan_id = any(:plan_ids::uuid[]) and announced_at is null and status <> 'planned'\n",
+        "from exactbatch.batch\nwhere plan_id = any(:plan_ids::uuid[]) and status <> 'planned'\n",
+        (
+            "tests/integration/test_tables_tasks.py"
+            "::test_what_is_committed_is_announced_once_although_a_table_fails",
+        ),
     ),
     Mutant(
         "a user of the bootstrap servers is in the name of a dataset",
@@ -2286,6 +2298,34 @@ MUTANTS: Final = (
         "        _check_own(stream, row is not None)\n",
         "",
         (f"{_FORWARD}::test_what_another_forwarder_has_sent_and_deleted_is_not_taken_for_lost",),
+    ),
+    Mutant(
+        "init changes where results go while a batch is published",
+        "ledger/registration.py",
+        "        _QUERIES.lock_pipeline(self._connection, pipeline=pipeline.name)\n        if registered != own:",
+        "        if registered != own:",
+        (f"{_FORWARD}::test_a_stream_is_not_changed_while_a_batch_is_published",),
+    ),
+    Mutant(
+        "a transaction of results that failed is sent again as it was",
+        "forwarding/forward.py",
+        "self._results = max(1, min(failed, self._results) // 2)",
+        "self._results = max(1, min(failed, self._results))",
+        (f"{_FORWARD}::test_a_transaction_that_failed_is_followed_by_smaller_ones",),
+    ),
+    Mutant(
+        "an aggregate with wider groups is compared in the types of its results",
+        "sinks/aggregate/audit.py",
+        'sql.SQL("{0}::{1} as {0}").format(sql.Identifier(name), sql.SQL(types[name]))',
+        'sql.SQL("{0}").format(sql.Identifier(name), sql.SQL(types[name]))',
+        ("tests/integration/test_aggregate.py::test_a_target_with_wider_types_is_exact_with_a_trigger_too",),
+    ),
+    Mutant(
+        "a sample is read through a consumer that takes its records with it",
+        "kafka/open_consumer.py",
+        "    can_be_native = partitions == 1 and not keeps_records\n",
+        "    can_be_native = partitions == 1\n",
+        ("tests/integration/test_try.py::test_a_broken_record_is_named",),
     ),
     Mutant(
         "a topic of results is created again while they are sent, and has more messages than before",
