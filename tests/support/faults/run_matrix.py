@@ -97,7 +97,7 @@ def page(outcomes: Outcomes) -> str:
 - In {len(exact) - done} combinations, it failed with a retryable error or was killed, and the next attempt made it
   exact.
 
-`make faults` takes about 25 minutes. It prints the result of each combination, writes this page, and exits with 1
+`make faults` takes about 50 minutes. It prints the result of each combination, writes this page, and exits with 1
 unless all combinations are exact. `make test` runs some of them.
 
 ## Method
