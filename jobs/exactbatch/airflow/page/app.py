@@ -126,6 +126,7 @@ def create_app() -> FastAPI:
         found = dags.find(readable_dags(user))
         seen = with_readable_runs(user, [dag.dag_id for dag in found])
         found = [dag for dag in found if dag.dag_id in seen]
+        owners = dags.owners() if any(dag.is_tables for dag in found) else {}
         summaries: dict[str, LedgerSummary] = {}
         problems: dict[str, str] = {}
         shown: list[PipelineDag] = []
@@ -133,7 +134,7 @@ def create_app() -> FastAPI:
             of_database = [dag for dag in found if dag.postgres == conn_id]
             try:
                 with databases.connection(conn_id) as connection:
-                    of_database = with_members(connection, of_database)
+                    of_database = with_members(connection, of_database, owners)
                     summaries |= load_summaries(connection, [dag.pipeline for dag in of_database])
             except Exception as error:
                 # One ledger that cannot be read does not hide the others.
