@@ -11,16 +11,18 @@ from exactbatch.ledger.overview import ListedBatch, OverviewRows, Position
 from exactbatch.ledger.rows import Batch, BatchFailure
 from exactbatch.model import LogPartition
 from exactbatch.offsets import TopicPartition
+from exactbatch.operations.unprocessed import contradiction_of
 from exactbatch.postgres.connection import Connection, transaction
 
 State = Literal[
-    "not registered", "failing", "retrying", "losing data", "processing", "held back", "paused", "behind",
-    "up to date", "unknown",
+    "not registered", "failing", "losing data", "cannot plan", "retrying", "processing", "held back", "paused",
+    "behind", "up to date", "unknown",
 ]  # fmt: skip
 # Newest batches of each pipeline, from which throughput and errors are taken: an hour of batches every five minutes.
 # Each of them costs time when many pipelines are shown.
 _BATCHES: Final = 12
 _THROUGHPUT: Final = timedelta(hours=1)
+_CLOCKS: Final = timedelta(seconds=10)  # by which the clocks of two servers may differ
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,16 +97,18 @@ class LedgerSummary:
 class Lag:
     """How far a pipeline is behind its logs.
 
-    records    offsets between the stored offsets and the ends of the logs
-    held_back  of these, offsets that open transactions hold back
-    lost       offsets that retention has removed before they were processed
-    since      when the oldest stored offset with unprocessed records behind it last moved; None without lag
+    records        offsets between the stored offsets and the ends of the logs
+    held_back      of these, offsets that open transactions hold back
+    lost           offsets that retention has removed before they were processed
+    since          when the oldest stored offset with unprocessed records behind it last moved; None without lag
+    contradiction  the first sentence on a log that contradicts its stored offset: no advance can be planned; or None
     """
 
     records: int
     held_back: int
     lost: int
     since: datetime | None
+    contradiction: str | None
 
 
 def load_summaries(
@@ -126,31 +130,49 @@ def load_summaries(
     }
 
 
-def lag_of(positions: Iterable[Position], logs: Iterable[LogPartition]) -> Lag:
-    """Compare stored offsets with logs. A partition without a stored offset counts from its earliest offset. Pure."""
+def lag_of(positions: Iterable[Position], logs: Iterable[LogPartition], asked_at: datetime | None) -> Lag:
+    """Compare stored offsets with logs, about which Kafka was asked at a time. Pure.
+
+    A partition without a stored offset counts from its earliest offset.
+    """
     stored: Mapping[TopicPartition, Position] = {each.topic_partition: each for each in positions}
     records = held_back = lost = 0
     waiting: list[datetime] = []
+    contradictions: list[str] = []
     for log in logs:
         position = stored.get(log.topic_partition)
         at = log.earliest if position is None else position.next_offset
         behind = max(0, log.high_watermark - at)
         records += behind
         held_back += max(0, log.high_watermark - max(at, log.last_stable))
-        lost += max(0, log.earliest - at)
-        if behind and position is not None:
+        if position is None:
+            continue
+        if position.topic_id == log.topic_id:
+            lost += max(0, log.earliest - at)
+        if behind:
             waiting.append(position.updated_at)
-    return Lag(records, held_back, lost, min(waiting) if waiting else None)
+        # An offset that has moved since then may be ahead of what Kafka answered.
+        is_older = asked_at is not None and position.updated_at < asked_at - _CLOCKS
+        if is_older and (contradiction := contradiction_of(position, log)) is not None:
+            contradictions.append(contradiction)
+    return Lag(
+        records, held_back, lost, min(waiting, default=None), contradictions[0] if contradictions else None
+    )
 
 
 def state_of(summary: LedgerSummary | None, lag: Lag | None, *, is_paused: bool) -> State:
     """Return the one word for a pipeline that an operator needs to know first. Pure."""
     if summary is None:
         return "not registered"
-    if (failed := summary.failure) is not None:
-        return "retrying" if failed[1].retryable else "failing"
+    failed = summary.failure
+    if failed is not None and not failed[1].retryable:
+        return "failing"
     if lag is not None and lag.lost:
         return "losing data"
+    if lag is not None and lag.contradiction is not None:
+        return "cannot plan"
+    if failed is not None:
+        return "retrying"
     if summary.in_flight is not None:
         return "processing"
     if is_paused:

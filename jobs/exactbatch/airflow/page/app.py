@@ -167,7 +167,7 @@ def create_app() -> FastAPI:
                 forwarding = load_forwarding(Ledger(connection), dag_id)
         state = watched(dag, summary)
         view = pipeline_view(dag, summary, state, forwarding, now)
-        if view["error"] and not may["read_logs"]:
+        if view["error"] and "batch_id" in view["error"] and not may["read_logs"]:
             view["error"] = _hidden(view)
         return JSONResponse({**view, "may": may, "now": now.isoformat()})
 
@@ -267,7 +267,7 @@ def create_app() -> FastAPI:
         ends = past_ends.ends_at(dag.kafka, logs, sorted(stored)) if logs else {}
         points = [(at.timestamp(), max(0, end - stored[at])) for at, end in sorted(ends.items())]
         if logs:
-            points.append((now.timestamp(), lag_of(positions, logs).records))
+            points.append((now.timestamp(), lag_of(positions, logs, state.taken_at).records))
         return JSONResponse({"series": [[at for at, _ in points], [records for _, records in points]]})
 
     @app.get("/data/pipelines/{dag_id}/rejects", dependencies=[MaySee, MayReadLogs])

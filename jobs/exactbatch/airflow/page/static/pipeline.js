@@ -284,16 +284,19 @@ export function showPipeline(dag, address) {
       state.forwarding === null ? null : fact("Results", forwardingText(state.forwarding)),
     ]);
     fill(trouble, [state.error, state.kafka_error], () => [
-      state.error
-        ? el("div", { class: state.error.retryable ? "note warn" : "note bad" },
-            el("strong", {}, `${state.error.error}, batch ${state.error.batch_id}: `), state.error.message,
-            el("p", {}, `Failed ${plural(state.error.failures, "time")}, last ${ago(state.error.failed_at)}. `,
-              state.error.retryable ? "A retry may succeed. " : "A retry does not help. ",
-              state.error.hint ? `${state.error.hint} ` : "",
-              state.error.run_id ? airflowLink(`${runPath(dag, state.error.run_id)}/tasks/process_batch`, "Task and log") : ""))
-        : null,
+      state.error ? errorNote(state.error) : null,
       state.kafka_error ? el("div", { class: "note warn" }, el("strong", {}, "Kafka: "), state.kafka_error, " What the ledger knows is shown all the same.") : null,
     ]);
+  }
+
+  function errorNote(error) {
+    if (!error.batch_id) return el("div", { class: "note bad" }, el("strong", {}, `${error.error}: `), error.message);
+    return el("div", { class: error.retryable ? "note warn" : "note bad" },
+      el("strong", {}, `${error.error}, batch ${error.batch_id}: `), error.message,
+      el("p", {}, `Failed ${plural(error.failures, "time")}, last ${ago(error.failed_at)}. `,
+        error.retryable ? "A retry may succeed. " : "A retry does not help. ",
+        error.hint ? `${error.hint} ` : "",
+        error.run_id ? airflowLink(`${runPath(dag, error.run_id)}/tasks/process_batch`, "Task and log") : ""));
   }
 
   function showBatches() {

@@ -5,6 +5,7 @@ import { el } from "./dom.js";
 const STATES = {
   failing: ["bad", "✕", "It fails, and a retry does not help: somebody must act."],
   "losing data": ["bad", "✕", "Retention has removed offsets that were not processed."],
+  "cannot plan": ["bad", "✕", "The log contradicts the stored offsets, so no run can plan a batch: somebody must act."],
   overdue: ["bad", "◷", "A record has waited for longer than the pipeline's freshness allows."],
   "not registered": ["bad", "✕", "The ledger does not know it: run exactbatch init."],
   retrying: ["warn", "↻", "It has failed; a retry may succeed."],

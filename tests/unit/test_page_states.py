@@ -1,0 +1,117 @@
+"""What the page says of a pipeline, from what the ledger and the log have."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+import pytest
+
+from exactbatch import Append, Json, Pipeline
+from exactbatch.airflow.page.brokers import LogState
+from exactbatch.airflow.page.dags import PipelineDag
+from exactbatch.airflow.page.views import overview_view
+from exactbatch.ledger.definition import definition_of
+from exactbatch.ledger.overview import ListedBatch, Position
+from exactbatch.ledger.rows import Batch, BatchFailure
+from exactbatch.operations.overview import LedgerSummary
+from support.logs import ID, log
+
+NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
+AT_END = log(last_stable=100)
+DAG = PipelineDag("p", False, "kafka", "postgres", False, None)
+DEFINITION = definition_of(Pipeline(name="p", topics=("t",), value=Json("id int"), sink=Append("public.p")))
+POSITION = Position("p", "t", ID, 0, 0, 100, NOW - timedelta(minutes=1), None)
+
+
+def batch(number, kind="advance", status="committed", *, minutes=1, error=None, retryable=True):
+    """A batch that was planned so many minutes ago, and has failed with an error."""
+    at = NOW - timedelta(minutes=minutes)
+    is_committed = status == "committed"
+    planned = Batch(
+        batch_id=number,
+        plan_id=UUID(int=number),
+        pipeline="p",
+        kind=kind,
+        origin="schedule",
+        dag_id="p",
+        run_id=f"run{number}",
+        generation=0,
+        clear_number=0,
+        run_started_at=None,
+        status=status,
+        records=60 if is_committed else None,
+        rows=60 if is_committed else None,
+        rejected=0 if is_committed else None,
+        tombstones=0 if is_committed else None,
+        dropped=0 if is_committed else None,
+        planned_at=at,
+        committed_at=at if is_committed else None,
+        stages=None,
+        application_id=None,
+    )
+    failure = None if error is None else BatchFailure(number, 1, at, at, error, f"why {error}", retryable)
+    return ListedBatch(planned, failure)
+
+
+def shown(*batches, logs=(AT_END,), dag=DAG, definition=DEFINITION, positions=(POSITION,)):
+    """The row of a pipeline with these batches, newest first, whose stored offset is 100."""
+    summary = LedgerSummary(definition, positions, batches)
+    state = LogState(logs={"t": tuple(logs)}, taken_at=NOW)
+    return overview_view(dag, summary, state, None, NOW)
+
+
+@pytest.mark.parametrize(
+    ("found", "state", "text"),
+    [
+        (log(topic_id=UUID(int=2), last_stable=9), "cannot plan", "was deleted and created again"),
+        (log(last_stable=90), "cannot plan", "the log ends at 90, below the stored offset"),
+        (log(earliest=103, last_stable=110), "losing data", "retention removed 3 unprocessed offsets"),
+    ],
+)
+@pytest.mark.parametrize(
+    "batches",
+    [
+        [batch(1)],
+        [batch(2, status="planned"), batch(1)],
+        [batch(2, status="planned", error="KafkaUnavailable"), batch(1)],
+    ],
+)
+@pytest.mark.parametrize("is_paused", [False, True])
+def test_a_log_that_contradicts_the_stored_offset_comes_before_what_passes_by_itself(
+    found, state, text, batches, is_paused
+):
+    row = shown(*batches, logs=(found,), dag=replace(DAG, is_paused=is_paused))
+    assert row["state"] == state
+    assert text in row["error"]["message"]
+    assert "batch_id" not in row["error"]
+
+
+def test_offsets_of_another_topic_are_not_lost():
+    row = shown(batch(1), logs=(log(topic_id=UUID(int=2), earliest=200, last_stable=210),))
+    assert (row["state"], row["lost"]) == ("cannot plan", 0)
+
+
+def test_a_failure_that_somebody_must_act_on_comes_first():
+    failing = batch(2, status="planned", error="TargetMismatch", retryable=False)
+    row = shown(failing, batch(1), logs=(log(last_stable=90),))
+    assert (row["state"], row["error"]["error"], row["error"]["batch_id"]) == ("failing", "TargetMismatch", 2)
+
+
+@pytest.mark.parametrize(
+    ("end", "batches", "state"),
+    [
+        (100, [batch(1)], "up to date"),
+        (105, [batch(1)], "behind"),
+        (105, [batch(2, status="planned"), batch(1)], "processing"),
+        (105, [batch(2, status="planned", error="KafkaUnavailable"), batch(1)], "retrying"),
+    ],
+)
+def test_a_log_that_agrees_with_the_stored_offset_is_no_error(end, batches, state):
+    row = shown(*batches, logs=(log(last_stable=end),))
+    assert row["state"] == state
+    assert (row["error"] is None) == (state != "retrying")
+
+
+def test_an_offset_that_has_moved_since_kafka_was_asked_contradicts_nothing():
+    row = shown(batch(1), logs=(log(last_stable=90),), positions=(replace(POSITION, updated_at=NOW),))
+    assert (row["state"], row["error"]) == ("up to date", None)
