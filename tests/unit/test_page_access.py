@@ -147,7 +147,7 @@ def test_each_answer_about_a_pipeline_lets_kafka_be_asked_the_same(client, monke
         lineage="record",
     )
     position = Position("one", "t", UUID(int=1), 0, 0, 9, datetime.now(UTC), None)
-    summary = LedgerSummary(definition, (position,), ())
+    summary = LedgerSummary(definition, (position,), (), ())
     monkeypatch.setattr(Databases, "connection", lambda *_: nullcontext())
     monkeypatch.setattr(Brokers, "watch", lambda _, *given, **options: watched.append((given, options)))
     monkeypatch.setattr(app, "load_summaries", lambda *_, **__: {"one": summary})

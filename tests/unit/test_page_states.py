@@ -55,7 +55,7 @@ def batch(number, kind="advance", status="committed", *, minutes=1, error=None, 
 
 def shown(*batches, logs=(AT_END,), dag=DAG, definition=DEFINITION, positions=(POSITION,)):
     """The row of a pipeline with these batches, newest first, whose stored offset is 100."""
-    summary = LedgerSummary(definition, positions, batches)
+    summary = LedgerSummary(definition, positions, batches, batches)
     state = LogState(logs={"t": tuple(logs)}, taken_at=NOW)
     return overview_view(dag, summary, state, None, NOW)
 
@@ -115,3 +115,18 @@ def test_a_log_that_agrees_with_the_stored_offset_is_no_error(end, batches, stat
 def test_an_offset_that_has_moved_since_kafka_was_asked_contradicts_nothing():
     row = shown(batch(1), logs=(log(last_stable=90),), positions=(replace(POSITION, updated_at=NOW),))
     assert (row["state"], row["error"]) == ("up to date", None)
+
+
+def test_a_failure_that_no_retry_helps_is_not_hidden_by_one_that_passes():
+    replay = batch(3, "replay", "planned", error="KafkaUnavailable")
+    row = shown(replay, batch(2, status="planned", error="TargetMismatch", retryable=False), batch(1))
+    assert (row["state"], row["error"]["batch_id"]) == ("failing", 2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "minutes", "state"),
+    [("replay", 59, "processing"), ("replay", 61, "behind"), ("advance", 61, "processing")],
+)
+def test_a_replay_that_nobody_processes_is_not_in_flight_for_ever(kind, minutes, state):
+    row = shown(batch(2, kind, "planned", minutes=minutes), batch(1), logs=(log(last_stable=105),))
+    assert row["state"] == state

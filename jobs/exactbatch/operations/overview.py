@@ -11,6 +11,7 @@ from exactbatch.ledger.overview import ListedBatch, OverviewRows, Position
 from exactbatch.ledger.rows import Batch, BatchFailure
 from exactbatch.model import LogPartition
 from exactbatch.offsets import TopicPartition
+from exactbatch.operations.status import UNFINISHED_AFTER
 from exactbatch.operations.unprocessed import contradiction_of
 from exactbatch.postgres.connection import Connection, transaction
 
@@ -18,9 +19,10 @@ State = Literal[
     "not registered", "failing", "losing data", "cannot plan", "retrying", "processing", "held back", "paused",
     "behind", "up to date", "unknown",
 ]  # fmt: skip
-# Newest batches of each pipeline, from which throughput and errors are taken: an hour of batches every five minutes.
+# Newest batches of each pipeline, from which the throughput is taken: an hour of batches every five minutes.
 # Each of them costs time when many pipelines are shown.
 _BATCHES: Final = 12
+_REPLAYS: Final = 12  # newest planned replays of each pipeline, of which one may be in flight or fail
 _THROUGHPUT: Final = timedelta(hours=1)
 _CLOCKS: Final = timedelta(seconds=10)  # by which the clocks of two servers may differ
 
@@ -32,11 +34,14 @@ class LedgerSummary:
     definition  its registration
     positions   by topic and partition
     batches     the newest ones, newest first
+    current     those that its state comes from, newest first: the newest committed advance, the planned one, the newest
+                one that has failed since that commit, and the newest planned replays
     """
 
     definition: Definition
     positions: tuple[Position, ...]
     batches: tuple[ListedBatch, ...]
+    current: tuple[ListedBatch, ...]
 
     @property
     def topics(self) -> list[str]:
@@ -55,24 +60,31 @@ class LedgerSummary:
 
     @property
     def committed(self) -> Batch | None:
-        """The newest committed batch."""
-        return next((each.batch for each in self.batches if each.batch.status == "committed"), None)
+        """The newest committed batch; the newest committed advance, if many batches are newer."""
+        known = (*self.batches, *self.current)
+        return next((each.batch for each in known if each.batch.status == "committed"), None)
 
-    @property
-    def in_flight(self) -> Batch | None:
-        """The newest planned batch that has not failed."""
-        planned = (each for each in self.batches if each.batch.status == "planned" and each.failure is None)
-        return next((each.batch for each in planned), None)
+    def in_flight(self, now: datetime) -> Batch | None:
+        """Return the newest planned batch that has not failed. A replay that was planned long ago is left over."""
+        for each in self.current:
+            is_left_over = each.batch.kind == "replay" and now - each.batch.planned_at > UNFINISHED_AFTER
+            if each.batch.status == "planned" and each.failure is None and not is_left_over:
+                return each.batch
+        return None
 
     @property
     def failure(self) -> tuple[Batch, BatchFailure] | None:
-        """The newest failure of an advance since one was committed, or of a planned replay."""
-        for each in self.batches:
+        """The newest failure of an advance or a planned replay since an advance was committed.
+
+        One that no retry helps comes before the others.
+        """
+        found = []
+        for each in self.current:
             if each.batch.kind == "advance" and each.batch.status == "committed":
                 break
-            if each.failure is not None and (each.batch.kind == "advance" or each.batch.status == "planned"):
-                return each.batch, each.failure
-        return None
+            if each.failure is not None:
+                found.append((each.batch, each.failure))
+        return min(found, key=lambda each: each[1].retryable, default=None)
 
     def records_per_second(self, now: datetime) -> float | None:
         """Records of the batches that were committed in the last hour, for each second of it.
@@ -114,7 +126,10 @@ class Lag:
 def load_summaries(
     connection: Connection, pipelines: Sequence[str], *, batches: int = _BATCHES
 ) -> dict[str, LedgerSummary]:
-    """Read the summaries of those pipelines that are registered, by name, each with so many of the newest batches."""
+    """Read the summaries of those pipelines that are registered, by name, each with so many of the newest batches.
+
+    Without batches, the state of a pipeline is not known either.
+    """
     with transaction(connection):
         rows = OverviewRows(connection)
         definitions = rows.definitions(pipelines)
@@ -124,8 +139,11 @@ def load_summaries(
         newest: dict[str, list[ListedBatch]] = defaultdict(list)
         for batch in rows.newest_batches(pipelines, limit=batches) if batches else ():
             newest[batch.batch.pipeline].append(batch)
+        current: dict[str, list[ListedBatch]] = defaultdict(list)
+        for batch in rows.state_batches(pipelines, replays=_REPLAYS) if batches else ():
+            current[batch.batch.pipeline].append(batch)
     return {
-        name: LedgerSummary(definition, tuple(positions[name]), tuple(newest[name]))
+        name: LedgerSummary(definition, tuple(positions[name]), tuple(newest[name]), tuple(current[name]))
         for name, definition in definitions.items()
     }
 
@@ -160,7 +178,7 @@ def lag_of(positions: Iterable[Position], logs: Iterable[LogPartition], asked_at
     )
 
 
-def state_of(summary: LedgerSummary | None, lag: Lag | None, *, is_paused: bool) -> State:
+def state_of(summary: LedgerSummary | None, lag: Lag | None, *, is_paused: bool, now: datetime) -> State:
     """Return the one word for a pipeline that an operator needs to know first. Pure."""
     if summary is None:
         return "not registered"
@@ -173,7 +191,7 @@ def state_of(summary: LedgerSummary | None, lag: Lag | None, *, is_paused: bool)
         return "cannot plan"
     if failed is not None:
         return "retrying"
-    if summary.in_flight is not None:
+    if summary.in_flight(now) is not None:
         return "processing"
     if is_paused:
         return "paused"

@@ -46,7 +46,7 @@ def pipeline_view(
     dag: PipelineDag, summary: LedgerSummary, state: LogState, forwarding: Forwarding | None, now: datetime
 ) -> dict[str, Any]:
     """Return a pipeline with its registration, partitions in total, and how far its results are sent to a topic."""
-    definition = summary.definition
+    definition, in_flight = summary.definition, summary.in_flight(now)
     return {
         **_of_dag(dag),
         **_summary(dag, summary, state, now),
@@ -55,7 +55,7 @@ def pipeline_view(
         "lineage": definition.lineage,
         "topics": summary.topics,
         "partitions": len(summary.positions),
-        "in_flight": summary.in_flight.batch_id if summary.in_flight else None,
+        "in_flight": in_flight.batch_id if in_flight else None,
         "forwarding": None if forwarding is None else _forwarding(forwarding, now),
     }
 
@@ -88,7 +88,7 @@ def _summary(dag: PipelineDag, summary: LedgerSummary, state: LogState, now: dat
     lag = lag_of(summary.positions, logs, state.taken_at) if is_known else None
     left = retention_left(state, summary.stored, now) if lag is not None and lag.records else None
     newest = summary.committed or summary.newest
-    word = state_of(summary, lag, is_paused=dag.is_paused)
+    word = state_of(summary, lag, is_paused=dag.is_paused, now=now)
     freshness = summary.definition.freshness
     oldest = oldest_unprocessed(logs, summary.stored, state.first.get(dag.dag_id, {}))
     return {
