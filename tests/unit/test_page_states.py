@@ -9,11 +9,13 @@ import pytest
 from exactbatch import Append, Json, Pipeline
 from exactbatch.airflow.page.brokers import LogState
 from exactbatch.airflow.page.dags import PipelineDag
+from exactbatch.airflow.page.first_records import FirstRecord
 from exactbatch.airflow.page.views import overview_view
 from exactbatch.ledger.definition import definition_of
 from exactbatch.ledger.overview import ListedBatch, Position
 from exactbatch.ledger.rows import Batch, BatchFailure
 from exactbatch.operations.overview import LedgerSummary
+from exactbatch.operations.unprocessed import FirstOffset
 from support.logs import ID, log
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -53,10 +55,10 @@ def batch(number, kind="advance", status="committed", *, minutes=1, error=None, 
     return ListedBatch(planned, failure)
 
 
-def shown(*batches, logs=(AT_END,), dag=DAG, definition=DEFINITION, positions=(POSITION,)):
+def shown(*batches, logs=(AT_END,), dag=DAG, definition=DEFINITION, positions=(POSITION,), first=None):
     """The row of a pipeline with these batches, newest first, whose stored offset is 100."""
     summary = LedgerSummary(definition, positions, batches, batches)
-    state = LogState(logs={"t": tuple(logs)}, taken_at=NOW)
+    state = LogState(logs={"t": tuple(logs)}, taken_at=NOW, first=first or {})
     return overview_view(dag, summary, state, None, NOW)
 
 
@@ -130,3 +132,11 @@ def test_a_failure_that_no_retry_helps_is_not_hidden_by_one_that_passes():
 def test_a_replay_that_nobody_processes_is_not_in_flight_for_ever(kind, minutes, state):
     row = shown(batch(2, kind, "planned", minutes=minutes), batch(1), logs=(log(last_stable=105),))
     assert row["state"] == state
+
+
+@pytest.mark.parametrize("dag", [DAG, replace(DAG, dag_id="shop", is_tables=True, member="p")])
+def test_a_pipeline_is_overdue_whether_or_not_it_has_a_dag_of_its_own(dag):
+    first = {"p": {("t", 0): FirstRecord(FirstOffset(100, is_held_back=False), 0, NOW - timedelta(hours=2))}}
+    definition = replace(DEFINITION, freshness=timedelta(hours=1))
+    row = shown(batch(1), logs=(log(last_stable=105),), dag=dag, definition=definition, first=first)
+    assert (row["pipeline"], row["overdue"], row["oldest_seconds"]) == ("p", True, 7200)

@@ -90,7 +90,7 @@ def _summary(dag: PipelineDag, summary: LedgerSummary, state: LogState, now: dat
     newest = summary.committed or summary.newest
     word = state_of(summary, lag, is_paused=dag.is_paused, now=now)
     freshness = summary.definition.freshness
-    oldest = oldest_unprocessed(logs, summary.stored, state.first.get(dag.dag_id, {}))
+    oldest = oldest_unprocessed(logs, summary.stored, state.first.get(dag.pipeline, {}))
     return {
         "state": word,
         # What is not known is not overdue: the state says that Kafka does not answer.
