@@ -140,3 +140,21 @@ def test_a_pipeline_is_overdue_whether_or_not_it_has_a_dag_of_its_own(dag):
     definition = replace(DEFINITION, freshness=timedelta(hours=1))
     row = shown(batch(1), logs=(log(last_stable=105),), dag=dag, definition=definition, first=first)
     assert (row["pipeline"], row["overdue"], row["oldest_seconds"]) == ("p", True, 7200)
+
+
+def rate(*batches):
+    return shown(*batches)["records_per_second"]
+
+
+def test_the_throughput_counts_the_time_that_is_known():
+    """12 batches of 60 records, one every minute, are all that is known."""
+    committed = [batch(13 - n, minutes=n) for n in range(1, 13)]
+    assert rate(*committed) == 1
+    # What is in flight, was superseded, or failed is known, too, and does not make the hour known.
+    assert rate(batch(13, status="planned", minutes=0), *committed[:11]) == 1
+    assert rate(*committed[:11], batch(1, status="superseded", minutes=11)) == 1
+
+
+def test_the_throughput_of_a_whole_hour_is_divided_by_it():
+    assert rate(batch(3, minutes=30), batch(2, minutes=40), batch(1, minutes=61)) == 120 / 3600
+    assert rate(batch(2, minutes=61), batch(1, minutes=62)) is None

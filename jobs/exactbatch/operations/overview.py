@@ -89,8 +89,8 @@ class LedgerSummary:
     def records_per_second(self, now: datetime) -> float | None:
         """Records of the batches that were committed in the last hour, for each second of it.
 
-        None if none of the newest batches was. If more batches than are known were committed within the hour, the
-        rate is that of the time that they span.
+        None if none of the newest batches was. If all batches that are known are younger, the rate is that of the time
+        since the oldest of them was planned.
         """
         recent = [
             each.batch
@@ -100,9 +100,8 @@ class LedgerSummary:
         if not recent:
             return None
         records = sum(batch.records or 0 for batch in recent)
-        oldest = min(batch.planned_at for batch in recent)
-        span = now - oldest if len(recent) == len(self.batches) else _THROUGHPUT
-        return records / max(1.0, min(span, _THROUGHPUT).total_seconds())
+        known = now - min(each.batch.planned_at for each in self.batches)
+        return records / max(1.0, min(known, _THROUGHPUT).total_seconds())
 
 
 @dataclass(frozen=True, slots=True)
