@@ -126,6 +126,33 @@ def test_a_replay_is_previewed_confirmed_and_triggered_through_airflow(open_page
     ]
 
 
+@pytest.mark.parametrize(
+    ("others", "retracts", "told", "confirmed"),
+    [
+        (
+            ["public.a", "public.b"],
+            True,
+            "retracts 7 rows of public.main, the rows of these offsets in public.a, public.b, and 1 reject",
+            "Replace 7 rows of public.main, and the rows of these offsets in public.a, public.b",
+        ),
+        ([], True, "retracts 7 rows of public.main and 1 reject", "Replace 7 rows of public.main"),
+        ([], False, "public.main keeps no history", "Apply 9 offsets to public.main again"),
+    ],
+)
+def test_a_replay_names_every_target_and_says_what_it_retracts(open_page, others, retracts, told, confirmed):
+    nothing = dict.fromkeys(("ranges", "removed", "compacted", "widened"), [])
+    preview = {
+        **nothing,
+        **{"target": "public.main", "other_targets": others, "retracts": retracts, "is_derived": False},
+        **{"rows": 7, "rejects": 1, "offsets": 9, "all_ranges": 0, "missing_index": None},
+    }
+    path = "/exactbatch/data/pipelines/flights/preview"
+    page = open_page("/exactbatch/?dag=flights", answers={path: (200, preview)})
+    page.get_by_role("button", name="Replay batch 40").click()
+    expect(page.get_by_role("dialog")).to_contain_text(told)
+    expect(page.get_by_role("checkbox", name=confirmed, exact=True)).to_be_visible()
+
+
 def test_a_batch_and_a_group_of_rejects_can_be_replayed(open_page):
     page = open_page("/exactbatch/?dag=flights")
     page.get_by_role("button", name="Replay batch 40").click()

@@ -143,6 +143,7 @@ def test_each_answer_about_a_pipeline_lets_kafka_be_asked_the_same(client, monke
         known_topics=lambda stored: ("t", "new"),
         freshness=timedelta(hours=1),
         target="t",
+        others=[],
         sink="append",
         lineage="record",
     )

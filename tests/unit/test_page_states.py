@@ -1,4 +1,4 @@
-"""What the page says of a pipeline, from what the ledger and the log have."""
+"""What the page says of a pipeline and of a replay, from what the ledger and the log have."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -6,16 +6,18 @@ from uuid import UUID
 
 import pytest
 
-from exactbatch import Append, Json, Pipeline
+from exactbatch import Append, Json, Pipeline, Together, Upsert
 from exactbatch.airflow.page.brokers import LogState
 from exactbatch.airflow.page.dags import PipelineDag
 from exactbatch.airflow.page.first_records import FirstRecord
-from exactbatch.airflow.page.views import overview_view
+from exactbatch.airflow.page.views import overview_view, pipeline_view, preview_view
 from exactbatch.ledger.definition import definition_of
 from exactbatch.ledger.overview import ListedBatch, Position
 from exactbatch.ledger.rows import Batch, BatchFailure
 from exactbatch.operations.overview import LedgerSummary
 from exactbatch.operations.unprocessed import FirstOffset
+from exactbatch.planning.freeze_replay import Preview
+from exactbatch.planning.replay import ReplayPlan
 from support.logs import ID, log
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -158,3 +160,26 @@ def test_the_throughput_counts_the_time_that_is_known():
 def test_the_throughput_of_a_whole_hour_is_divided_by_it():
     assert rate(batch(3, minutes=30), batch(2, minutes=40), batch(1, minutes=61)) == 120 / 3600
     assert rate(batch(2, minutes=61), batch(1, minutes=62)) is None
+
+
+ONE, CHANGES, LATEST = Append("public.one"), Upsert("public.now", key=("id",)), "public.latest"
+
+
+@pytest.mark.parametrize(
+    ("sink", "target", "others", "retracts", "is_derived"),
+    [
+        (ONE, "public.one", [], True, False),
+        (Together((Append("public.two"), ONE)), "public.one", ["public.two"], True, False),
+        (Together((CHANGES, ONE)), "public.now", ["public.one"], True, True),
+        (Upsert(LATEST, key=("id",), history=False), LATEST, [], False, False),
+    ],
+)
+def test_every_target_is_named_and_what_a_replay_retracts(sink, target, others, retracts, is_derived):
+    definition = definition_of(Pipeline(name="p", topics=("t",), value=Json("id int"), sink=sink))
+    preview = Preview(ReplayPlan(ranges=()), (), 0, retracts=sink.keeps_every_row)
+    view = preview_view(preview, definition)
+    assert (view["target"], view["other_targets"]) == (target, others)
+    assert (view["retracts"], view["is_derived"]) == (retracts, is_derived)
+    summary = LedgerSummary(definition, (), (), ())
+    view = pipeline_view(DAG, summary, LogState(), None, NOW)
+    assert (view["target"], view["other_targets"]) == (target, others)

@@ -51,6 +51,7 @@ def pipeline_view(
         **_of_dag(dag),
         **_summary(dag, summary, state, now),
         "target": definition.target,
+        "other_targets": definition.others,
         "sink": definition.sink,
         "lineage": definition.lineage,
         "topics": summary.topics,
@@ -247,7 +248,9 @@ def preview_view(preview: Preview, definition: Definition) -> dict[str, Any]:
     plan = preview.plan
     return {
         "target": definition.target,
-        "is_derived": definition.sink != "append",
+        "other_targets": definition.others,
+        "retracts": preview.retracts,
+        "is_derived": preview.retracts and definition.sink != "append",
         "rows": preview.rows,
         "rejects": sum(each.rejects for each in preview.retracted),
         "offsets": sum(map(len, plan.ranges)),

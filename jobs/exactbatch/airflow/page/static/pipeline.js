@@ -279,7 +279,7 @@ export function showPipeline(dag, address) {
         isOld ? el("small", {}, ` as of ${moment(state.kafka_at)}`) : ""),
       fact("Throughput, last hour", rate(state.records_per_second)),
       fact("Retention reaches the stored offset in", duration(state.retention_seconds)),
-      fact("Target", `${state.target} (${state.sink}${state.lineage === "batch" ? ", rows name their batch" : ""})`),
+      fact("Target", `${[state.target, ...state.other_targets].join(", ")} (${state.sink}${state.lineage === "batch" ? ", rows name their batch" : ""})`),
       fact("Topics", state.topics.join(", ") || "not known"),
       state.forwarding === null ? null : fact("Results", forwardingText(state.forwarding)),
     ]);
