@@ -140,9 +140,8 @@ def test_a_replay_is_previewed_confirmed_and_triggered_through_airflow(open_page
     ],
 )
 def test_a_replay_names_every_target_and_says_what_it_retracts(open_page, others, retracts, told, confirmed):
-    nothing = dict.fromkeys(("ranges", "removed", "compacted", "widened"), [])
     preview = {
-        **nothing,
+        **{"ranges": [], "removed": [], "compacted": [], "widened": []},
         **{"target": "public.main", "other_targets": others, "retracts": retracts, "is_derived": False},
         **{"rows": 7, "rejects": 1, "offsets": 9, "all_ranges": 0, "missing_index": None},
     }
@@ -185,6 +184,31 @@ def test_a_hostile_record_is_text(open_page):
     expect(page.locator(".record pre").nth(1)).to_have_text("<script>alert(1)</script>")
     expect(page.locator(".record pre").nth(2)).to_contain_text("trace: abc")
     assert page.locator("main script, main b").count() == 0
+
+
+def test_offsets_before_the_beginning_of_the_pipeline_are_not_waiting(open_page):
+    """The pipeline began at 40, and stands at 60 of 80; retention has removed 10 of the offsets before it."""
+    strip = {
+        **{"topic": "flights", "topic_id": "1", "partition": 0, "horizon": None, "step": 1, "is_exact": True},
+        **{"first_offset": 40, "next_offset": 60, "earliest": 10, "last_stable": 80, "high_watermark": 80},
+        **{"segments": [[40, 60, "batch", 7, 7, False]], "exceptions": [], "in_flight": [], "rejects": []},
+    }
+    answer = {"first": 0, "until": 80, "all": 1, "skip": 0, "strips": [strip]}
+    page = open_page(
+        "/exactbatch/?dag=flights", answers={"/exactbatch/data/pipelines/flights/strips*": (200, answer)}
+    )
+    slider = strip_of(page)
+    slider.focus()
+    heard = []
+    for _ in range(3):
+        heard.append(words(slider))
+        page.keyboard.press("ArrowRight")
+    assert heard == [
+        "offsets 0 to 39: before the beginning of the pipeline · no longer in the log",
+        "offsets 40 to 59: batch 7",
+        "offsets 60 to 79: not processed yet",
+    ]
+    expect(page.locator(".legend .swatch.before")).not_to_have_css("background-color", "rgba(0, 0, 0, 0)")
 
 
 def test_what_happens_is_shown_without_a_reload(open_page, stack):
