@@ -101,6 +101,11 @@ def test_a_failure_that_somebody_must_act_on_comes_first():
     assert (row["state"], row["error"]["error"], row["error"]["batch_id"]) == ("failing", "TargetMismatch", 2)
 
 
+@pytest.mark.parametrize("kind", ["advance", "replay"])
+def test_a_failure_has_the_kind_of_its_batch_which_names_its_task(kind):
+    assert shown(batch(2, kind, "planned", error="TargetMismatch"), batch(1))["error"]["kind"] == kind
+
+
 @pytest.mark.parametrize(
     ("end", "batches", "state"),
     [

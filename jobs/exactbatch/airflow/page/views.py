@@ -121,6 +121,7 @@ def _error(state: State, summary: LedgerSummary, lag: Lag | None) -> dict[str, A
     return {
         "batch_id": batch.batch_id,
         "run_id": batch.run_id,
+        "kind": batch.kind,
         "error": failure.error,
         "message": failure.message,
         "failures": failure.failures,
