@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from exactbatch import Append, Json, Pipeline, Together, Upsert
+from exactbatch import Append, Json, Pipeline, Together, TopicPattern, Upsert
 from exactbatch.airflow.page.brokers import LogState
 from exactbatch.airflow.page.dags import PipelineDag
 from exactbatch.airflow.page.first_records import FirstRecord
@@ -165,6 +165,13 @@ def test_the_throughput_counts_the_time_that_is_known():
 def test_the_throughput_of_a_whole_hour_is_divided_by_it():
     assert rate(batch(3, minutes=30), batch(2, minutes=40), batch(1, minutes=61)) == 120 / 3600
     assert rate(batch(2, minutes=61), batch(1, minutes=62)) is None
+
+
+@pytest.mark.parametrize(("is_paused", "state"), [(False, "no topic yet"), (True, "paused")])
+def test_a_pattern_that_no_topic_has_joined_is_known_to_have_nothing(is_paused, state):
+    pipeline = Pipeline(name="p", topics=TopicPattern("t.*"), value=Json("id int"), sink=Append("public.p"))
+    row = shown(dag=replace(DAG, is_paused=is_paused), definition=definition_of(pipeline), positions=())
+    assert (row["state"], row["lag"], row["kafka_error"], row["error"]) == (state, 0, None, None)
 
 
 ONE, CHANGES, LATEST = Append("public.one"), Upsert("public.now", key=("id",)), "public.latest"

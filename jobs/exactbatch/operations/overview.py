@@ -17,7 +17,7 @@ from exactbatch.postgres.connection import Connection, transaction
 
 State = Literal[
     "not registered", "failing", "losing data", "cannot plan", "retrying", "processing", "held back", "paused",
-    "behind", "up to date", "unknown",
+    "behind", "up to date", "no topic yet", "unknown",
 ]  # fmt: skip
 # Newest batches of each pipeline, from which the throughput is taken: an hour of batches every five minutes.
 # Each of them costs time when many pipelines are shown.
@@ -196,6 +196,8 @@ def state_of(summary: LedgerSummary | None, lag: Lag | None, *, is_paused: bool,
         return "paused"
     if lag is None:
         return "unknown"
+    if not summary.topics:
+        return "no topic yet"
     if lag.records and lag.held_back == lag.records:
         return "held back"
     return "behind" if lag.records else "up to date"

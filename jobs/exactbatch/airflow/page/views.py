@@ -84,7 +84,7 @@ def _of_dag(dag: PipelineDag) -> dict[str, Any]:
 
 def _summary(dag: PipelineDag, summary: LedgerSummary, state: LogState, now: datetime) -> dict[str, Any]:
     topics = summary.topics
-    is_known = bool(topics) and all(topic in state.logs for topic in topics)
+    is_known = all(topic in state.logs for topic in topics)
     logs = [log for topic in topics for log in state.logs.get(topic, ())]
     lag = lag_of(summary.positions, logs, state.taken_at) if is_known else None
     left = retention_left(state, summary.stored, now) if lag is not None and lag.records else None

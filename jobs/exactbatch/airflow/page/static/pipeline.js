@@ -280,7 +280,7 @@ export function showPipeline(dag, address) {
       fact("Throughput, last hour", rate(state.records_per_second)),
       fact("Retention reaches the stored offset in", duration(state.retention_seconds)),
       fact("Target", `${[state.target, ...state.other_targets].join(", ")} (${state.sink}${state.lineage === "batch" ? ", rows name their batch" : ""})`),
-      fact("Topics", state.topics.join(", ") || "not known"),
+      fact("Topics", state.topics.join(", ") || "none yet"),
       state.forwarding === null ? null : fact("Results", forwardingText(state.forwarding)),
     ]);
     fill(trouble, [state.error, state.kafka_error], () => [

@@ -14,6 +14,7 @@ const STATES = {
   behind: ["calm", "›", "There are records that the next run will process."],
   processing: ["busy", "▸", "A batch is in flight."],
   paused: ["calm", "‖", "The DAG is paused in Airflow."],
+  "no topic yet": ["calm", "–", "No topic has joined by the pipeline's pattern: each run looks for topics that match."],
   "up to date": ["good", "✓", "Every record of the log is processed."],
   committed: ["good", "✓", "Its results are in the target."],
   planned: ["busy", "▸", "It is planned and has not committed."],
