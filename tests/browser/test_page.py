@@ -3,7 +3,9 @@
 Run by `make test-browser`, which needs Chromium and fetches axe-core. The pictures are in build/page.
 """
 
+import re
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
@@ -13,6 +15,7 @@ from playwright.sync_api import expect
 from exactbatch.airflow.parameters import parameters
 from exactbatch.postgres.connection import connect, transaction
 from support.environment import HOME, ROOT
+from support.page_airflow import client_of
 from support.page_ledger import SIZE, fail_newest
 
 pytestmark = pytest.mark.timeout(900)
@@ -126,6 +129,32 @@ def test_a_replay_is_previewed_confirmed_and_triggered_through_airflow(open_page
     ]
 
 
+@pytest.mark.parametrize(
+    ("others", "retracts", "told", "confirmed"),
+    [
+        (
+            ["public.a", "public.b"],
+            True,
+            "retracts 7 rows of public.main, the rows of these offsets in public.a, public.b, and 1 reject",
+            "Replace 7 rows of public.main, and the rows of these offsets in public.a, public.b",
+        ),
+        ([], True, "retracts 7 rows of public.main and 1 reject", "Replace 7 rows of public.main"),
+        ([], False, "public.main keeps no history", "Apply 9 offsets to public.main again"),
+    ],
+)
+def test_a_replay_names_every_target_and_says_what_it_retracts(open_page, others, retracts, told, confirmed):
+    preview = {
+        **{"ranges": [], "removed": [], "compacted": [], "widened": []},
+        **{"target": "public.main", "other_targets": others, "retracts": retracts, "is_derived": False},
+        **{"rows": 7, "rejects": 1, "offsets": 9, "all_ranges": 0, "missing_index": None},
+    }
+    path = "/exactbatch/data/pipelines/flights/preview"
+    page = open_page("/exactbatch/?dag=flights", answers={path: (200, preview)})
+    page.get_by_role("button", name="Replay batch 40").click()
+    expect(page.get_by_role("dialog")).to_contain_text(told)
+    expect(page.get_by_role("checkbox", name=confirmed, exact=True)).to_be_visible()
+
+
 def test_a_batch_and_a_group_of_rejects_can_be_replayed(open_page):
     page = open_page("/exactbatch/?dag=flights")
     page.get_by_role("button", name="Replay batch 40").click()
@@ -158,6 +187,84 @@ def test_a_hostile_record_is_text(open_page):
     expect(page.locator(".record pre").nth(1)).to_have_text("<script>alert(1)</script>")
     expect(page.locator(".record pre").nth(2)).to_contain_text("trace: abc")
     assert page.locator("main script, main b").count() == 0
+
+
+def test_offsets_before_the_beginning_of_the_pipeline_are_not_waiting(open_page):
+    """The pipeline began at 40, and stands at 60 of 80; retention has removed 10 of the offsets before it."""
+    strip = {
+        **{"topic": "flights", "topic_id": "1", "partition": 0, "horizon": None, "step": 1, "is_exact": True},
+        **{"first_offset": 40, "next_offset": 60, "earliest": 10, "last_stable": 80, "high_watermark": 80},
+        **{"segments": [[40, 60, "batch", 7, 7, False]], "exceptions": [], "in_flight": [], "rejects": []},
+    }
+    answer = {"first": 0, "until": 80, "all": 1, "skip": 0, "strips": [strip]}
+    page = open_page(
+        "/exactbatch/?dag=flights", answers={"/exactbatch/data/pipelines/flights/strips*": (200, answer)}
+    )
+    slider = strip_of(page)
+    slider.focus()
+    heard = []
+    for _ in range(3):
+        heard.append(words(slider))
+        page.keyboard.press("ArrowRight")
+    assert heard == [
+        "offsets 0 to 39: before the beginning of the pipeline · no longer in the log",
+        "offsets 40 to 59: batch 7",
+        "offsets 60 to 79: not processed yet",
+    ]
+    expect(page.locator(".legend .swatch.before")).not_to_have_css("background-color", "rgba(0, 0, 0, 0)")
+
+
+def newest_first(page):
+    """The batches of a pipeline in the table, as numbers."""
+    rows = page.get_by_role("region", name="Table of batches").get_by_role("rowheader")
+    expect(rows.nth(10)).to_be_attached()
+    return [int(each) for each in rows.all_inner_texts()]
+
+
+def test_the_batch_of_a_link_comes_first_unless_it_is_among_those_that_are_listed(open_page):
+    newest = newest_first(open_page("/exactbatch/?dag=flights"))
+    assert len(newest) == 12
+    wanted = newest[-1] - 5  # the 17th
+    linked = open_page(f"/exactbatch/?dag=flights&batch={wanted}")
+    assert newest_first(linked) == [wanted, *newest]
+    expect(linked.locator("tr.marked th")).to_have_text(str(wanted))
+    assert newest_first(open_page(f"/exactbatch/?dag=flights&batch={newest[3]}")) == newest
+
+
+def test_a_failed_replay_leads_to_its_own_task_and_its_age_goes_on(open_page, airflow):
+    path = "/exactbatch/data/pipelines/flights"
+    state = client_of(airflow, "user").get(path).json()
+    at = datetime.now(UTC).isoformat()
+    error = {
+        **{
+            "batch_id": 7,
+            "run_id": "manual__7",
+            "kind": "replay",
+            "error": "TargetMismatch",
+            "message": "why",
+        },
+        **{"failures": 3, "retryable": True, "failed_at": at, "hint": ""},
+    }
+    page = open_page("/exactbatch/?dag=flights", answers={path: (200, {**state, "error": error})})
+    link = page.get_by_role("link", name="Task and log")
+    expect(link).to_have_attribute("href", re.compile("/tasks/process_replay$"))
+    said = page.locator(".note p", has_text="Failed 3 times")
+    before = said.text_content()
+    expect(said).not_to_have_text(before)
+
+
+def test_batches_are_drawn_in_the_order_of_their_commits(open_page, airflow):
+    """Not in that of their IDs: a replay and a backfill have committed before advances with lower IDs."""
+    listed = client_of(airflow, "user").get("/exactbatch/data/pipelines/flights/batches").json()["batches"]
+    committed = [datetime.fromisoformat(each["committed_at"]) for each in listed if each["committed_at"]]
+    newest = sorted(committed, reverse=True)
+    assert newest != committed
+    chart = open_page("/exactbatch/?dag=flights").locator("figure", has_text="Throughput and duration")
+    chart.get_by_text("As a table").click()
+    times = chart.locator("tbody td:first-child")
+    expect(times).to_have_count(len(newest))
+    shown = [each.rpartition(", ")[2] for each in times.all_inner_texts()]  # without the day
+    assert shown == [f"{each.astimezone(UTC):%H:%M:%S}" for each in newest]
 
 
 def test_what_happens_is_shown_without_a_reload(open_page, stack):

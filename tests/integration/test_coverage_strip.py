@@ -1,6 +1,7 @@
 """Strips show every offset with what the ledger has for it, at a cost that does not grow with the history."""
 
 import random
+from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 import pytest
@@ -216,10 +217,47 @@ def test_the_summary_has_batches_lag_and_the_error(connection, story):
             high_watermark=40 * SIZE + 25,
         )
     ]
-    lag = lag_of(summary.positions, logs)
-    assert (lag.records, lag.held_back, lag.lost) == (25, 15, 0)
-    assert state_of(summary, lag, is_paused=True) == "failing"
-    assert state_of(None, lag, is_paused=False) == "not registered"
+    lag = lag_of(summary.positions, logs, datetime.now(UTC))
+    assert (lag.records, lag.held_back, lag.lost, lag.contradiction) == (25, 15, 0, None)
+    assert state_of(summary, lag, is_paused=True, now=datetime.now(UTC)) == "failing"
+    assert state_of(None, lag, is_paused=False, now=datetime.now(UTC)) == "not registered"
+
+
+def add_replays(connection, *, planned_at, status="planned"):
+    """More replays than the newest batches of which a summary shows the throughput."""
+    with transaction(connection) as cursor:
+        cursor.execute(
+            "insert into exactbatch.batch (pipeline, kind, origin, status, planned_at, committed_at, records, rows, "
+            "rejected, tombstones, dropped) select 'story', 'replay', 'manual', %s, %s, %s, 0, 0, 0, 0, 0 "
+            "from generate_series(1, 13)",
+            (status, planned_at, planned_at if status == "committed" else None),
+        )
+
+
+@pytest.mark.parametrize("status", ["committed", "planned", "superseded"])
+def test_replays_do_not_hide_an_advance_that_fails(connection, story, status):
+    fail_newest(connection, "story", "column id is text. Change it.", retryable=False)
+    now = datetime.now(UTC)
+    add_replays(connection, planned_at=now, status=status)
+    summary = load_summaries(connection, ["story", "unknown"])["story"]
+    assert summary.failure[1].message == "column id is text. Change it."
+    with transaction(connection) as cursor:
+        cursor.execute("select failing_batch_id from exactbatch.pipeline_state where pipeline = 'story'")
+        assert cursor.fetchone() == (summary.failure[0].batch_id,)
+    assert state_of(summary, None, is_paused=True, now=now) == "failing"
+
+
+def test_replays_that_nobody_processes_do_not_hide_that_a_dag_is_paused(connection, story):
+    now = datetime.now(UTC)
+    with transaction(connection) as cursor:
+        cursor.execute(
+            "update exactbatch.batch set status = 'superseded' where pipeline = 'story' and status = 'planned'"
+        )
+    add_replays(connection, planned_at=now - timedelta(minutes=50))
+    summary = load_summaries(connection, ["story"])["story"]
+    assert state_of(summary, None, is_paused=True, now=now) == "processing"
+    assert state_of(summary, None, is_paused=True, now=now + timedelta(minutes=20)) == "paused"
+    assert summary.committed.status == "committed"
 
 
 def test_reasons_that_differ_in_values_are_one_group(connection, story):

@@ -279,3 +279,5 @@ def test_a_pipeline_that_has_failed_for_long_costs_a_dashboard_no_more(bounded, 
         cursor.execute("select waiting_since from exactbatch.pipeline_state where pipeline = 'stuck'")
         assert cursor.fetchone().waiting_since is not None
         cursor.execute("select * from exactbatch.pipeline_state")
+    with bounded() as connection:
+        assert load_summaries(connection, ["stuck"])["stuck"].current

@@ -256,12 +256,16 @@ def test_the_page_shows_members_as_pipelines_of_one_dag(world, shop, three, comm
     command(three, "init")
     dag = PipelineDag(shop.prefix, False, "kafka", "postgres", False, None, is_tables=True)
     other = PipelineDag("other", False, "kafka", "postgres", False, None)
-    assert [(each.dag_id, each.pipeline) for each in with_members(world.connection, [dag, other])] == [
+    owners = {dag.dag_id: True, "other": False}
+    assert [
+        (each.dag_id, each.pipeline) for each in with_members(world.connection, [dag, other], owners)
+    ] == [
         *((shop.prefix, f"{shop.prefix}.{name}") for name in ("customers", "event", "orders")),
         ("other", "other"),
     ]
     own = replace(dag, dag_id=f"{shop.prefix}.orders", is_tables=False)
-    assert [each.pipeline for each in with_members(world.connection, [dag, own])] == [
+    owners = {dag.dag_id: True, own.dag_id: False}
+    assert [each.pipeline for each in with_members(world.connection, [dag, own], owners)] == [
         f"{shop.prefix}.{name}" for name in ("customers", "event", "orders")
     ], "a pipeline that has a DAG of its own is shown once"
 

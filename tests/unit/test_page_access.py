@@ -12,17 +12,20 @@ from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessE
 from airflow.models.dag import DagModel
 from fastapi.testclient import TestClient
 
-from exactbatch.airflow.page import app, databases
+from exactbatch.airflow.page import app, databases, members
 from exactbatch.airflow.page.app import create_app
 from exactbatch.airflow.page.brokers import Brokers
 from exactbatch.airflow.page.dags import PipelineDag, PipelineDags
 from exactbatch.airflow.page.databases import Databases
 from exactbatch.errors import ConfigurationError
+from exactbatch.ledger import Ledger
 from exactbatch.ledger.overview import OverviewRows, Position
 from exactbatch.operations.overview import LedgerSummary
 from support.page_auth import PerDagAuthManager
+from support.stored_dags import store_dags
 
 DAGS = ("one", "two")
+FIND = PipelineDags.find  # the real one
 OURS = {"sec-fetch-site": "same-origin"}
 RANGE = {"ranges": [{"topic": "t", "partition": 0, "from_offset": 0, "until_offset": 1}]}
 RECORD = {"topic_id": str(UUID(int=1)), "partition": 0, "offset": 1}
@@ -100,6 +103,29 @@ def test_a_pipeline_is_seen_only_with_its_runs(client):
     assert listed(client) == ["two"]
 
 
+@pytest.mark.parametrize("stale", [(), ("shop.payroll", "shop.eu")])
+def test_what_a_dag_without_permission_runs_is_no_member_of_another_dag(client, monkeypatch, stale):
+    """Names are compared with all DAGs, and a name belongs to the one with the longest prefix."""
+    stored = dict.fromkeys(("shop", "shop.eu", "shop.payroll"), "hash")
+    store_dags(monkeypatch, stored, tables=("shop", "shop.eu"), stale=stale)
+    names = ("shop.eu.orders", "shop.orders", "shop.payroll", "shop.us.orders", "shops.orders")
+    monkeypatch.setattr(PipelineDags, "find", FIND)
+    monkeypatch.setattr(Databases, "connection", lambda *_: nullcontext())
+    monkeypatch.setattr(members, "transaction", lambda _: nullcontext())
+    monkeypatch.setattr(Ledger, "registered", lambda _: [SimpleNamespace(name=name) for name in names])
+    monkeypatch.setattr(app, "load_summaries", lambda *_, **__: {})
+
+    def shown():
+        rows = client.get("/data/pipelines").json()["pipelines"]
+        return [(row["dag_id"], row["pipeline"]) for row in rows]
+
+    ours = [("shop", "shop.orders"), ("shop", "shop.us.orders")]
+    grant(**{"shop": {READ, RUNS, LOGS}})
+    assert shown() == ours
+    grant(**{"shop": {READ, RUNS}, "shop.eu": {READ, RUNS}, "shop.payroll": {READ}})
+    assert shown() == ([] if stale else [("shop.eu", "shop.eu.orders")]) + ours
+
+
 def test_the_auth_manager_is_asked_through_its_public_interface_only(client):
     grant(one={READ, RUNS, LOGS, TRIGGER, EDIT}, two={READ})
     permitted(client, "one")
@@ -117,11 +143,12 @@ def test_each_answer_about_a_pipeline_lets_kafka_be_asked_the_same(client, monke
         known_topics=lambda stored: ("t", "new"),
         freshness=timedelta(hours=1),
         target="t",
+        others=[],
         sink="append",
         lineage="record",
     )
     position = Position("one", "t", UUID(int=1), 0, 0, 9, datetime.now(UTC), None)
-    summary = LedgerSummary(definition, (position,), ())
+    summary = LedgerSummary(definition, (position,), (), ())
     monkeypatch.setattr(Databases, "connection", lambda *_: nullcontext())
     monkeypatch.setattr(Brokers, "watch", lambda _, *given, **options: watched.append((given, options)))
     monkeypatch.setattr(app, "load_summaries", lambda *_, **__: {"one": summary})

@@ -1,6 +1,5 @@
 """What the operator's page keeps between requests, and that it forgets what nobody looks at any more."""
 
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
@@ -10,6 +9,7 @@ from exactbatch.airflow.page import brokers, dags, databases, past_ends
 from exactbatch.airflow.page.first_records import oldest_unprocessed
 from exactbatch.errors import ConfigurationError, KafkaUnavailable
 from support.logs import ID, log
+from support.stored_dags import store_dags
 
 NOW = datetime.now(UTC)
 
@@ -192,32 +192,8 @@ def test_idle_connections_are_closed_also_those_whose_address_has_changed(monkey
 
 
 def test_a_stored_dag_is_read_again_when_it_changes_and_forgotten_when_it_goes(monkeypatch):
-    stored, reads = {"one": "a", "two": "a"}, []
-    task = {
-        "task_id": "process_batch",
-        "kafka_conn_id": "k",
-        "postgres_conn_id": "p",
-        "replays_compacted": True,
-    }
-
-    @contextmanager
-    def create_session(**_):
-        answers = iter(
-            (
-                SimpleNamespace(
-                    all=lambda: [SimpleNamespace(dag_id=each, is_paused=False) for each in stored]
-                ),
-                [SimpleNamespace(dag_id=dag_id, dag_hash=dag_hash) for dag_id, dag_hash in stored.items()],
-            )
-        )
-        yield SimpleNamespace(execute=lambda _: next(answers))
-
-    def read(*, dag_ids, **_):
-        reads.append(sorted(dag_ids))
-        return [SimpleNamespace(dag_id=each, data={"dag": {"tasks": [{"__var": task}]}}) for each in dag_ids]
-
-    monkeypatch.setattr(dags, "create_session", create_session)
-    monkeypatch.setattr(dags.SerializedDagModel, "get_latest_serialized_dags", read)
+    stored = {"one": "a", "two": "a"}
+    reads = store_dags(monkeypatch, stored)
     found = dags.PipelineDags()
     assert found.find(["one", "two"])[0] == dags.PipelineDag("one", False, "k", "p", True, None)
     found.find(["one", "two"])
@@ -230,3 +206,10 @@ def test_a_stored_dag_is_read_again_when_it_changes_and_forgotten_when_it_goes(m
     stored["two"] = "a"
     found.find(["one", "two"])
     assert reads[2:] == [["two"]]
+
+
+def test_a_stale_dag_is_not_found_and_still_owns_its_pipelines(monkeypatch):
+    store_dags(monkeypatch, {"old": "a", "one": "a", "shop": "a"}, tables=("shop",), stale=("old",))
+    found = dags.PipelineDags()
+    assert [dag.dag_id for dag in found.find(["old", "one"])] == ["one"]
+    assert found.owners() == {"old": False, "one": False, "shop": True}

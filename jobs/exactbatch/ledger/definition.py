@@ -59,6 +59,11 @@ class Definition:
         return known_topics(self.pattern or self.topics, stored)
 
     @property
+    def others(self) -> list[str]:
+        """The other targets."""
+        return [target for target, *_ in json.loads(self.other_targets or "[]")]
+
+    @property
     def table(self) -> tuple[str, str]:
         """Schema and table of the target, as Postgres stores them."""
         return TargetTable(self.target).name

@@ -1,9 +1,9 @@
 """Read what is shown of many pipelines at once, and the newest batches and rejects of one."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 from uuid import UUID
 
 from exactbatch.ledger.batches import Batches
@@ -88,7 +88,19 @@ class OverviewRows(OnConnection):
 
     def newest_batches(self, pipelines: Sequence[str], *, limit: int) -> list[ListedBatch]:
         """Return the newest batches of each pipeline, up to `limit` of each, newest first."""
-        rows = _QUERIES.newest_batches(self._connection, pipelines=list(pipelines), limit=limit)
+        return self._listed(_QUERIES.newest_batches(self._connection, pipelines=list(pipelines), limit=limit))
+
+    def state_batches(self, pipelines: Sequence[str], *, replays: int) -> list[ListedBatch]:
+        """Return the batches that say in which state pipelines are, newest first.
+
+        Of each pipeline, these are the newest committed advance, the planned one, the newest one that has failed since
+        that commit, as exactbatch.pipeline_state has it, and up to `replays` of the newest planned replays.
+        """
+        return self._listed(
+            _QUERIES.state_batches(self._connection, pipelines=list(pipelines), limit=replays)
+        )
+
+    def _listed(self, rows: Iterable[Any]) -> list[ListedBatch]:
         batches = read_rows(Batch, rows)
         failures = Batches(self._connection).failures_of(batches)
         return [ListedBatch(batch, failures.get(batch.batch_id)) for batch in batches]

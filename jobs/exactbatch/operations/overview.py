@@ -11,16 +11,20 @@ from exactbatch.ledger.overview import ListedBatch, OverviewRows, Position
 from exactbatch.ledger.rows import Batch, BatchFailure
 from exactbatch.model import LogPartition
 from exactbatch.offsets import TopicPartition
+from exactbatch.operations.status import UNFINISHED_AFTER
+from exactbatch.operations.unprocessed import contradiction_of
 from exactbatch.postgres.connection import Connection, transaction
 
 State = Literal[
-    "not registered", "failing", "retrying", "losing data", "processing", "held back", "paused", "behind",
-    "up to date", "unknown",
+    "not registered", "failing", "losing data", "cannot plan", "retrying", "processing", "held back", "paused",
+    "behind", "up to date", "no topic yet", "unknown",
 ]  # fmt: skip
-# Newest batches of each pipeline, from which throughput and errors are taken: an hour of batches every five minutes.
+# Newest batches of each pipeline, from which the throughput is taken: an hour of batches every five minutes.
 # Each of them costs time when many pipelines are shown.
 _BATCHES: Final = 12
+_REPLAYS: Final = 12  # newest planned replays of each pipeline, of which one may be in flight or fail
 _THROUGHPUT: Final = timedelta(hours=1)
+_CLOCKS: Final = timedelta(seconds=10)  # by which the clocks of two servers may differ
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +34,14 @@ class LedgerSummary:
     definition  its registration
     positions   by topic and partition
     batches     the newest ones, newest first
+    current     those that its state comes from, newest first: the newest committed advance, the planned one, the newest
+                one that has failed since that commit, and the newest planned replays
     """
 
     definition: Definition
     positions: tuple[Position, ...]
     batches: tuple[ListedBatch, ...]
+    current: tuple[ListedBatch, ...]
 
     @property
     def topics(self) -> list[str]:
@@ -53,30 +60,37 @@ class LedgerSummary:
 
     @property
     def committed(self) -> Batch | None:
-        """The newest committed batch."""
-        return next((each.batch for each in self.batches if each.batch.status == "committed"), None)
+        """The newest committed batch; the newest committed advance, if many batches are newer."""
+        known = (*self.batches, *self.current)
+        return next((each.batch for each in known if each.batch.status == "committed"), None)
 
-    @property
-    def in_flight(self) -> Batch | None:
-        """The newest planned batch that has not failed."""
-        planned = (each for each in self.batches if each.batch.status == "planned" and each.failure is None)
-        return next((each.batch for each in planned), None)
+    def in_flight(self, now: datetime) -> Batch | None:
+        """Return the newest planned batch that has not failed. A replay that was planned long ago is left over."""
+        for each in self.current:
+            is_left_over = each.batch.kind == "replay" and now - each.batch.planned_at > UNFINISHED_AFTER
+            if each.batch.status == "planned" and each.failure is None and not is_left_over:
+                return each.batch
+        return None
 
     @property
     def failure(self) -> tuple[Batch, BatchFailure] | None:
-        """The newest failure of an advance since one was committed, or of a planned replay."""
-        for each in self.batches:
+        """The newest failure of an advance or a planned replay since an advance was committed.
+
+        One that no retry helps comes before the others.
+        """
+        found = []
+        for each in self.current:
             if each.batch.kind == "advance" and each.batch.status == "committed":
                 break
-            if each.failure is not None and (each.batch.kind == "advance" or each.batch.status == "planned"):
-                return each.batch, each.failure
-        return None
+            if each.failure is not None:
+                found.append((each.batch, each.failure))
+        return min(found, key=lambda each: each[1].retryable, default=None)
 
     def records_per_second(self, now: datetime) -> float | None:
         """Records of the batches that were committed in the last hour, for each second of it.
 
-        None if none of the newest batches was. If more batches than are known were committed within the hour, the
-        rate is that of the time that they span.
+        None if none of the newest batches was. If all batches that are known are younger, the rate is that of the time
+        since the oldest of them was planned.
         """
         recent = [
             each.batch
@@ -86,31 +100,35 @@ class LedgerSummary:
         if not recent:
             return None
         records = sum(batch.records or 0 for batch in recent)
-        oldest = min(batch.planned_at for batch in recent)
-        span = now - oldest if len(recent) == len(self.batches) else _THROUGHPUT
-        return records / max(1.0, min(span, _THROUGHPUT).total_seconds())
+        known = now - min(each.batch.planned_at for each in self.batches)
+        return records / max(1.0, min(known, _THROUGHPUT).total_seconds())
 
 
 @dataclass(frozen=True, slots=True)
 class Lag:
     """How far a pipeline is behind its logs.
 
-    records    offsets between the stored offsets and the ends of the logs
-    held_back  of these, offsets that open transactions hold back
-    lost       offsets that retention has removed before they were processed
-    since      when the oldest stored offset with unprocessed records behind it last moved; None without lag
+    records        offsets between the stored offsets and the ends of the logs
+    held_back      of these, offsets that open transactions hold back
+    lost           offsets that retention has removed before they were processed
+    since          when the oldest stored offset with unprocessed records behind it last moved; None without lag
+    contradiction  the first sentence on a log that contradicts its stored offset: no advance can be planned; or None
     """
 
     records: int
     held_back: int
     lost: int
     since: datetime | None
+    contradiction: str | None
 
 
 def load_summaries(
     connection: Connection, pipelines: Sequence[str], *, batches: int = _BATCHES
 ) -> dict[str, LedgerSummary]:
-    """Read the summaries of those pipelines that are registered, by name, each with so many of the newest batches."""
+    """Read the summaries of those pipelines that are registered, by name, each with so many of the newest batches.
+
+    Without batches, the state of a pipeline is not known either.
+    """
     with transaction(connection):
         rows = OverviewRows(connection)
         definitions = rows.definitions(pipelines)
@@ -120,43 +138,66 @@ def load_summaries(
         newest: dict[str, list[ListedBatch]] = defaultdict(list)
         for batch in rows.newest_batches(pipelines, limit=batches) if batches else ():
             newest[batch.batch.pipeline].append(batch)
+        current: dict[str, list[ListedBatch]] = defaultdict(list)
+        for batch in rows.state_batches(pipelines, replays=_REPLAYS) if batches else ():
+            current[batch.batch.pipeline].append(batch)
     return {
-        name: LedgerSummary(definition, tuple(positions[name]), tuple(newest[name]))
+        name: LedgerSummary(definition, tuple(positions[name]), tuple(newest[name]), tuple(current[name]))
         for name, definition in definitions.items()
     }
 
 
-def lag_of(positions: Iterable[Position], logs: Iterable[LogPartition]) -> Lag:
-    """Compare stored offsets with logs. A partition without a stored offset counts from its earliest offset. Pure."""
+def lag_of(positions: Iterable[Position], logs: Iterable[LogPartition], asked_at: datetime | None) -> Lag:
+    """Compare stored offsets with logs, about which Kafka was asked at a time. Pure.
+
+    A partition without a stored offset counts from its earliest offset.
+    """
     stored: Mapping[TopicPartition, Position] = {each.topic_partition: each for each in positions}
     records = held_back = lost = 0
     waiting: list[datetime] = []
+    contradictions: list[str] = []
     for log in logs:
         position = stored.get(log.topic_partition)
         at = log.earliest if position is None else position.next_offset
         behind = max(0, log.high_watermark - at)
         records += behind
         held_back += max(0, log.high_watermark - max(at, log.last_stable))
-        lost += max(0, log.earliest - at)
-        if behind and position is not None:
+        if position is None:
+            continue
+        if position.topic_id == log.topic_id:
+            lost += max(0, log.earliest - at)
+        if behind:
             waiting.append(position.updated_at)
-    return Lag(records, held_back, lost, min(waiting) if waiting else None)
+        # An offset that has moved since then may be ahead of what Kafka answered.
+        is_older = asked_at is not None and position.updated_at < asked_at - _CLOCKS
+        if is_older and (contradiction := contradiction_of(position, log)) is not None:
+            contradictions.append(contradiction)
+    return Lag(
+        records, held_back, lost, min(waiting, default=None), contradictions[0] if contradictions else None
+    )
 
 
-def state_of(summary: LedgerSummary | None, lag: Lag | None, *, is_paused: bool) -> State:
+def state_of(summary: LedgerSummary | None, lag: Lag | None, *, is_paused: bool, now: datetime) -> State:
     """Return the one word for a pipeline that an operator needs to know first. Pure."""
     if summary is None:
         return "not registered"
-    if (failed := summary.failure) is not None:
-        return "retrying" if failed[1].retryable else "failing"
+    failed = summary.failure
+    if failed is not None and not failed[1].retryable:
+        return "failing"
     if lag is not None and lag.lost:
         return "losing data"
-    if summary.in_flight is not None:
+    if lag is not None and lag.contradiction is not None:
+        return "cannot plan"
+    if failed is not None:
+        return "retrying"
+    if summary.in_flight(now) is not None:
         return "processing"
     if is_paused:
         return "paused"
     if lag is None:
         return "unknown"
+    if not summary.topics:
+        return "no topic yet"
     if lag.records and lag.held_back == lag.records:
         return "held back"
     return "behind" if lag.records else "up to date"

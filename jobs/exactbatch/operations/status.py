@@ -18,7 +18,7 @@ from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Connection, transaction
 
 _BATCHES: Final = 5  # number of the newest batches to show
-_UNFINISHED_AFTER: Final = 3600.0  # seconds; a replay may take that long
+UNFINISHED_AFTER: Final = timedelta(hours=1)  # a replay may take that long
 _UNANNOUNCED_AFTER: Final = 600.0  # seconds; a batch's own report may take that long to announce it
 _SHOWN: Final = 10
 _MANY_PARTITIONS: Final = 1000  # of a target; docs/layouts.md says what they cost
@@ -187,7 +187,9 @@ def load_status(
         failing = ledger.failing(pipeline, batches)
         unfinished = tuple(
             replay
-            for replay in ledger.unfinished_replays(pipeline, age=_UNFINISHED_AFTER, limit=_SHOWN)
+            for replay in ledger.unfinished_replays(
+                pipeline, age=UNFINISHED_AFTER.total_seconds(), limit=_SHOWN
+            )
             if ledger.overtaken_by(replay) is None
         )
         joined = tuple(ledger.joined_topics(pipeline, limit=_SHOWN))

@@ -126,6 +126,7 @@ def create_app() -> FastAPI:
         found = dags.find(readable_dags(user))
         seen = with_readable_runs(user, [dag.dag_id for dag in found])
         found = [dag for dag in found if dag.dag_id in seen]
+        owners = dags.owners() if any(dag.is_tables for dag in found) else {}
         summaries: dict[str, LedgerSummary] = {}
         problems: dict[str, str] = {}
         shown: list[PipelineDag] = []
@@ -133,7 +134,7 @@ def create_app() -> FastAPI:
             of_database = [dag for dag in found if dag.postgres == conn_id]
             try:
                 with databases.connection(conn_id) as connection:
-                    of_database = with_members(connection, of_database)
+                    of_database = with_members(connection, of_database, owners)
                     summaries |= load_summaries(connection, [dag.pipeline for dag in of_database])
             except Exception as error:
                 # One ledger that cannot be read does not hide the others.
@@ -166,7 +167,7 @@ def create_app() -> FastAPI:
                 forwarding = load_forwarding(Ledger(connection), dag_id)
         state = watched(dag, summary)
         view = pipeline_view(dag, summary, state, forwarding, now)
-        if view["error"] and not may["read_logs"]:
+        if view["error"] and "batch_id" in view["error"] and not may["read_logs"]:
             view["error"] = _hidden(view)
         return JSONResponse({**view, "may": may, "now": now.isoformat()})
 
@@ -266,7 +267,7 @@ def create_app() -> FastAPI:
         ends = past_ends.ends_at(dag.kafka, logs, sorted(stored)) if logs else {}
         points = [(at.timestamp(), max(0, end - stored[at])) for at, end in sorted(ends.items())]
         if logs:
-            points.append((now.timestamp(), lag_of(positions, logs).records))
+            points.append((now.timestamp(), lag_of(positions, logs, state.taken_at).records))
         return JSONResponse({"series": [[at for at, _ in points], [records for _, records in points]]})
 
     @app.get("/data/pipelines/{dag_id}/rejects", dependencies=[MaySee, MayReadLogs])

@@ -81,22 +81,38 @@ class PipelineDags:
         """Return those pipelines' DAGs that are among the readable ones, by ID."""
         wanted = set(readable)
         with create_session(scoped=False) as session:
-            models = session.execute(
-                select(DagModel.dag_id, DagModel.is_paused)
-                .join(DagTag, DagTag.dag_id == DagModel.dag_id)
-                .where(DagTag.name == _TAG, DagModel.is_stale.is_(False))
-                .order_by(DagModel.dag_id)
-            ).all()
-            paused = {row.dag_id: row.is_paused for row in models if row.dag_id in wanted}
+            models = self._models(session)
+            paused = {
+                row.dag_id: row.is_paused for row in models if row.dag_id in wanted and not row.is_stale
+            }
             stored = self._stored(session, list(paused))
-        with self._lock:
-            for gone in self._known.keys() - {row.dag_id for row in models}:
-                del self._known[gone]
         return [
             PipelineDag(dag_id, is_paused, *stored[dag_id])
             for dag_id, is_paused in paused.items()
             if dag_id in stored
         ]
+
+    def owners(self) -> dict[str, bool]:
+        """Return whether each DAG with the tag is that of many tables, by ID; also of DAGs that nobody may read.
+
+        Stale DAGs are among them: a DAG whose file cannot be read for a while keeps the names of its pipelines.
+        """
+        with create_session(scoped=False) as session:
+            dag_ids = [row.dag_id for row in self._models(session)]
+            stored = self._stored(session, dag_ids)
+        return {dag_id: dag_id in stored and stored[dag_id].is_tables for dag_id in dag_ids}
+
+    def _models(self, session: Any) -> Sequence[Any]:
+        models: Sequence[Any] = session.execute(
+            select(DagModel.dag_id, DagModel.is_paused, DagModel.is_stale)
+            .join(DagTag, DagTag.dag_id == DagModel.dag_id)
+            .where(DagTag.name == _TAG)
+            .order_by(DagModel.dag_id)
+        ).all()
+        with self._lock:
+            for gone in self._known.keys() - {row.dag_id for row in models}:
+                del self._known[gone]
+        return models
 
     def _stored(self, session: Any, dag_ids: Sequence[str]) -> dict[str, _Stored]:
         hashes = dict[str, str]()

@@ -1,6 +1,6 @@
 """The members of many tables, which share one DAG, as pipelines of their own."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from exactbatch.airflow.page.dags import PipelineDag
@@ -8,19 +8,30 @@ from exactbatch.ledger import Ledger
 from exactbatch.postgres.connection import Connection, transaction
 
 
-def with_members(connection: Connection, dags: Sequence[PipelineDag]) -> list[PipelineDag]:
+def with_members(
+    connection: Connection, dags: Sequence[PipelineDag], owners: Mapping[str, bool]
+) -> list[PipelineDag]:
     """Return the DAGs with, in the place of each DAG of many tables, one entry for each registered member.
 
-    A DAG of many tables none of which is registered stays. A name that has a DAG of its own is no member.
+    A DAG of many tables none of which is registered stays. `owners` are all DAGs of pipelines, also those that are not
+    shown, and whether each is that of many tables: what another DAG runs is no member.
     """
     if not any(dag.is_tables for dag in dags):
         return list(dags)
     with transaction(connection):
         names = [each.name for each in Ledger(connection).registered()]
-    own = {dag.dag_id for dag in dags}
     found = []
     for dag in dags:
-        prefix = f"{dag.dag_id}."
-        members = [name for name in names if dag.is_tables and name.startswith(prefix) and name not in own]
+        members = [name for name in names if dag.is_tables and _owner_of(name, owners) == dag.dag_id]
         found += [replace(dag, member=name) for name in members] or [dag]
     return found
+
+
+def _owner_of(name: str, owners: Mapping[str, bool]) -> str:
+    """Return the DAG of a pipeline: its own, or the one of tables with the longest prefix of its name; "" for none."""
+    if name in owners:
+        return name
+    prefix = name.rpartition(".")[0]
+    while prefix and not owners.get(prefix):
+        prefix = prefix.rpartition(".")[0]
+    return prefix

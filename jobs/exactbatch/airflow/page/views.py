@@ -21,7 +21,7 @@ from exactbatch.offsets import OffsetRange
 from exactbatch.operations.coverage_strip import DrawnStrip, Segment
 from exactbatch.operations.forwarding import Forwarding
 from exactbatch.operations.freshness import is_overdue
-from exactbatch.operations.overview import LedgerSummary, lag_of, state_of
+from exactbatch.operations.overview import Lag, LedgerSummary, State, lag_of, state_of
 from exactbatch.planning.freeze_replay import Preview
 
 
@@ -46,16 +46,17 @@ def pipeline_view(
     dag: PipelineDag, summary: LedgerSummary, state: LogState, forwarding: Forwarding | None, now: datetime
 ) -> dict[str, Any]:
     """Return a pipeline with its registration, partitions in total, and how far its results are sent to a topic."""
-    definition = summary.definition
+    definition, in_flight = summary.definition, summary.in_flight(now)
     return {
         **_of_dag(dag),
         **_summary(dag, summary, state, now),
         "target": definition.target,
+        "other_targets": definition.others,
         "sink": definition.sink,
         "lineage": definition.lineage,
         "topics": summary.topics,
         "partitions": len(summary.positions),
-        "in_flight": summary.in_flight.batch_id if summary.in_flight else None,
+        "in_flight": in_flight.batch_id if in_flight else None,
         "forwarding": None if forwarding is None else _forwarding(forwarding, now),
     }
 
@@ -83,15 +84,16 @@ def _of_dag(dag: PipelineDag) -> dict[str, Any]:
 
 def _summary(dag: PipelineDag, summary: LedgerSummary, state: LogState, now: datetime) -> dict[str, Any]:
     topics = summary.topics
-    is_known = bool(topics) and all(topic in state.logs for topic in topics)
+    is_known = all(topic in state.logs for topic in topics)
     logs = [log for topic in topics for log in state.logs.get(topic, ())]
-    lag = lag_of(summary.positions, logs) if is_known else None
+    lag = lag_of(summary.positions, logs, state.taken_at) if is_known else None
     left = retention_left(state, summary.stored, now) if lag is not None and lag.records else None
-    newest, failed = summary.committed or summary.newest, summary.failure
+    newest = summary.committed or summary.newest
+    word = state_of(summary, lag, is_paused=dag.is_paused, now=now)
     freshness = summary.definition.freshness
-    oldest = oldest_unprocessed(logs, summary.stored, state.first.get(dag.dag_id, {}))
+    oldest = oldest_unprocessed(logs, summary.stored, state.first.get(dag.pipeline, {}))
     return {
-        "state": state_of(summary, lag, is_paused=dag.is_paused),
+        "state": word,
         # What is not known is not overdue: the state says that Kafka does not answer.
         "overdue": is_overdue(freshness, oldest, now),
         "freshness_seconds": None if freshness is None else freshness.total_seconds(),
@@ -103,20 +105,29 @@ def _summary(dag: PipelineDag, summary: LedgerSummary, state: LogState, now: dat
         "records_per_second": summary.records_per_second(now),
         "retention_seconds": None if left is None else left.total_seconds(),
         "newest": None if newest is None else _batch(newest),
-        "error": None
-        if failed is None
-        else {
-            "batch_id": failed[0].batch_id,
-            "run_id": failed[0].run_id,
-            "error": failed[1].error,
-            "message": failed[1].message,
-            "failures": failed[1].failures,
-            "retryable": failed[1].retryable,
-            "failed_at": _time(failed[1].failed_at),
-            "hint": hint_of(failed[1].error),
-        },
+        "error": _error(word, summary, lag),
         "kafka_error": next((state.errors[topic] for topic in topics if topic in state.errors), None),
         "kafka_at": _time(state.taken_at),
+    }
+
+
+def _error(state: State, summary: LedgerSummary, lag: Lag | None) -> dict[str, Any] | None:
+    """Return why a pipeline is in a state; None if it is no bad one. Only the failure of a batch has a `batch_id`."""
+    if lag is not None and lag.contradiction is not None and state in ("losing data", "cannot plan"):
+        return {"error": "log", "message": lag.contradiction, "failures": 0, "retryable": False}
+    if summary.failure is None:
+        return None
+    batch, failure = summary.failure
+    return {
+        "batch_id": batch.batch_id,
+        "run_id": batch.run_id,
+        "kind": batch.kind,
+        "error": failure.error,
+        "message": failure.message,
+        "failures": failure.failures,
+        "retryable": failure.retryable,
+        "failed_at": _time(failure.failed_at),
+        "hint": hint_of(failure.error),
     }
 
 
@@ -238,7 +249,9 @@ def preview_view(preview: Preview, definition: Definition) -> dict[str, Any]:
     plan = preview.plan
     return {
         "target": definition.target,
-        "is_derived": definition.sink != "append",
+        "other_targets": definition.others,
+        "retracts": preview.retracts,
+        "is_derived": preview.retracts and definition.sink != "append",
         "rows": preview.rows,
         "rejects": sum(each.rejects for each in preview.retracted),
         "offsets": sum(map(len, plan.ranges)),

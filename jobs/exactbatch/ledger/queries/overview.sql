@@ -28,6 +28,25 @@ cross join lateral (
 ) b
 order by b.pipeline, b.batch_id desc;
 
+-- name: state_batches
+-- The batches that say in which state pipelines are: of each, the newest committed advance, the planned one, the newest
+-- that has failed since that commit, and up to :limit of the newest planned replays.
+select b.*
+from exactbatch.pipeline_state s
+cross join lateral unnest(array[s.last_batch_id, s.open_batch_id, s.failing_batch_id]) i (batch_id)
+-- With `offset 0`, Postgres looks each of them up, instead of reading all batches.
+cross join lateral (select {Batch} from exactbatch.batch where batch_id = i.batch_id offset 0) b
+where s.pipeline = any(:pipelines::text[])
+union
+select b.*
+from unnest(:pipelines::text[]) p (name)
+cross join lateral (
+    select {Batch}
+    from exactbatch.batch where pipeline = p.name and kind = 'replay' and status = 'planned'
+    order by batch_id desc limit :limit
+) b
+order by pipeline, batch_id desc;
+
 -- name: range_totals
 -- How many ranges and offsets some batches have; no row for a folded batch.
 select batch_id, count(*) as ranges, sum(until_offset - from_offset)::bigint as offsets

@@ -1,5 +1,7 @@
 // Build elements from text. Names and records are hostile input: nothing here parses HTML.
 
+import { ago } from "./format.js";
+
 export function el(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -9,6 +11,13 @@ export function el(tag, attributes = {}, ...children) {
   }
   node.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
   return node;
+}
+
+/** How long ago a time was; refreshAges() keeps it true. */
+export const age = (text) => el("span", { "data-ago": text }, ago(text));
+
+export function refreshAges(node) {
+  for (const time of node.querySelectorAll("[data-ago]")) time.textContent = ago(time.dataset.ago);
 }
 
 /** Replace what a node contains, unless it would be the same: focus and selections stay. */

@@ -1,8 +1,8 @@
 // All pipelines that the user may see, the most urgent first.
 
 import { live, pipelines } from "./api.js";
-import { airflowLink, el, fill, keyed } from "./dom.js";
-import { ago, compact, count, duration, overdueText, plural, rate } from "./format.js";
+import { age, airflowLink, el, fill, keyed, refreshAges } from "./dom.js";
+import { compact, count, duration, overdueText, plural, rate } from "./format.js";
 import { OVERDUE, stateBadge, URGENCY } from "./states.js";
 
 const EVERY = 5000; // milliseconds
@@ -74,7 +74,7 @@ export function showOverview() {
       .filter((row) => !wanted || `${row.pipeline} ${words(row).join(" ")}`.toLowerCase().includes(wanted))
       .sort(SORTS[sort.value][1]);
     keyed(body, shown, (row) => row.pipeline, overviewRow);
-    for (const time of body.querySelectorAll("[data-ago]")) time.textContent = ago(time.dataset.ago);
+    refreshAges(body);
     list.hidden = shown.length === 0;
     empty.hidden = shown.length > 0;
     empty.textContent = rows.length
@@ -149,7 +149,7 @@ function overviewRow(row) {
         ? [
             `${batch.batch_id} `,
             el("small", {}, `${compact(batch.records)} records, `),
-            el("small", { "data-ago": batch.committed_at ?? batch.planned_at }, ago(batch.committed_at ?? batch.planned_at)),
+            el("small", {}, age(batch.committed_at ?? batch.planned_at)),
           ]
         : "none yet",
     ),

@@ -2,8 +2,8 @@
 
 import * as asking from "./api.js";
 import { TimeChart } from "./charts.js";
-import { airflowLink, el, fill, foreignLink, keyed, runPath, say } from "./dom.js";
-import { ago, count, duration, forwardingText, moment, overdueText, plural, rate } from "./format.js";
+import { age, airflowLink, el, fill, foreignLink, keyed, refreshAges, runPath, say } from "./dom.js";
+import { count, duration, forwardingText, moment, overdueText, plural, rate } from "./format.js";
 import { openReplay } from "./replay.js";
 import { kindBadge, OVERDUE, stateBadge, stateMeaning } from "./states.js";
 import { CoverageStrip, LEGEND } from "./strip.js";
@@ -21,7 +21,7 @@ export function showPipeline(dag, address) {
   let view = { first: number("first"), until: number("until"), skip: number("skip") ?? 0 };
   let state = null;
   let batches = [];
-  let linked = null; // the batch that the address names, if it is an older one
+  let linked = null; // the batch that the address names, if it is older than all that are known
   let listed = LISTED;
   let isComplete = false;
   let scale = null;
@@ -279,34 +279,42 @@ export function showPipeline(dag, address) {
         isOld ? el("small", {}, ` as of ${moment(state.kafka_at)}`) : ""),
       fact("Throughput, last hour", rate(state.records_per_second)),
       fact("Retention reaches the stored offset in", duration(state.retention_seconds)),
-      fact("Target", `${state.target} (${state.sink}${state.lineage === "batch" ? ", rows name their batch" : ""})`),
-      fact("Topics", state.topics.join(", ") || "not known"),
+      fact("Target", `${[state.target, ...state.other_targets].join(", ")} (${state.sink}${state.lineage === "batch" ? ", rows name their batch" : ""})`),
+      fact("Topics", state.topics.join(", ") || "none yet"),
       state.forwarding === null ? null : fact("Results", forwardingText(state.forwarding)),
     ]);
     fill(trouble, [state.error, state.kafka_error], () => [
-      state.error
-        ? el("div", { class: state.error.retryable ? "note warn" : "note bad" },
-            el("strong", {}, `${state.error.error}, batch ${state.error.batch_id}: `), state.error.message,
-            el("p", {}, `Failed ${plural(state.error.failures, "time")}, last ${ago(state.error.failed_at)}. `,
-              state.error.retryable ? "A retry may succeed. " : "A retry does not help. ",
-              state.error.hint ? `${state.error.hint} ` : "",
-              state.error.run_id ? airflowLink(`${runPath(dag, state.error.run_id)}/tasks/process_batch`, "Task and log") : ""))
-        : null,
+      state.error ? errorNote(state.error) : null,
       state.kafka_error ? el("div", { class: "note warn" }, el("strong", {}, "Kafka: "), state.kafka_error, " What the ledger knows is shown all the same.") : null,
     ]);
+    refreshAges(trouble);
+  }
+
+  /** Where Airflow shows the task that processes a batch. */
+  const taskPath = ({ run_id: id, kind }) => `${runPath(dag, id)}/tasks/${kind === "advance" ? "process_batch" : "process_replay"}`;
+
+  function errorNote(error) {
+    if (!error.batch_id) return el("div", { class: "note bad" }, el("strong", {}, `${error.error}: `), error.message);
+    return el("div", { class: error.retryable ? "note warn" : "note bad" },
+      el("strong", {}, `${error.error}, batch ${error.batch_id}: `), error.message,
+      el("p", {}, `Failed ${plural(error.failures, "time")}, last `, age(error.failed_at), ". ",
+        error.retryable ? "A retry may succeed. " : "A retry does not help. ",
+        error.hint ? `${error.hint} ` : "",
+        error.run_id ? airflowLink(taskPath(error), "Task and log") : ""));
   }
 
   function showBatches() {
     const shown = batches.slice(0, listed);
-    const isShown = shown.some((batch) => batch.batch_id === wanted);
-    keyed(body, linked && !isShown ? [linked, ...shown] : shown, (batch) => batch.batch_id, batchRow);
+    const named = batches.find((batch) => batch.batch_id === wanted) ?? linked;
+    keyed(body, named && !shown.includes(named) ? [named, ...shown] : shown, (batch) => batch.batch_id, batchRow);
     noBatch.hidden = batches.length > 0;
     noBatch.textContent = state.is_paused
       ? "There is no batch yet, and the DAG is paused. Unpause it in Airflow, or trigger a run after that."
       : "There is no batch yet. The next run of the DAG plans the first one.";
     noBatch.previousElementSibling.hidden = batches.length === 0;
     olderButton.hidden = batches.length <= listed && (isComplete || batches.length < 50);
-    const done = batches.filter((batch) => batch.committed_at).reverse();
+    // A replay may commit later than advances that were planned after it.
+    const done = batches.filter((batch) => batch.committed_at).sort((a, b) => Date.parse(a.committed_at) - Date.parse(b.committed_at));
     speed.show([
       done.map((batch) => Date.parse(batch.committed_at) / 1000),
       done.map((batch) => batch.records / Math.max(0.001, batch.seconds)),
@@ -337,8 +345,7 @@ export function showPipeline(dag, address) {
         ? el("small", {}, ` ${stages.map(([stage, seconds, tries]) => `${stage} ${duration(seconds)}${tries > 1 ? ` (try ${tries})` : ""}`).join(" · ")}`)
         : ""),
       cell("Run", "run", batch.run_id
-        ? [airflowLink(runPath(dag, batch.run_id), batch.run_id), " ", airflowLink(
-            `${runPath(dag, batch.run_id)}/tasks/${batch.kind === "advance" ? "process_batch" : "process_replay"}`, "log")]
+        ? [airflowLink(runPath(dag, batch.run_id), batch.run_id), " ", airflowLink(taskPath(batch), "log")]
         : batch.origin,
         batch.application_url ? [" ", foreignLink(batch.application_url, "Spark")] : ""),
       cell("Action", null, state?.may.trigger && batch.status === "committed"

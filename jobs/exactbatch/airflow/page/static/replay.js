@@ -39,7 +39,11 @@ export function openReplay(api, { dag_id: dag, is_paused: isPaused }, conf, titl
 
   function ask(preview) {
     const rows = preview.rows;
-    const names = preview.is_derived ? "rows of its lineage table" : "rows";
+    const others = preview.other_targets.join(", ");
+    const replaced = `${count(rows)} ${preview.is_derived ? "rows of its lineage table" : "rows"} of ${preview.target}`;
+    const what = !preview.retracts
+      ? `Apply ${plural(preview.offsets, "offset")} to ${preview.target} again`
+      : `Replace ${replaced}${others && `, and the rows of these offsets in ${others}`}`;
     const check = el("input", { type: "checkbox", id: "confirm", onchange: () => (go.disabled = !check.checked) });
     const note = el("input", { type: "text", id: "note", maxlength: "1000" });
     const go = el("button", { type: "button", class: "primary", disabled: true, onclick: () => start(go, note.value) }, "Replay");
@@ -48,7 +52,8 @@ export function openReplay(api, { dag_id: dag, is_paused: isPaused }, conf, titl
         "p",
         {},
         "One transaction retracts ",
-        el("strong", {}, `${count(rows)} ${names} of ${preview.target}`),
+        el("strong", {}, replaced),
+        others ? [", the rows of these offsets in ", el("strong", {}, others), ","] : "",
         " and ",
         el("strong", {}, plural(preview.rejects, "reject")),
         ", and writes the new results of ",
@@ -56,6 +61,9 @@ export function openReplay(api, { dag_id: dag, is_paused: isPaused }, conf, titl
         ". The stored offsets do not move, and scheduled runs go on.",
       ),
       ranges(preview),
+      preview.retracts
+        ? ""
+        : el("p", { class: "warning" }, `${preview.target} keeps no history: a replay applies its records again and retracts no rows. A row that its records do not give any more stays.`),
       preview.widened.length
         ? el("p", { class: "warning" }, "Rows of this target name only their batch, so whole batches are replayed: ",
             preview.widened.map((each) => `${place(each)} of batch ${each.batch_id}`).join("; "), ".")
@@ -75,7 +83,7 @@ export function openReplay(api, { dag_id: dag, is_paused: isPaused }, conf, titl
         "p",
         { class: "confirm" },
         check,
-        el("label", { for: "confirm" }, `Replace ${count(rows)} ${names} of ${preview.target}`),
+        el("label", { for: "confirm" }, what),
       ),
       el("div", { class: "actions" }, close, go),
     );

@@ -5,6 +5,7 @@ import { el } from "./dom.js";
 const STATES = {
   failing: ["bad", "✕", "It fails, and a retry does not help: somebody must act."],
   "losing data": ["bad", "✕", "Retention has removed offsets that were not processed."],
+  "cannot plan": ["bad", "✕", "The log contradicts the stored offsets, so no run can plan a batch: somebody must act."],
   overdue: ["bad", "◷", "A record has waited for longer than the pipeline's freshness allows."],
   "not registered": ["bad", "✕", "The ledger does not know it: run exactbatch init."],
   retrying: ["warn", "↻", "It has failed; a retry may succeed."],
@@ -13,6 +14,7 @@ const STATES = {
   behind: ["calm", "›", "There are records that the next run will process."],
   processing: ["busy", "▸", "A batch is in flight."],
   paused: ["calm", "‖", "The DAG is paused in Airflow."],
+  "no topic yet": ["calm", "–", "No topic has joined by the pipeline's pattern: each run looks for topics that match."],
   "up to date": ["good", "✓", "Every record of the log is processed."],
   committed: ["good", "✓", "Its results are in the target."],
   planned: ["busy", "▸", "It is planned and has not committed."],

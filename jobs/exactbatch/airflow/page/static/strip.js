@@ -17,6 +17,7 @@ const WORDS = {
   gap: "gap: nothing accounts for these offsets",
   pruned: "folded: exactbatch prune has merged old batches",
   removed: "removed from the log by retention",
+  before: "before the beginning of the pipeline",
   waiting: "not processed yet",
   outside: "nothing: outside of the log",
 };
@@ -36,8 +37,9 @@ function complete(data, first, until) {
   let at = first;
   const idle = (to) => {
     const end = data.high_watermark ?? data.next_offset;
-    const start = data.earliest ?? data.first_offset;
-    for (const [limit, kind] of [[Math.min(to, start), "removed"], [Math.min(to, end), "waiting"], [to, "outside"]]) {
+    const limits = [[data.first_offset, "before"], [data.earliest ?? 0, "removed"], [end, "waiting"], [to, "outside"]];
+    for (const [last, kind] of limits) {
+      const limit = Math.min(to, last);
       if (at < limit) {
         whole.push({ from: at, to: limit, kind, batch: null, last: null, merged: false });
         at = limit;
@@ -390,6 +392,7 @@ export const LEGEND = [
   ["loss", "lost"],
   ["gap", "gap"],
   ["waiting", "not processed yet"],
+  ["before", "before the beginning"],
   ["removed", "removed by retention"],
   ["reject", "rejects"],
   ["flight", "in flight"],
