@@ -162,9 +162,8 @@ def decimal(written: str) -> Decimal:
 
 
 def numeric(written: str) -> str:
-    """Postgres reads it."""
-    full(NUMBER, written.strip(" \t"))
-    return written
+    """Postgres reads it, without the blanks."""
+    return full(NUMBER, written.strip(" \t"))
 
 
 def boolean(written: str) -> bool:

@@ -32,7 +32,7 @@ TAKEN: Final = {
         "re.sub('^character(?! varying)', 'bpchar', into)",
     },
     "sinks/upsert/latest_rows.py": {"cast.type"},
-    "sinks/aggregate/merged_groups.py": {"column.type"},
+    "sinks/aggregate/merged_groups.py": {"cast.type"},
     "sinks/aggregate/partial_results.py": {"column.type", "type_"},
     "sinks/tables/target_definition.py": {"column.type", "partition_by"},
     "sinks/by_batch/merge.py": {"key.definition"},
