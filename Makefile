@@ -1,4 +1,4 @@
-# All commands run from .venv and write below .venv and .local. They need Python 3.11, Java 17 or newer, and make.
+# All commands run from .venv and write only inside this checkout. They need Python 3.11, Java 17 or newer, and make.
 
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c

@@ -35,11 +35,30 @@ grant usage, create on schema exactbatch_staging to exactbatch_job;
 revoke all on schema exactbatch, exactbatch_staging from public;
 
 do $$
+declare statement text;
 begin
     if to_regclass('exactbatch.pipeline_state') is null then
         raise notice 'There is no ledger yet, or an older one: run this script again after `exactbatch init`.';
         return;
     end if;
+    -- What a login has created belongs to the role, so that any member can migrate and prune it.
+    for statement in
+        select format('alter %s %s owner to exactbatch_owner', case relkind when 'v' then 'view' else 'table' end,
+                      oid::regclass)
+        from pg_class
+        where relnamespace = 'exactbatch'::regnamespace and relkind in ('r', 'p', 'v')
+          and relowner <> 'exactbatch_owner'::regrole
+        union all
+        select format('alter function %s owner to exactbatch_owner', oid::regprocedure)
+        from pg_proc
+        where pronamespace = 'exactbatch'::regnamespace and proowner <> 'exactbatch_owner'::regrole
+        union all
+        select format('alter schema %I owner to exactbatch_owner', nspname)
+        from pg_namespace
+        where nspname in ('exactbatch', 'exactbatch_staging') and nspowner <> 'exactbatch_owner'::regrole
+    loop
+        execute statement;
+    end loop;
     grant select on all tables in schema exactbatch to exactbatch_job, exactbatch_reader;
     -- The views read the tables with the rights of their owner.
     grant select on exactbatch.pipeline_state, exactbatch.batch_history, exactbatch.open_batches,

@@ -1,5 +1,7 @@
 """Each role of docs/roles.sql can do its work, and nothing else."""
 
+from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,11 +15,12 @@ from exactbatch.batch.engines.driver_engine import DriverEngine
 from exactbatch.batch.job import process_batch
 from exactbatch.errors import ConfigurationError, TargetMismatch
 from exactbatch.kafka.broker import KafkaBroker
+from exactbatch.ledger import Ledger, migrate
 from exactbatch.operations.status import load_status
 from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import ReplayRequest, RequestedRange
-from exactbatch.postgres.connection import connect
+from exactbatch.postgres.connection import connect, transaction
 from support.dashboard import VIEWS, queries
 from support.roles import ROLES, Deployment
 from support.topics import record
@@ -165,6 +168,27 @@ def test_nobody_changes_the_past_and_a_reader_writes_nothing(committed):
         with pytest.raises(psycopg2.errors.InsufficientPrivilege):
             committed.execute(statement, "reader")
     assert committed.execute("select from exactbatch.batch where status = 'committed'", "reader") == 1
+
+
+def test_any_member_of_the_owner_goes_on_with_the_ledger(deployment):
+    """Whoever ran `exactbatch init` first, with the roles or before them."""
+    pipeline = Pipeline(name="p", topics=("t",), value=Json("id int"), sink=Append("shop.item"))
+    deployment.init(pipeline)
+    deployment.execute("alter schema exactbatch owner to test_owner")
+    deployment.execute(ROLES)
+    deployment.execute("create role test_other login in role exactbatch_owner")
+    try:
+        connection = connect(deployment.settings("other").postgres, application="tests")
+        with closing(connection):
+            assert migrate(connection) == []
+            with transaction(connection):
+                assert Ledger(connection).register(replace(pipeline, topics=("t", "u")))
+            with transaction(connection) as cursor:
+                # As migrations do.
+                cursor.execute("alter table exactbatch.batch add column added int")
+                cursor.execute("create index on exactbatch.coverage (batch_id)")
+    finally:
+        deployment.execute("drop role test_other")
 
 
 def test_a_reporter_reads_the_views_and_nothing_else(deployment):
