@@ -2321,6 +2321,16 @@ MUTANTS: Final = (
         ("tests/integration/test_aggregate.py::test_a_target_with_wider_types_is_exact_with_a_trigger_too",),
     ),
     Mutant(
+        "rejects of decoding hide that a record gives two changes of a key",
+        "batch/staging/uncastable.py",
+        "    if staged.rejected - rejected_before <= limit and staged",
+        "    if staged.rejected <= limit and staged",
+        (
+            "tests/integration/test_upsert.py"
+            "::test_two_changes_of_a_key_in_a_record_are_refused_however_many_rejects_there_are",
+        ),
+    ),
+    Mutant(
         "a sample is read through a consumer that takes its records with it",
         "kafka/open_consumer.py",
         "    can_be_native = partitions == 1 and not keeps_records\n",

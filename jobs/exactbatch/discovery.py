@@ -98,7 +98,7 @@ def reference_of(pipeline: Pipeline | Tables) -> str:
     Raises ConfigurationError if no module that can be imported again has it.
     """
     for module_name, module in list(sys.modules.items()):
-        for name, value in list(vars(module).items()):
+        for name, value in list(getattr(module, "__dict__", {}).items()):  # None blocks an import
             # Airflow loads a DAG file under a name that cannot be imported; the pipeline's own module can be.
             if value is pipeline and PathFinder.find_spec(module_name.partition(".")[0]) is not None:
                 return f"{module_name}:{name}"

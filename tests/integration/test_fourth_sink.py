@@ -12,6 +12,7 @@ from exactbatch import Json, Pipeline, sinks
 from exactbatch.audit.audit import audit
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError
+from exactbatch.ledger import definition
 from exactbatch.ledger.definition import definition_of
 from exactbatch.operations.compact import compact_changes
 from exactbatch.planning.freeze_replay import freeze_replay, preview_replay
@@ -207,5 +208,6 @@ def test_tables_of_an_unknown_sink_are_not_guessed(monkeypatch):
     pipeline = Pipeline(name="p", topics=("t",), value=Json("id int"), sink=LastOfPartition("public.t"))
     assert definition_of(pipeline).tables == {("public", "t"), ("public", "t_record")}
     monkeypatch.delitem(sinks.SINKS, LastOfPartition.kind)  # type: ignore[arg-type]
+    definition._tables.cache_clear()
     with pytest.raises(ConfigurationError, match="registered with the sink 'last', which this version"):
         _ = definition_of(pipeline).tables

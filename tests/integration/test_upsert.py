@@ -264,3 +264,17 @@ def test_debezium_in_one_line(world, make_topic, make_pipeline):
     replayed(world, pipeline, (4, 5), (6, 7))
     assert state(world, pipeline) == {2: "newer", 9: "nine"}
     assert audit(pipeline, world.settings, values=True).is_exact
+
+
+@pytest.mark.parametrize("history", [True, False], ids=["with history", "without history"])
+@pytest.mark.parametrize("bad", [0, 5, 6, 10])
+def test_two_changes_of_a_key_in_a_record_are_refused_however_many_rejects_there_are(
+    world, make_topic, make_pipeline, history, bad
+):
+    topic = make_topic()
+    topic.produce(*[b"no JSON"] * bad, b'{"items": [{"id": 1, "name": "a"}, {"id": 1, "name": "b"}]}')
+    sink = Upsert(f'public."{topic.name}"', key=("id",), history=history)
+    value = Json("id int from 'items[].id', name text from 'items[].name'")
+    pipeline = make_pipeline(topic, value=value, sink=sink, max_rejects=10)
+    with pytest.raises(TargetMismatch, match=rf"several changes of one key.*offset {bad}: \(1\)"):
+        world.run(pipeline)

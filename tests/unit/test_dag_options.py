@@ -118,6 +118,12 @@ def test_many_pipelines_are_found_soon_although_many_modules_are_loaded(monkeypa
     assert time.process_time() - began < 5
 
 
+def test_a_module_whose_import_is_blocked_is_passed_over(monkeypatch):
+    blocked = {"blocked_by_this_test": None}
+    monkeypatch.setattr(sys, "modules", {**blocked, **sys.modules})
+    assert reference_of(PIPELINE).endswith(":PIPELINE")
+
+
 def test_the_trigger_form_has_what_is_used_most_first_and_describes_each():
     params = pipeline_dag(PIPELINE).params
     assert list(params) == ["start", "end", "batch_ids", "ranges", "available_only"]

@@ -52,6 +52,8 @@ def test_ranges_windows_and_batches():
         ({"batch_ids": ["-1"]}, "expected a batch id as a whole number of 0 or more, found '-1'"),
         ({"end": END}, "found only end"),
         ({"start": "yesterday", "end": END}, "expected start as an ISO 8601 time such as"),
+        ({"start": START, "end": "9999-12-31T23:59:59-05:00"}, "expected end as an ISO 8601 time"),
+        ({"start": "0001-01-01T00:00:00+05:00", "end": END}, "expected start as an ISO 8601 time"),
         ({"start": START, "end": END}, "the time window 2026-01-05 08:00:00+00:00 to"),
         ({"available_only": True}, "available_only has no effect without ranges"),
         (

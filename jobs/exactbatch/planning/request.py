@@ -126,14 +126,14 @@ def ranges_of_offsets(offsets: Iterable[tuple[str, int, int]]) -> tuple[Requeste
 
 
 def parse_time(text: Any, name: str) -> datetime:
-    """Parse an ISO 8601 time; UTC unless it has a UTC offset. Raises ConfigurationError."""
+    """Parse an ISO 8601 time, UTC unless it has a UTC offset; return it in UTC. Raises ConfigurationError."""
     try:
         time = datetime.fromisoformat(text)
-    except (TypeError, ValueError):
+        return (time if time.tzinfo else time.replace(tzinfo=UTC)).astimezone(UTC)
+    except (TypeError, ValueError, OverflowError):
         raise ConfigurationError(
             f"expected {name} as an ISO 8601 time such as 2026-11-21T08:00:00Z, found {text!r}"
         ) from None
-    return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
 def parse_age(text: str) -> timedelta:

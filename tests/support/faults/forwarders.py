@@ -35,7 +35,7 @@ _END: Final = 120.0  # seconds in which a forwarder ends
 def send(pipeline: Pipeline, settings: Settings) -> int:
     """Send what waits, in this process; return how many results that is."""
     with (
-        patch.object(producer, "_TIMEOUT", KAFKA_TIMEOUT),
+        patch.object(producer, "TRANSACTION_TIMEOUT", KAFKA_TIMEOUT),
         patch.object(sent, "_PROGRESS_TIMEOUT", KAFKA_TIMEOUT),
         ledger_session(settings.postgres, "exactbatch forward", pipeline) as connection,
     ):

@@ -68,6 +68,7 @@ def reject_uncastable(
     Raises the errors of read_range() if the log does not hold the records any more, and TargetMismatch if rows
     do not carry the record that they come from, or if a record gives two changes of a key.
     """
+    rejected_before = staged.rejected
     with transaction(connection) as cursor:
         too_many = False
         if rules := rules_of(cursor, pipeline, columns, tables.batch_id):
@@ -80,7 +81,7 @@ def reject_uncastable(
         any_noted = is_any_noted(cursor, tables, staged)
     if any_noted:
         staged = _rejected(connection, pipeline, tables, ranges, staged, limit, settings, cluster_id)
-    if staged.rejected <= limit and staged.has_several_rows_of_a_record:
+    if staged.rejected - rejected_before <= limit and staged.has_several_rows_of_a_record:
         with transaction(connection) as cursor:
             for part, of_part in staged.by_part():
                 rows = identifier(tables.of_part(part).rows)
