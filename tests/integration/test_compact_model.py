@@ -110,7 +110,7 @@ class Target:
             if taken_back is not None:
                 self.sink.retract(cursor, [(taken_back, self.model.batches[1:])])
             self._stage(cursor, written)
-            staged = StagedRows(sql.Identifier("staged"), self.model.batches[-1], [7])
+            staged = StagedRows(sql.Identifier("staged"), self.model.batches[-1], {7: len(written)})
             self.sink.insert_staged(cursor, staged, COLUMNS)
 
     def write_foreign(self) -> None:
@@ -124,7 +124,9 @@ class Target:
         model.changes += written
         with transaction(self.connection) as cursor:
             self._stage(cursor, written)
-            self.sink.insert_staged(cursor, StagedRows(sql.Identifier("staged"), FOREIGN, [7]), COLUMNS)
+            self.sink.insert_staged(
+                cursor, StagedRows(sql.Identifier("staged"), FOREIGN, {7: len(written)}), COLUMNS
+            )
 
     def _stage(self, cursor: Any, written: list[Change]) -> None:
         cursor.execute(

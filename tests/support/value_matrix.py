@@ -449,9 +449,12 @@ class Matrix:
                 )
                 if "by default" in kind.options:  # which is a constraint of the table, not of the type
                     cursor.execute(sql.SQL("delete from {} where x is null").format(identifier(tables.rows)))
-                inserted = sink.insert_staged(cursor, StagedRows(identifier(tables.rows), 1, [1]), columns)
                 cursor.execute(sql.SQL("select count(*) from {}").format(identifier(tables.rows)))
-                if (inserted,) != cursor.fetchone():
+                rows = int(cursor.fetchone()[0])
+                inserted = sink.insert_staged(
+                    cursor, StagedRows(identifier(tables.rows), 1, {1: rows}), columns
+                )
+                if inserted != rows:
                     result.wrong.append(f"{inserted} rows inserted")
                 text = "x::text[]" if source.column.element else "x::text"  # which drops a char's padding
                 cursor.execute(f"select {number}, {text} from public.t")

@@ -169,7 +169,7 @@ def _without_refused(cursor: Cursor, staged: StagedRows, tables: StagingTables) 
 def _publish(cursor: Cursor, staged: StagedRows, tables: StagingTables) -> None:
     """Insert the staged rows as publish does."""
     sink, ledger = staged.pipeline.sink, Ledger(cursor.connection)
-    accepted = AcceptedRows(identifier(tables.rows), tables.batch_id, [_ATTEMPT])
+    accepted = AcceptedRows(identifier(tables.rows), tables.batch_id, {_ATTEMPT: len(staged.rows)})
     if _whole(staged).has_several_rows_of_a_record:
         sink.check_staged(cursor, accepted, staged.columns)
     ledger.advance_stored_offsets(ledger.batch(tables.batch_id))
