@@ -38,6 +38,7 @@ from pipelines.flights import flights
 CORES = 2
 # The same for every way: what a Spark batch needs on one machine, and no more.
 SPARK_CONF = {
+    "spark.pyspark.python": sys.executable,
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.memory": "1g",
