@@ -97,6 +97,7 @@ def test_what_is_planted_in_small_logs_is_found(target, opened, monkeypatch):
     assert len(opened) == 2
     # Records that are too large to be held: each partition that was not read before has a consumer of its own.
     monkeypatch.setattr(small_logs, "_HELD_BYTES", 0)
+    monkeypatch.setattr(small_logs, "_RECORDS", 10)
     assert found(target) == expected
     # Groups of at most as many offsets.
     monkeypatch.undo()

@@ -340,6 +340,20 @@ def test_a_trigger_that_swallows_rows_fails_the_batch(
     assert "2 rows were written, and 1 arrived: trigger swallow (BEFORE INSERT)" in message
 
 
+def test_a_trigger_that_swallows_rejects_fails_the_batch(
+    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
+) -> None:
+    topic = make_topic()
+    topic.produce(record(1), b"no JSON")
+    pipeline = make_pipeline(topic, max_rejects=1)
+    world.execute(
+        "create function swallow() returns trigger language plpgsql as 'begin return null; end'; "
+        "create trigger swallow before insert on exactbatch.rejected_record for each row execute function swallow()"
+    )
+    message = world.refused(TargetMismatch, pipeline)
+    assert "1 rows and 1 rejected records were staged, but 1 and 0 arrived" in message
+
+
 def test_error_of_servers_own_is_no_refusal_of_row_and_can_be_tried_again(
     world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:

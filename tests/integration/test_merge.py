@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from psycopg2.errors import LockNotAvailable
 
 from exactbatch import Pipeline, failpoints
 from exactbatch.errors import ConfigurationError, PostgresUnavailable, TargetMismatch
@@ -195,6 +196,22 @@ def test_a_replay_that_retracts_copied_rows_goes_first(world, topic, pipeline, m
     merge_partitions(merging, pipeline, max_bytes=LARGE)
     merging.close()
     assert len(bounds(world, pipeline)) == 1
+    assert exact(world, pipeline)
+
+
+def test_nobody_deletes_rows_that_a_merge_has_copied(world, topic, pipeline, monkeypatch):
+    """They would come back with the merged partition."""
+    deleting = connect(world.settings.postgres, application="somebody")
+    merging = connect(world.settings.postgres, application="merge")
+
+    def delete() -> None:
+        with deleting, deleting.cursor() as cursor, pytest.raises(LockNotAvailable):
+            cursor.execute(f"set lock_timeout = '200ms'; delete from \"{topic.name}\" where kafka_offset = 1")
+
+    at(monkeypatch, "merge.after_copy", delete)
+    assert len(merge_partitions(merging, pipeline, max_bytes=LARGE)) == 1
+    for connection in (deleting, merging):
+        connection.close()
     assert exact(world, pipeline)
 
 

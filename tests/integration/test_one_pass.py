@@ -63,9 +63,15 @@ def test_plans_that_spark_runs_as_it_reads(spark, change):
     assert is_narrow(staged(spark, change))
 
 
+@pytest.mark.parametrize("adaptive", [True, False], ids=["adaptive plans", "fixed plans"])
 @pytest.mark.parametrize("change", WIDE.values(), ids=WIDE)
-def test_plans_that_spark_runs_otherwise(spark, change):
-    assert not is_narrow(staged(spark, change))
+def test_plans_that_spark_runs_otherwise(spark, change, adaptive):
+    before = spark.conf.get("spark.sql.adaptive.enabled")
+    spark.conf.set("spark.sql.adaptive.enabled", adaptive)
+    try:
+        assert not is_narrow(staged(spark, change))
+    finally:
+        spark.conf.set("spark.sql.adaptive.enabled", before)
 
 
 QUERY = (

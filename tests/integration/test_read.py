@@ -36,7 +36,7 @@ from exactbatch.formats.message import UNREADABLE, Unreadable
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.kafka.consumer import Signals
 from exactbatch.kafka.range_consumer import Fetched
-from exactbatch.kafka.reader import _read, read_range
+from exactbatch.kafka.reader import _FIRST_RECORDS, _read, read_range
 from exactbatch.kafka.records import MessageRecords, Record, Records
 from exactbatch.local import LocalStack
 from exactbatch.model import LogPartition
@@ -92,7 +92,7 @@ def numbered(count: int) -> list[bytes]:
 def test_a_range_gives_its_records_and_no_other(make_topic: MakeTopic) -> None:
     topic = make_topic()
     topic.produce(*numbered(100))
-    for first, end in ((0, 100), (0, 1), (17, 83), (40, 41), (99, 100)):
+    for first, end in ((0, 100), (0, 1), (17, 83), (40, 41), (99, 100), (0, _FIRST_RECORDS + 1)):
         batches = read(topic, first, end)
         assert offsets(batches) == list(range(first, end))
         assert values(batches) == numbered(100)[first:end]

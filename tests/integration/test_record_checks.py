@@ -59,6 +59,18 @@ def test_a_record_for_which_a_check_is_false_is_a_reject(world, make_topic, make
     assert findings(world, pipeline) == {}
 
 
+def test_rows_that_could_be_copied_into_a_partition_are_checked(world, make_topic, make_pipeline):
+    topic = make_topic(1)
+    sink = Append(f'public."{topic.name}"', layout="by_batch", smallest_partition=1)
+    value = Json("id int, amount bigint")
+    pipeline = make_pipeline(topic, value=value, sink=sink, checks=("amount >= 0",), max_rejects=1)
+    topic.produce(b'{"id": 1, "amount": 1}', b'{"id": 2, "amount": -3}')
+    batch = world.run(pipeline).batch
+    assert (batch.rows, batch.rejected) == (1, 1)
+    assert reasons(world) == [(1, 'check "amount >= 0" failed: amount = -3')]
+    assert findings(world, pipeline) == {}
+
+
 @pytest.mark.parametrize("is_upsert", [False, True])
 def test_an_audit_finds_a_row_that_a_check_would_have_rejected(world, make_topic, make_pipeline, is_upsert):
     topic = make_topic(1)

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from psycopg2 import sql
 
 from exactbatch import Aggregate, Append, Count, Max, Min, OffsetRange, Pipeline, Sum, Upsert
+from exactbatch.batch.publishing import publish as publish_module
 from exactbatch.errors import ConfigurationError, PostgresUnavailable, StagedRowsDiffer, TargetMismatch
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.sinks.tables.target import TargetTable
@@ -353,26 +355,32 @@ def test_partitions_may_come_while_a_batch_runs(db, batches):
         made.run((2,), meanwhile=lambda: db.execute(foreign))
 
 
-def test_two_upserts_that_share_a_target_see_each_other(db, batches, database, connection):
+def test_two_upserts_that_share_a_target_see_each_other(db, batches, database, monkeypatch):
     """While one has derived a newer version and not committed, the other waits with the older one."""
     sink = Upsert("public.t", key=("id",), version="version")
     first = batches("id int, name text, version int", sink)
-    other = connect(database, application="second", timeout=10)
+    other, watching = (connect(database, application=name, timeout=10) for name in ("second", "watching"))
     second = Batches(other, Pipeline(name="q", topics=("q",), value=first.pipeline.value, sink=sink))
     first.run((0, "x", 0, False))
     second.run((9, "y", 0, False))
-    with transaction(connection) as cursor:
-        sink.tables[-1].lock(cursor)
-        thread = threading.Thread(target=lambda: second.run((1, "old", 3, False)))
-        thread.start()
-        thread.join(1)
-        assert thread.is_alive()
-        cursor.execute(
-            "insert into t_change values (1, 'NEW', 5, false, 't', 0, 7, now(), 1); "
-            "insert into t values (1, 'NEW', 5)"
-        )
-    thread.join(60)
-    other.close()
+    older: list[Future[Any]] = []
+
+    def at(moment: str) -> None:
+        if moment == "publish.after_insert" and not older:
+            older.append(pool.submit(second.run, (1, "old", 3, False)))
+            waits = 0
+            while not waits:
+                assert not older[0].done()
+                with transaction(watching) as cursor:
+                    cursor.execute("select count(*) from pg_locks where not granted")
+                    waits = cursor.fetchone()[0]
+
+    monkeypatch.setattr(publish_module, "failpoint", at)
+    with ThreadPoolExecutor(1) as pool:
+        first.run((1, "NEW", 5, False))
+        older[0].result(60)
+    for connection in (other, watching):
+        connection.close()
     assert db.rows("select name from t where id = 1") == [("NEW",)]
 
 

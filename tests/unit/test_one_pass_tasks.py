@@ -181,6 +181,7 @@ def test_unchanged_columns_are_those_of_the_record_of_each_row(tmp_path_factory,
     [
         [("a", 0, 11), ("a", 0, 10)],
         [("a", 0, 13)],
+        [("a", 0, 14), ("a", 0, 15), ("a", 0, 16)],
         [("a", 1, 10)],
         [("a", 0, 12), ("a", 0, 12), ("a", 0, 11)],
     ],
@@ -189,7 +190,7 @@ def test_a_row_of_a_record_that_was_not_kept_is_an_error(tmp_path, rows):
     hand_over = HandOver("ab", 7, tmp_path)
     for offset in (10, 11, 12):
         kept_rows([("a", 0, offset)], hand_over)
-    kept_rows([("a", 0, 14)], hand_over)
+    kept_rows([("a", 0, 14), ("a", 0, 16)], hand_over)
     columns = UnchangedColumns(hand_over, {"name": "name"})
     with pytest.raises(
         StagedRowsDiffer, match=r"offset 1\d: Spark returned a row of this record out of order"

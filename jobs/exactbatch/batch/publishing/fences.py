@@ -108,9 +108,6 @@ def lock_target(cursor: Cursor, sink: Sink, seen: Sequence[Fact], *, wait: bool 
 
     Without `wait`, raises psycopg2's LockNotAvailable if another session holds or wants a conflicting lock.
     """
-    if sink.is_derived or not sink.keeps_every_row:
-        # Its rows depend on what all pipelines that share it have committed.
-        sink.tables[-1].lock(cursor)
     for table in sink.tables:
         table.lock_definition(cursor, wait=wait)
     facts = facts_of(cursor, sink)
