@@ -493,7 +493,22 @@ MUTANTS: Final = (
         "        # Two pipelines may share the target: each must see what the other has committed before.\n"
         "        self._target.lock(cursor)\n",
         "",
-        (f"{_WRITES}::test_two_upserts_that_share_a_target_see_each_other",),
+        (f"{_WRITES}::test_two_pipelines_that_share_a_target_see_each_other",),
+    ),
+    Mutant(
+        "two Upserts without a history that share a target do not wait for each other",
+        "sinks/upsert/without_history.py",
+        "        self._target.lock(cursor)\n        return self._latest_only.write(",
+        "        return self._latest_only.write(",
+        (f"{_WRITES}::test_two_pipelines_that_share_a_target_see_each_other",),
+    ),
+    Mutant(
+        "two Aggregates that share a target do not wait for each other",
+        "sinks/aggregate/sink.py",
+        "        # Pipelines may share a target; two that merge the same group at once would miss each other's part.\n"
+        "        self._target.lock(cursor)\n",
+        "",
+        (f"{_WRITES}::test_two_pipelines_that_share_a_target_see_each_other",),
     ),
     Mutant(
         "a replay takes back rows of every batch",

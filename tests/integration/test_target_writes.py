@@ -355,19 +355,36 @@ def test_partitions_may_come_while_a_batch_runs(db, batches):
         made.run((2,), meanwhile=lambda: db.execute(foreign))
 
 
-def test_two_upserts_that_share_a_target_see_each_other(db, batches, database, monkeypatch):
+@pytest.mark.parametrize(
+    ("sink", "newer", "expected"),
+    [
+        (Upsert("public.t", key=("id",), version="version"), (1, "NEW", 5, False), [("NEW", 5)]),
+        (Upsert("public.t", key=("id",), version="version", history=False), (1, None, 5, True), []),
+        (
+            Aggregate(
+                "public.t", group_by=("id",), aggregates={"name": Min("name"), "version": Sum("version")}
+            ),
+            (1, "NEW", 5),
+            [("NEW", 8)],
+        ),
+    ],
+    ids=["Upsert", "Upsert without a history, a delete", "Aggregate"],
+)
+def test_two_pipelines_that_share_a_target_see_each_other(
+    db, batches, database, monkeypatch, sink, newer, expected
+):
     """While one has derived a newer version and not committed, the other waits with the older one."""
-    sink = Upsert("public.t", key=("id",), version="version")
+    deleted = (False,) if isinstance(sink, Upsert) else ()
     first = batches("id int, name text, version int", sink)
     other, watching = (connect(database, application=name, timeout=10) for name in ("second", "watching"))
     second = Batches(other, Pipeline(name="q", topics=("q",), value=first.pipeline.value, sink=sink))
-    first.run((0, "x", 0, False))
-    second.run((9, "y", 0, False))
+    first.run((0, "x", 0, *deleted))
+    second.run((9, "y", 0, *deleted))
     older: list[Future[Any]] = []
 
     def at(moment: str) -> None:
         if moment == "publish.after_insert" and not older:
-            older.append(pool.submit(second.run, (1, "old", 3, False)))
+            older.append(pool.submit(second.run, (1, "old", 3, *deleted)))
             waits = 0
             while not waits:
                 assert not older[0].done()
@@ -377,11 +394,11 @@ def test_two_upserts_that_share_a_target_see_each_other(db, batches, database, m
 
     monkeypatch.setattr(publish_module, "failpoint", at)
     with ThreadPoolExecutor(1) as pool:
-        first.run((1, "NEW", 5, False))
+        first.run(newer)
         older[0].result(60)
     for connection in (other, watching):
         connection.close()
-    assert db.rows("select name from t where id = 1") == [("NEW",)]
+    assert db.rows("select name, version from t where id = 1") == expected
 
 
 def test_column_that_cannot_be_added_at_once_holds_up_no_reader_for_long(db, batches, database):
