@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 import hypothesis
-import psycopg2
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 from psycopg2.extensions import make_dsn
@@ -24,6 +23,7 @@ from exactbatch.ledger import Ledger, migrate
 from exactbatch.local import LocalStack
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
+from support.databases import execute_alone
 from support.environment import HOME, LONG, TESTS
 from support.jvm import quick_kafka, quick_spark
 from support.readers import READERS, read_with
@@ -143,7 +143,7 @@ def make_topic_once(stack: LocalStack, admin: AdminClient) -> Callable[..., Topi
 @pytest.fixture(scope="session")
 def ledger_template(stack: LocalStack) -> str:
     """The name of a database with a ledger. To copy it takes less time than to run all migrations."""
-    _execute(stack.postgres_dsn, "create database ledger_template")
+    execute_alone(stack.postgres_dsn, "create database ledger_template")
     connection = connect(
         make_dsn(stack.postgres_dsn, dbname="ledger_template"), application="tests", timeout=10
     )
@@ -158,9 +158,9 @@ def database(stack: LocalStack, request: pytest.FixtureRequest) -> Iterator[str]
     name = f"d{uuid.uuid4().hex[:12]}"
     with_ledger = "connection" in request.fixturenames
     template = f" template {request.getfixturevalue('ledger_template')}" if with_ledger else ""
-    _execute(stack.postgres_dsn, f"create database {name}{template}")
+    execute_alone(stack.postgres_dsn, f"create database {name}{template}")
     yield make_dsn(stack.postgres_dsn, dbname=name)
-    _execute(stack.postgres_dsn, f"drop database if exists {name} with (force)")
+    execute_alone(stack.postgres_dsn, f"drop database if exists {name} with (force)")
 
 
 @pytest.fixture
@@ -234,11 +234,3 @@ def spark() -> Iterator[Any]:
     session.sparkContext.setLogLevel("OFF")
     yield session
     session.stop()
-
-
-def _execute(dsn: str, statement: str) -> None:
-    connection = psycopg2.connect(dsn)
-    connection.autocommit = True
-    with connection.cursor() as cursor:
-        cursor.execute(statement)
-    connection.close()

@@ -17,6 +17,7 @@ from exactbatch.ledger import Ledger
 from exactbatch.local.postgres import executables
 from exactbatch.postgres.connection import connect, transaction
 from support.batch_runner import BatchRunner
+from support.databases import execute_alone
 from support.replays import Replays, ranges
 from support.topics import record
 
@@ -37,7 +38,7 @@ def restored(world: BatchRunner, database: str, tmp_path: Path) -> Iterator[Call
     connections: list[Any] = []
 
     def restore() -> BatchRunner:
-        _execute(database, f"create database restored_{world.connection.info.dbname}")
+        execute_alone(database, f"create database restored_{world.connection.info.dbname}")
         client("pg_restore", "--exit-on-error", f"--dbname={dsn}", str(tmp_path / "dump"))
         connections.append(connect(dsn, application="tests", timeout=10))
         return BatchRunner(world.spark, connections[0], replace(world.settings, postgres=dsn))
@@ -45,15 +46,7 @@ def restored(world: BatchRunner, database: str, tmp_path: Path) -> Iterator[Call
     yield restore
     for each in connections:
         each.close()
-    _execute(database, f"drop database if exists restored_{world.connection.info.dbname} with (force)")
-
-
-def _execute(dsn: str, statement: str) -> None:
-    connection = psycopg2.connect(dsn)
-    connection.autocommit = True
-    with connection.cursor() as cursor:
-        cursor.execute(statement)
-    connection.close()
+    execute_alone(database, f"drop database if exists restored_{world.connection.info.dbname} with (force)")
 
 
 @pytest.mark.parametrize("kind", ["append", "upsert"])

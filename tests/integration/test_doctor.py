@@ -15,15 +15,17 @@ from urllib.parse import quote, unquote, urlsplit
 
 import psycopg2
 import pytest
+from airflow.sdk import Connection
 from psycopg2.extensions import make_dsn
 from typer.testing import CliRunner
 
 from exactbatch import Append, Json, Pipeline, ToTopic
+from exactbatch.airflow_api import airflow_url
 from exactbatch.cli.app import app
 from exactbatch.errors import ConfigurationError
 from exactbatch.ledger import Ledger
 from exactbatch.operations import lag
-from exactbatch.operations.doctor import examine, finding
+from exactbatch.operations.doctor import examine, finding, pools
 from exactbatch.operations.doctor.finding import Finding, run_check
 from exactbatch.postgres.connection import transaction
 from support.roles import ROLES
@@ -471,6 +473,19 @@ def test_a_pool_is_missing_or_has_no_slots(doctor, pipeline):
     assert findings[1]["remedy"] == "Run `airflow pools set replays 1 exactbatch`."
     found = of(doctor(pipeline, options=("--airflow", "api")), "Airflow's pools")
     assert "does not answer as expected" in found["found"]
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "http://user:p%40ss@https%3A%2F%2Fairflow.example.org%2FAir:8443",
+        "http://https://user:p%40ss@airflow.example.org:8443",
+        "https://http://airflow.example.org",
+    ],
+)
+def test_the_uri_of_a_connection_means_what_it_means_to_airflow(uri):
+    theirs = Connection.from_uri(uri, conn_id="api")
+    assert pools._access(uri) == (airflow_url(theirs.host, theirs.port), theirs.login, theirs.password)
 
 
 def test_a_check_that_hangs_or_fails_is_a_finding():

@@ -71,8 +71,10 @@ def _access(text: str) -> tuple[str, str | None, str | None]:
         fields = json.loads(text)
         url = airflow_url(fields.get("host"), fields.get("port"))
         return url, fields.get("login"), fields.get("password")
+    # The host of a connection may begin with its own scheme: http://https://host, or http://https%3A%2F%2Fhost.
+    if text.count("://") > 1:
+        text = text.partition("://")[2]
     parts = urlsplit(text)
-    # Airflow writes https in front of the host as http://…@https%3A%2F%2Fhost or in the schema.
     host = unquote(parts.hostname or "localhost")
     if "/" in host:  # urlsplit() writes a host in lower case, but a path has its own
         host = unquote(parts.netloc.rpartition("@")[2].partition(":")[0])
