@@ -488,6 +488,47 @@ MUTANTS: Final = (
         (f"{_WRITES}::test_nothing_is_created_in_a_schema_of_others",),
     ),
     Mutant(
+        "offsets of different logs order the changes of a key",
+        "ledger/registration.py",
+        "        if own.version or not pipeline.sink.keeps_deletes or not companions:\n            return\n",
+        "        return\n",
+        (
+            "tests/integration/test_shared_targets.py::test_offsets_of_different_logs_do_not_order_the_changes_of_a_key",
+        ),
+    ),
+    Mutant(
+        "a plan begins with a log that is not the one of the target",
+        "planning/freeze_advance.py",
+        "            if planned.seeds:\n                ledger.check_one_log(pipeline)\n",
+        "",
+        (
+            "tests/integration/test_advance.py::"
+            "test_topic_created_again_is_not_loaded_into_an_upsert_without_a_version",
+        ),
+    ),
+    Mutant(
+        "a row without a key from before the results were forwarded stops its replay",
+        "batch/publishing/outbox.py",
+        "key is null and change <> 'row'",
+        "false",
+        (f"{_FORWARD}::test_a_row_from_before_that_has_a_null_key_is_retracted_without_a_message",),
+    ),
+    Mutant(
+        "a committed batch is withdrawn",
+        "operations/withdraw.py",
+        '(batch.pipeline, batch.kind, batch.status) != (pipeline.name, "replay", "planned")',
+        "batch.pipeline != pipeline.name",
+        (f"{_PRUNE}::test_a_planned_replay_blocks_until_it_is_withdrawn",),
+    ),
+    Mutant(
+        "a loss of all that was planned leaves the plan",
+        "ledger/plans.py",
+        "            # Even if no offsets are left: an older advance would begin where the stored offsets were.\n"
+        "            list(_QUERIES.supersede_planned_advance(self._connection, pipeline=pipeline.name))\n",
+        "",
+        ("tests/integration/test_advance.py::test_loss_of_all_that_was_planned_takes_the_place_of_the_plan",),
+    ),
+    Mutant(
         "two Upserts that share a target do not wait for each other",
         "sinks/upsert/sink.py",
         "        # Two pipelines may share the target: each must see what the other has committed before.\n"
@@ -2132,7 +2173,7 @@ MUTANTS: Final = (
     Mutant(
         "a prune leaves an overtaken replay planned",
         "operations/prune.py",
-        "                ledger.supersede_overtaken(replay)\n",
+        "                ledger.supersede_replay(replay)\n",
         "                pass\n",
         (_PRUNE,),
     ),

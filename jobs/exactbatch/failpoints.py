@@ -46,6 +46,7 @@ DriverFailpoint = Literal[
     "prune.after_fold",
     "prune.before_commit",
     "prune.after_commit",
+    "withdraw.before_commit",
     "forward.after_attempt",
     "forward.after_begin",
     "forward.after_produce",

@@ -517,6 +517,17 @@ def test_a_null_key_in_text_is_refused(late):
         late.batches.run((None, 1, True))
 
 
+def test_a_row_from_before_that_has_a_null_key_is_retracted_without_a_message(late):
+    before = Batches(late.batches.connection, replace(late.batches.pipeline, forward=None))
+    before.run((None, 1, True), ("A", 2, True))
+    with transaction(late.connection):
+        Ledger(late.connection).register(late.pipeline)
+    late.batches.log = {0: [("B", 1, True), ("A", 2, True)]}
+    late.batches.replay((0, 0, 2))
+    late.send()
+    assert [(each.key, each.headers["change"]) for each in late.messages()] == [(b"B", "row")]
+
+
 VALUES = {
     "smallint": ("7", "7"),
     "bigint": ("9007199254740993", "9007199254740993"),

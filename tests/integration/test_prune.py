@@ -16,6 +16,7 @@ from exactbatch.errors import Fenced, PruneRefused, ReplayRefused, StatementRefu
 from exactbatch.ledger import Ledger
 from exactbatch.operations import prune as pruning
 from exactbatch.operations.prune import preview_pruning, prune_history
+from exactbatch.operations.withdraw import withdraw_replay
 from exactbatch.planning.freeze_replay import preview_replay
 from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.postgres.connection import transaction
@@ -220,6 +221,30 @@ def test_a_planned_replay_blocks_until_it_is_overtaken(connection, make):
     ]
     with pytest.raises(Fenced):
         batches.process(early)
+
+
+def test_a_planned_replay_blocks_until_it_is_withdrawn(connection, settings, make, tmp_path):
+    batches = make(4)
+    with transaction(connection):
+        early = Ledger(connection).write_replay(
+            batches.pipeline, [OffsetRange("t", 0, 1, 4, ID)], origin="cli", run=None
+        )
+    withdraw = ("replay", batches.pipeline, "--withdraw", str(early))
+    killed = start_command(settings, tmp_path, *withdraw, failpoints="withdraw.before_commit=kill")
+    killed.communicate(timeout=60)
+    with pytest.raises(PruneRefused, match=f"withdraw it: `exactbatch replay p --withdraw {early}`"):
+        prune_history(connection, batches.pipeline, before=EVER)
+    done = start_command(settings, tmp_path, *withdraw)
+    assert "Replay 5 is withdrawn" in done.communicate(timeout=60)[0]
+    assert done.returncode == 0
+    with pytest.raises(Fenced):
+        batches.process(early)
+    for wrong, what in ((early, "a replay that is superseded"), (4, "an advance that is committed")):
+        with pytest.raises(
+            ReplayRefused, match=f"batch {wrong} of pipeline 'p' is {what}: only a planned replay"
+        ):
+            withdraw_replay(connection, batches.pipeline, wrong)
+    assert prune_history(connection, batches.pipeline, before=EVER).batches == 5
 
 
 def test_an_old_replay_does_not_overwrite_folded_results(connection, make):

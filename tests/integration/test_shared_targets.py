@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -11,6 +12,7 @@ from exactbatch.ledger import Ledger, migrate
 from exactbatch.ledger.definition import definition_of
 from exactbatch.ledger.schema import migrations
 from exactbatch.postgres.connection import transaction
+from support import staged_batches
 from support.staged_batches import Batches
 
 COLUMNS = "id int, carrier text, v int, w int, at timestamptz"
@@ -203,6 +205,35 @@ def test_upserts_that_share_a_target_write_the_same_columns(connection, rows):
     one.pipeline, one.columns = replace(wider, name="one", topics=("one",)), other.columns
     one.run((2, 1, "y", "y@y", False))
     assert rows("select id, mail from t order by id") == [(1, "x@x"), (2, "y@y")]
+
+
+@pytest.mark.parametrize("history", [True, False])
+def test_offsets_of_different_logs_do_not_order_the_changes_of_a_key(connection, rows, monkeypatch, history):
+    """The topic was deleted and created again: its offsets begin at 0, below those of the older changes."""
+    unversioned = Upsert("public.t", key=("id",), history=history)
+    old, new = (
+        replace(pipeline(name, unversioned, "id int, v int"), topics=("one",)) for name in ("old", "new")
+    )
+    first = Batches(connection, old)
+    first.run((1, 1, False), (1, 2, False))
+    second = Batches(connection, new)
+    second.run((1, 1, False), (1, 2, False))  # the same log
+    third = Batches(connection, replace(new, name="third"))
+    monkeypatch.setattr(staged_batches, "ID", UUID(int=2))
+    with pytest.raises(
+        ConfigurationError,
+        match=r"pipelines 'new' and 'old' and 'third' load different logs of topic 'one' into",
+    ):
+        third.run((1, 3, False))
+    assert rows("select id, v from t") == [(1, 2)]
+
+
+def test_a_version_orders_changes_of_different_logs(connection, rows, monkeypatch):
+    old, new = (replace(pipeline(name, UPSERT, "id int, v int"), topics=("one",)) for name in ("old", "new"))
+    Batches(connection, old).run((1, 0, False), (1, 1, False))
+    monkeypatch.setattr(staged_batches, "ID", UUID(int=2))
+    Batches(connection, new).run((1, 2, False))
+    assert rows("select id, v from t") == [(1, 2)]
 
 
 def test_upsert_that_is_alone_may_have_more_columns_beside_its_own(connection, rows):

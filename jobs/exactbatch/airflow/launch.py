@@ -31,7 +31,7 @@ def done_already(
         later = ledger.overtaken_by(batch)
         if later is None:
             return None
-        ledger.supersede_overtaken(batch)
+        ledger.supersede_replay(batch)
         return (
             f"Batch {later}, which was planned later, has processed all ranges of this replay, batch "
             f"{batch_id}. Nothing is left to do, and the later results stay."

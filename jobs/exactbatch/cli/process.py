@@ -16,6 +16,7 @@ from exactbatch.cli.progress import counting, following
 from exactbatch.errors import ConfigurationError
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Batch, Ledger
+from exactbatch.operations.withdraw import withdraw_replay
 from exactbatch.pipeline import Pipeline
 from exactbatch.planning.freeze_advance import freeze_advance, preview_advance
 from exactbatch.planning.freeze_replay import freeze_replay, preview_replay
@@ -78,6 +79,12 @@ def replay(
             "--available-only", help="Replay the offsets that neither retention nor compact has removed."
         ),
     ] = False,
+    withdraw: Annotated[
+        int | None,
+        typer.Option(
+            metavar="ID", help="Withdraw a planned replay: it can no longer commit. Replays nothing."
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what the replay would do, and stop.")
     ] = False,
@@ -86,6 +93,11 @@ def replay(
     as_json: AsJson = False,
 ) -> None:
     """Process ranges, a time window or batches again: retract their results and write new ones."""
+    if withdraw is not None:
+        if ranges or start or end or batch_ids or available_only or dry_run:
+            raise ConfigurationError("expected --withdraw alone: it withdraws a replay, and plans none")
+        _withdraw(reference, withdraw, as_json=as_json)
+        return
     request = request_of(
         {
             "ranges": [asdict(parse_range(text)) for text in ranges or ()],
@@ -96,7 +108,9 @@ def replay(
         }
     )
     if request is None:
-        raise ConfigurationError("expected --range, --start with --end, or --batch, found none of them")
+        raise ConfigurationError(
+            "expected --range, --start with --end, --batch, or --withdraw, found none of them"
+        )
     pipeline, settings = load(reference)
     options = _Options(dry_run=dry_run, yes=yes, master=master, as_json=as_json)
     with ledger_connection(settings, pipeline) as connection:
@@ -159,6 +173,16 @@ class _Options:
     yes: bool
     master: str
     as_json: bool
+
+
+def _withdraw(reference: str, batch_id: int, *, as_json: bool) -> None:
+    pipeline, settings = load(reference)
+    with ledger_connection(settings, pipeline) as connection:
+        withdraw_replay(connection, pipeline, batch_id)
+    if as_json:
+        print_json({"pipeline": pipeline.name, "batch_id": batch_id, "status": "superseded"})
+    else:
+        out.print(f"Replay {batch_id} is withdrawn: it can no longer commit, and the earlier results stay.")
 
 
 def _replay(

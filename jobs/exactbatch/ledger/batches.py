@@ -157,9 +157,9 @@ class Batches(OnConnection):
         """Return the newest batch that took the place of this one."""
         return cast("int | None", _QUERIES.successor_of_batch(self._connection, batch_id=batch.batch_id))
 
-    def supersede_overtaken(self, batch: Batch) -> None:
-        """Mark a replay that later ones have overtaken as superseded: it can no longer commit."""
-        _QUERIES.supersede_overtaken(self._connection, batch_id=batch.batch_id)
+    def supersede_replay(self, batch: Batch) -> None:
+        """Mark a replay superseded, which later ones have overtaken, or which is withdrawn: it can no longer commit."""
+        _QUERIES.supersede_replay(self._connection, batch_id=batch.batch_id)
 
     def mark_committed(
         self,

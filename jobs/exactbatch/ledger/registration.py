@@ -166,12 +166,35 @@ class Registration(Forwards):
         registered = read_row(Definition, row)
         check_identity(own, registered)
         check_sharing(own, others)
+        self._check_one_log(pipeline, own, others)
         self.check_stream(pipeline)
         self._check_forwarded_alone(pipeline, own, others)
         if not may_double:
             own = replace(own, shares_topics=registered.shares_topics)
             self._check_topics(own, others, adds=False)
         return registered
+
+    def check_one_log(self, pipeline: Pipeline) -> None:
+        """Raise ConfigurationError if offsets order the changes of a target, and a topic's are from several logs.
+
+        Each log begins at offset 0: that of a topic which was deleted and created again, and that of another cluster.
+        """
+        self._check_one_log(pipeline, definition_of(pipeline), self._others(pipeline))
+
+    def _check_one_log(self, pipeline: Pipeline, own: Definition, others: Iterable[Definition]) -> None:
+        companions = sharing(own, others)
+        if own.version or not pipeline.sink.keeps_deletes or not companions:
+            return
+        names = [own.name, *(other.name for other in companions)]
+        row = _QUERIES.topic_with_several_logs(self._connection, pipelines=names)
+        if row is not None:
+            raise ConfigurationError(
+                f"pipelines {' and '.join(map(repr, row.pipelines))} load different logs of topic {row.topic!r} into "
+                f"the target {own.target}: the topic was deleted and created again, or is on two clusters. Offsets "
+                f"order the changes of a key in this target, and say nothing about changes of different logs. Give "
+                f"the Upsert a version, or load the other log into a new target.",
+                topic=row.topic,
+            )
 
     def _check_forwarded_alone(
         self, pipeline: Pipeline, own: Definition, others: Iterable[Definition]

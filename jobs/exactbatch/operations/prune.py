@@ -40,7 +40,7 @@ def preview_pruning(connection: Connection, pipeline: Pipeline, *, before: datet
         ledger.check_registered(pipeline)
         for replay in ledger.blocking_replays(pipeline, before):
             if ledger.overtaken_by(ledger.batch(replay.batch_id)) is None:
-                raise _blocked(replay, done=0)
+                raise _blocked(pipeline, replay, done=0)
         pruning = Pruning(before, 0, 0, None)
         while batches := ledger.prunable(pipeline, before, after=pruning.newest or 0, limit=_COUNTED):
             pruning = _plus(pruning, {batch.batch_id: batch.ranges for batch in batches})
@@ -69,9 +69,9 @@ def prune_history(
         ledger.lock(pipeline)
         for replay in ledger.planned_replays(pipeline):
             if ledger.overtaken_by(replay) is not None:
-                ledger.supersede_overtaken(replay)
+                ledger.supersede_replay(replay)
         if blocking := ledger.blocking_replays(pipeline, before):
-            raise _blocked(blocking[0], done=0)
+            raise _blocked(pipeline, blocking[0], done=0)
     while True:
         with transaction(connection):
             ledger.lock(pipeline)
@@ -125,7 +125,7 @@ def _fold(ledger: Ledger, pipeline: Pipeline, portion: _Portion, *, done: int) -
     folded = ledger.fold(pipeline, list(portion))
     failpoint("prune.after_fold")
     if folded.ranges and (replay := ledger.planned_replay_over(pipeline, folded.ranges)) is not None:
-        raise _blocked(replay, done=done)
+        raise _blocked(pipeline, replay, done=done)
     deleted = ledger.delete_ranges(list(portion))
     if folded.before != folded.after or deleted != sum(portion.values()):
         raise TargetMismatch(
@@ -136,12 +136,12 @@ def _fold(ledger: Ledger, pipeline: Pipeline, portion: _Portion, *, done: int) -
         )
 
 
-def _blocked(replay: PlannedReplay, *, done: int) -> PruneRefused:
+def _blocked(pipeline: Pipeline, replay: PlannedReplay, *, done: int) -> PruneRefused:
     before = f"{done} batches were folded before this and stay folded" if done else "Nothing was folded"
     return PruneRefused(
         f"batch {replay.batch_id} (replay) was planned at {replay.planned_at:%Y-%m-%d %H:%M:%S} UTC and has not "
         f"committed: it would retract results of batches that this command would fold. {before}. "
-        f"Let the replay commit; or, if nothing processes it any more, plan its ranges again and let that "
-        f"replay commit. Then prune again.",
+        f"Let the replay commit; or, if nothing processes it any more, withdraw it: `exactbatch replay "
+        f"{pipeline.name} --withdraw {replay.batch_id}`. Then prune again.",
         batch_id=replay.batch_id,
     )

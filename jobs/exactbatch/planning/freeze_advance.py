@@ -74,6 +74,8 @@ def freeze_advance(
             batch_id = ledger.write_advance(
                 pipeline, planned, origin=origin, run=run, seconds=time.monotonic() - began
             )
+            if planned.seeds:
+                ledger.check_one_log(pipeline)
             failpoint("plan.before_commit")
         failpoint("plan.after_commit")
         if planned.joining and isinstance(pipeline.topics, TopicPattern):

@@ -18,7 +18,7 @@ _SMALLEST_PIECE: Final = 100_000
 # Offsets: rows of smaller batches are not worth several staging tables.
 IN_PARTS_FROM: Final = 200_000
 # Rows of a Spark task can be inserted while later ones stage: several tasks for each slot, one after the other.
-_TASKS_OF_A_SLOT: Final = 4
+_TASKS_OF_A_SLOT: Final = 8
 
 
 class Stager(Protocol):

@@ -114,8 +114,8 @@ join exactbatch.batch s on s.pipeline = b.pipeline and s.batch_id > b.batch_id
 where b.batch_id = :batch_id
   and (b.kind = 'advance' and s.kind = 'advance' or s.dag_id = b.dag_id and s.run_id = b.run_id);
 
--- name: supersede_overtaken!
--- Supersede a replay that can no longer commit, because later ones have processed all of its ranges.
+-- name: supersede_replay!
+-- Supersede a replay, so that it can no longer commit: later ones have processed all of its ranges, or it is withdrawn.
 update exactbatch.batch set status = 'superseded', announced_at = '-infinity'
 where batch_id = :batch_id and kind = 'replay' and status = 'planned';
 

@@ -65,6 +65,12 @@ update exactbatch.pipeline set name = :new where name = :old;
 -- The topics for which pipelines have stored offsets.
 select distinct pipeline, topic from exactbatch.stored_offset where pipeline = any(:pipelines::text[]);
 
+-- name: topic_with_several_logs^
+-- A topic of which pipelines have processed several logs.
+select topic, array_agg(distinct pipeline order by pipeline) as pipelines
+from exactbatch.stored_offset where pipeline = any(:pipelines::text[])
+group by topic having count(distinct topic_id) > 1 order by topic limit 1;
+
 -- name: planned_batches^
 -- The planned batches of some pipelines, and an ID after those of all their batches.
 select coalesce(array_agg(batch_id) filter (where status = 'planned'), '{}') as planned,

@@ -1,0 +1,37 @@
+"""Withdraw a replay that was planned and that nothing processes any more."""
+
+from exactbatch.errors import ReplayRefused
+from exactbatch.failpoints import failpoint
+from exactbatch.ledger import Batch, Ledger
+from exactbatch.pipeline import Pipeline
+from exactbatch.postgres.connection import Connection, transaction
+
+
+def withdraw_replay(connection: Connection, pipeline: Pipeline, batch_id: int) -> Batch:
+    """Mark a planned replay superseded, so that it can no longer commit, and return it as it was.
+
+    A driver that processes it at this moment fails with Fenced. Of a pipeline with commit="partition", the partitions
+    that it has committed stay committed.
+
+    Raises ReplayRefused if the batch is no planned replay of the pipeline, BatchLost if there is no such batch,
+    NotRegistered, IdentityChanged and PostgresUnavailable.
+    """
+    ledger = Ledger(connection)
+    with transaction(connection):
+        ledger.lock(pipeline)
+        batch = ledger.batch(batch_id, lock=True)
+        if (batch.pipeline, batch.kind, batch.status) != (pipeline.name, "replay", "planned"):
+            raise ReplayRefused(
+                f"batch {batch_id} of pipeline {batch.pipeline!r} is {_described(batch)}: only a planned replay of "
+                f"{pipeline.name!r} can be withdrawn. Nothing was changed. `exactbatch batches {pipeline.name} --kind "
+                f"replay` lists its replays.",
+                batch_id=batch_id,
+            )
+        ledger.supersede_replay(batch)
+        failpoint("withdraw.before_commit")
+    return batch
+
+
+def _described(batch: Batch) -> str:
+    article = "an" if batch.kind == "advance" else "a"
+    return f"{article} {batch.kind} that is {batch.status}"
