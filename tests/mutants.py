@@ -521,35 +521,11 @@ MUTANTS: Final = (
         (f"{_PRUNE}::test_a_planned_replay_blocks_until_it_is_withdrawn",),
     ),
     Mutant(
-        "a loss of all that was planned leaves the plan",
-        "ledger/plans.py",
-        "            # Even if no offsets are left: an older advance would begin where the stored offsets were.\n"
-        "            list(_QUERIES.supersede_planned_advance(self._connection, pipeline=pipeline.name))\n",
-        "",
-        ("tests/integration/test_advance.py::test_loss_of_all_that_was_planned_takes_the_place_of_the_plan",),
-    ),
-    Mutant(
-        "two Upserts that share a target do not wait for each other",
-        "sinks/upsert/sink.py",
-        "        # Two pipelines may share the target: each must see what the other has committed before.\n"
-        "        self._target.lock(cursor)\n",
-        "",
-        (f"{_WRITES}::test_two_pipelines_that_share_a_target_see_each_other",),
-    ),
-    Mutant(
-        "two Upserts without a history that share a target do not wait for each other",
-        "sinks/upsert/without_history.py",
-        "        self._target.lock(cursor)\n        return self._latest_only.write(",
-        "        return self._latest_only.write(",
-        (f"{_WRITES}::test_two_pipelines_that_share_a_target_see_each_other",),
-    ),
-    Mutant(
-        "two Aggregates that share a target do not wait for each other",
-        "sinks/aggregate/sink.py",
-        "        # Pipelines may share a target; two that merge the same group at once would miss each other's part.\n"
-        "        self._target.lock(cursor)\n",
-        "",
-        (f"{_WRITES}::test_two_pipelines_that_share_a_target_see_each_other",),
+        "a batch that waits for its target holds what another one needs",
+        "batch/publishing/fences.py",
+        "        sink.tables[-1].lock(cursor)\n",
+        "        pass\n",
+        (f"{_WRITES}::test_two_first_batches_into_one_target_wait_for_each_other",),
     ),
     Mutant(
         "a replay takes back rows of every batch",

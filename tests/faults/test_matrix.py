@@ -117,7 +117,9 @@ def _without_one(pending_results: Any) -> Any:
 def test_every_failpoint_of_a_batch_is_in_the_matrix():
     """All but those of commands that process no batch, and those at which clusters lose machines."""
     others = {"read.after_records", "transform.after_read"} | {
-        name for name in failpoints.FAILPOINTS if name.startswith(("compact.", "merge.", "prune."))
+        name
+        for name in failpoints.FAILPOINTS
+        if name.startswith(("compact.", "merge.", "prune.", "withdraw."))
     }
     assert failpoints.FAILPOINTS - others == {moment.name for moment in FAILPOINTS}
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from confluent_kafka import OFFSET_END, Consumer, TopicPartition
+from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 from exactbatch import Limits, Pipeline, Upsert
@@ -233,9 +233,9 @@ def test_two_plans_at_once_leave_one_planned_batch(
     assert stands(connection, pipeline) == [0, 0]
 
 
-def lose(admin: AdminClient, topic: Topic, before: int, partition: int = 0) -> None:
-    """Let retention remove the offsets of a partition below `before`."""
-    for future in admin.delete_records([TopicPartition(topic.name, partition, before)]).values():
+def lose(admin: AdminClient, topic: Topic, before: int) -> None:
+    """Let retention remove the offsets of partition 0 below `before`."""
+    for future in admin.delete_records([TopicPartition(topic.name, 0, before)]).values():
         future.result(30)
 
 
@@ -329,23 +329,6 @@ def test_topic_created_again_is_not_loaded_into_an_upsert_without_a_version(
     assert f"load different logs of topic '{topic.name}' into the target" in message
     with transaction(connection):
         assert Ledger(connection).stored_offsets(new) == ()
-
-
-def test_loss_of_all_that_was_planned_takes_the_place_of_the_plan(
-    connection: Any,
-    kafka_log: KafkaBroker,
-    admin: AdminClient,
-    topic: Topic,
-    make_pipeline: MakePipeline,
-) -> None:
-    pipeline = make_pipeline(topic, on_loss="record")
-    batch_id = advance(connection, kafka_log, pipeline)
-    for partition in (0, 1):
-        lose(admin, topic, OFFSET_END, partition)
-    assert advance(connection, kafka_log, pipeline) is None
-    with transaction(connection):
-        batch = Ledger(connection).batch(batch_id)
-    assert batch.status == "superseded"
 
 
 def recreate(admin: AdminClient, make_topic: MakeTopic, topic: Topic) -> None:

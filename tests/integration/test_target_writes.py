@@ -401,6 +401,33 @@ def test_two_pipelines_that_share_a_target_see_each_other(
     assert db.rows("select name, version from t where id = 1") == expected
 
 
+def test_two_first_batches_into_one_target_wait_for_each_other(db, batches, database, monkeypatch):
+    """The one that has the target creates an index, for which the other must not hold the table of changes."""
+    sink = Upsert("public.t", key=("id",), version="version")
+    first = batches("id int, name text, version int", sink)
+    other, watching = (connect(database, application=name, timeout=10) for name in ("second", "watching"))
+    second = Batches(other, Pipeline(name="q", topics=("q",), value=first.pipeline.value, sink=sink))
+    started: list[Future[Any]] = []
+
+    def at(moment: str) -> None:
+        if moment == "publish.after_advance" and not started:
+            started.append(pool.submit(second.run, (2, "y", 0, False)))
+            waits = 0
+            while not waits:
+                assert not started[0].done()
+                with transaction(watching) as cursor:
+                    cursor.execute("select count(*) from pg_locks where not granted")
+                    waits = cursor.fetchone()[0]
+
+    monkeypatch.setattr(publish_module, "failpoint", at)
+    with ThreadPoolExecutor(1) as pool:
+        first.run((1, "x", 0, False))
+        started[0].result(60)
+    for connection in (other, watching):
+        connection.close()
+    assert db.rows("select id from t order by id") == [(1,), (2,)]
+
+
 def test_column_that_cannot_be_added_at_once_holds_up_no_reader_for_long(db, batches, database):
     """A long SELECT holds the table: the batch gives up, and a second reader waits for a second at most."""
     db.execute(f"create table t (id int, {LINEAGE})")

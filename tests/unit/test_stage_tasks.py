@@ -16,8 +16,8 @@ LIFE = UUID(int=1)
 
 
 def pieces(parallelism: int, **changes: Any) -> list[OffsetRange]:
-    changes = {"sink": Append("public.t"), **changes}
-    pipeline = Pipeline(name="p", topics=("t",), value=Json("id int"), max_connections=8, **changes)
+    changes = {"sink": Append("public.t"), "max_connections": 8, **changes}
+    pipeline = Pipeline(name="p", topics=("t",), value=Json("id int"), **changes)
     ranges = [OffsetRange("t", 0, 0, 5_000_000, LIFE), OffsetRange("t", 1, 0, 10, LIFE)]
     settings = Settings(kafka={"bootstrap.servers": "localhost:9"}, postgres="")
     tasks = stage_tasks(pipeline, ranges, {}, StagingTables(1, 1), settings, parallelism)
@@ -37,7 +37,7 @@ def test_what_needs_no_transform_is_cut_for_the_cluster():
 
 
 def test_what_is_inserted_in_parts_is_cut_for_several_tasks_of_each_slot():
-    assert [len(pieces(each)) for each in (1, 2, 400)] == [5, 9, 9]
+    assert [len(pieces(each, max_connections=12)) for each in (1, 2, 400)] == [9, 13, 13]
 
 
 def test_cutting_takes_ten_times_as_long_for_ten_times_as_many_partitions(monkeypatch):

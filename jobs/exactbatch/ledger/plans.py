@@ -89,8 +89,6 @@ class Plans(OnConnection):
             )
         if plan.losses:
             _QUERIES.record_losses(self._connection, pipeline=pipeline.name, **columns(plan.losses, *_RANGE))
-            # Even if no offsets are left: an older advance would begin where the stored offsets were.
-            list(_QUERIES.supersede_planned_advance(self._connection, pipeline=pipeline.name))
         if plan.is_empty:
             if run is not None:
                 _QUERIES.record_empty_run(

@@ -110,8 +110,9 @@ class LatestOnly:
                 accepted=staged.accepted,
             )
         )
-        # Statements look for keys, and for nothing else of a change.
-        cursor.execute(sql.SQL("analyze {} ({})").format(_STAGED, self._names["key"]))
+        # Statements look for keys and deletes, and for nothing else of a change. Without statistics of `deleted`, a
+        # batch with few deletes would read the whole target for them.
+        cursor.execute(sql.SQL("analyze {} ({}, deleted)").format(_STAGED, self._names["key"]))
 
     def _find_again(self, cursor: Cursor, staged: StagedRows, casts: Sequence[Cast]) -> None:
         """Note the key and the place of each staged change, with an index: a replayed row looks for its own record."""
