@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 from psycopg2 import sql
 
-from exactbatch import Aggregate, Append, Count, Max, Min, OffsetRange, Pipeline, Sum, Upsert
+from exactbatch import Aggregate, Append, Count, Max, Min, OffsetRange, Sum, Upsert
 from exactbatch.batch.publishing import publish as publish_module
 from exactbatch.errors import ConfigurationError, PostgresUnavailable, StagedRowsDiffer, TargetMismatch
 from exactbatch.postgres.connection import connect, transaction
@@ -355,6 +356,41 @@ def test_partitions_may_come_while_a_batch_runs(db, batches):
         made.run((2,), meanwhile=lambda: db.execute(foreign))
 
 
+@pytest.fixture
+def overlapping(database, monkeypatch):
+    """A function that runs a batch, and starts another one at a moment of its publish; the other waits for a lock."""
+    watching = connect(database, application="watching", timeout=10)
+
+    def run(first: Callable[[], Any], moment: str, second: Callable[[], Any]) -> None:
+        started: list[Future[Any]] = []
+
+        def at(name: str) -> None:
+            if name == moment and not started:
+                started.append(pool.submit(second))
+                waits = 0
+                while not waits:
+                    assert not started[0].done()
+                    with transaction(watching) as cursor:
+                        cursor.execute("select count(*) from pg_locks where not granted")
+                        waits = cursor.fetchone()[0]
+
+        monkeypatch.setattr(publish_module, "failpoint", at)
+        with ThreadPoolExecutor(1) as pool:
+            first()
+            started[0].result(60)
+
+    yield run
+    watching.close()
+
+
+@pytest.fixture
+def second(database):
+    """A function that returns batches of another pipeline with the same target, on a connection of its own."""
+    connection = connect(database, application="second", timeout=10)
+    yield lambda first: Batches(connection, replace(first.pipeline, name="q", topics=("q",)))
+    connection.close()
+
+
 @pytest.mark.parametrize(
     ("sink", "newer", "expected"),
     [
@@ -371,60 +407,27 @@ def test_partitions_may_come_while_a_batch_runs(db, batches):
     ids=["Upsert", "Upsert without a history, a delete", "Aggregate"],
 )
 def test_two_pipelines_that_share_a_target_see_each_other(
-    db, batches, database, monkeypatch, sink, newer, expected
+    db, batches, second, overlapping, sink, newer, expected
 ):
     """While one has derived a newer version and not committed, the other waits with the older one."""
     deleted = (False,) if isinstance(sink, Upsert) else ()
     first = batches("id int, name text, version int", sink)
-    other, watching = (connect(database, application=name, timeout=10) for name in ("second", "watching"))
-    second = Batches(other, Pipeline(name="q", topics=("q",), value=first.pipeline.value, sink=sink))
+    other = second(first)
     first.run((0, "x", 0, *deleted))
-    second.run((9, "y", 0, *deleted))
-    older: list[Future[Any]] = []
-
-    def at(moment: str) -> None:
-        if moment == "publish.after_insert" and not older:
-            older.append(pool.submit(second.run, (1, "old", 3, *deleted)))
-            waits = 0
-            while not waits:
-                assert not older[0].done()
-                with transaction(watching) as cursor:
-                    cursor.execute("select count(*) from pg_locks where not granted")
-                    waits = cursor.fetchone()[0]
-
-    monkeypatch.setattr(publish_module, "failpoint", at)
-    with ThreadPoolExecutor(1) as pool:
-        first.run(newer)
-        older[0].result(60)
-    for connection in (other, watching):
-        connection.close()
+    other.run((9, "y", 0, *deleted))
+    overlapping(lambda: first.run(newer), "publish.after_insert", lambda: other.run((1, "old", 3, *deleted)))
     assert db.rows("select name, version from t where id = 1") == expected
 
 
-def test_two_first_batches_into_one_target_wait_for_each_other(db, batches, database, monkeypatch):
+def test_two_first_batches_into_one_target_wait_for_each_other(db, batches, second, overlapping):
     """The one that has the target creates an index, for which the other must not hold the table of changes."""
-    sink = Upsert("public.t", key=("id",), version="version")
-    first = batches("id int, name text, version int", sink)
-    other, watching = (connect(database, application=name, timeout=10) for name in ("second", "watching"))
-    second = Batches(other, Pipeline(name="q", topics=("q",), value=first.pipeline.value, sink=sink))
-    started: list[Future[Any]] = []
-
-    def at(moment: str) -> None:
-        if moment == "publish.after_advance" and not started:
-            started.append(pool.submit(second.run, (2, "y", 0, False)))
-            waits = 0
-            while not waits:
-                assert not started[0].done()
-                with transaction(watching) as cursor:
-                    cursor.execute("select count(*) from pg_locks where not granted")
-                    waits = cursor.fetchone()[0]
-
-    monkeypatch.setattr(publish_module, "failpoint", at)
-    with ThreadPoolExecutor(1) as pool:
-        first.run((1, "x", 0, False))
-        started[0].result(60)
-    for connection in (other, watching):
-        connection.close()
+    first = batches("id int, name text, version int", Upsert("public.t", key=("id",), version="version"))
+    other = second(first)
+    overlapping(
+        lambda: first.run((1, "x", 0, False)),
+        "publish.after_advance",
+        lambda: other.run((2, "y", 0, False)),
+    )
     assert db.rows("select id from t order by id") == [(1,), (2,)]
 
 

@@ -7,8 +7,8 @@ from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Connection, transaction
 
 
-def withdraw_replay(connection: Connection, pipeline: Pipeline, batch_id: int) -> Batch:
-    """Mark a planned replay superseded, so that it can no longer commit, and return it as it was.
+def withdraw_replay(connection: Connection, pipeline: Pipeline, batch_id: int) -> None:
+    """Mark a planned replay superseded, so that it can no longer commit.
 
     A driver that processes it at this moment fails with Fenced. Of a pipeline with commit="partition", the partitions
     that it has committed stay committed.
@@ -29,7 +29,6 @@ def withdraw_replay(connection: Connection, pipeline: Pipeline, batch_id: int) -
             )
         ledger.supersede_replay(batch)
         failpoint("withdraw.before_commit")
-    return batch
 
 
 def _described(batch: Batch) -> str:

@@ -109,8 +109,9 @@ def lock_target(cursor: Cursor, sink: Sink, seen: Sequence[Fact], *, wait: bool 
     Without `wait`, raises psycopg2's LockNotAvailable if another session holds or wants a conflicting lock.
     """
     if sink.is_derived or not sink.keeps_every_row:
-        # Before the tables, as in prepare(): a batch that waits for the target must not hold what another one, which
-        # has the target, needs to create an index or to add a column.
+        # Its rows depend on what all pipelines that share it have committed. Before the tables, as in prepare(): a
+        # batch that waits for the target must not hold what another one, which has the target, needs to create an
+        # index or to add a column.
         sink.tables[-1].lock(cursor)
     for table in sink.tables:
         table.lock_definition(cursor, wait=wait)
