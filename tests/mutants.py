@@ -521,10 +521,33 @@ MUTANTS: Final = (
         (f"{_PRUNE}::test_a_planned_replay_blocks_until_it_is_withdrawn",),
     ),
     Mutant(
-        "a batch that waits for its target holds what another one needs",
+        "batches that share a target do not wait for each other",
         "batch/publishing/fences.py",
         "        sink.tables[-1].lock(cursor)\n",
         "        pass\n",
+        (f"{_WRITES}::test_two_pipelines_that_share_a_target_see_each_other",),
+    ),
+    Mutant(
+        "two Upserts that share a target do not wait for each other",
+        "batch/publishing/fences.py",
+        "    if sink.is_derived or not sink.keeps_every_row:\n",
+        '    if sink.kind == "aggregate":\n',
+        (f"{_WRITES}::test_two_pipelines_that_share_a_target_see_each_other",),
+    ),
+    Mutant(
+        "two Aggregates that share a target do not wait for each other",
+        "batch/publishing/fences.py",
+        "    if sink.is_derived or not sink.keeps_every_row:\n",
+        '    if sink.kind != "aggregate":\n',
+        (f"{_WRITES}::test_two_pipelines_that_share_a_target_see_each_other",),
+    ),
+    Mutant(
+        "a batch that waits for its target holds what another one needs",
+        "batch/publishing/fences.py",
+        "        sink.tables[-1].lock(cursor)\n    for table in sink.tables:\n"
+        "        table.lock_definition(cursor, wait=wait)\n",
+        "        pass\n    for table in sink.tables:\n        table.lock_definition(cursor, wait=wait)\n"
+        "    sink.tables[-1].lock(cursor)\n",
         (f"{_WRITES}::test_two_first_batches_into_one_target_wait_for_each_other",),
     ),
     Mutant(

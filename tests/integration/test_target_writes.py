@@ -420,14 +420,24 @@ def test_two_pipelines_that_share_a_target_see_each_other(
 
 
 def test_two_first_batches_into_one_target_wait_for_each_other(db, batches, second, overlapping):
-    """The one that has the target creates an index, for which the other must not hold the table of changes."""
+    """Both are staged. The one that has the target creates an index: the other must not hold the table of changes."""
     first = batches("id int, name text, version int", Upsert("public.t", key=("id",), version="version"))
     other = second(first)
-    overlapping(
-        lambda: first.run((1, "x", 0, False)),
-        "publish.after_advance",
-        lambda: other.run((2, "y", 0, False)),
-    )
+    is_staged, may_publish = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        is_staged.set()
+        assert may_publish.wait(60)
+
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(other.run, (2, "y", 0, False), meanwhile=wait)
+        assert is_staged.wait(60)
+
+        def publish() -> None:
+            may_publish.set()
+            running.result(60)
+
+        overlapping(lambda: first.run((1, "x", 0, False)), "publish.after_advance", publish)
     assert db.rows("select id from t order by id") == [(1,), (2,)]
 
 

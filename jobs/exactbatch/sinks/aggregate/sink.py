@@ -324,8 +324,6 @@ class Aggregate(SinkDefaults):
         )
 
     def _begin(self, cursor: Cursor) -> None:
-        # Pipelines may share a target; two that merge the same group at once would miss each other's part.
-        self._target.lock(cursor)
         create_affected_keys(cursor, self.lineage_table, self.key_columns)
         if self.watermark is not None:
             self.watermark.remember(cursor)

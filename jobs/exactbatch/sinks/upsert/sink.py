@@ -351,6 +351,4 @@ class Upsert(SinkDefaults):
         )
 
     def _begin(self, cursor: Cursor) -> None:
-        # Two pipelines may share the target: each must see what the other has committed before.
-        self._target.lock(cursor)
         create_affected_keys(cursor, self.lineage_table, self.key)

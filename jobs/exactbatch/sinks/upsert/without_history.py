@@ -131,12 +131,10 @@ class UpsertWithoutHistory(Upsert):
         Raises KeyOnTwoPartitions if the order of a key's changes is unknown, and TargetMismatch if a constraint of
         the target refuses a row.
         """
-        self._target.lock(cursor)
         return self._latest_only.write(cursor, staged, columns)
 
     def retract(self, cursor: Cursor, parts: Sequence[Part]) -> int:
         """Let the staged changes replace the rows and markers of these ranges; delete none, and return 0."""
-        self._target.lock(cursor)
         self._latest_only.let_replace(cursor, parts)
         return 0
 
