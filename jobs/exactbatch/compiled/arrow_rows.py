@@ -45,7 +45,7 @@ _FORMATS: Final = {
 class _Cells(NamedTuple):
     """A column's cells: what put_row() reads of each row."""
 
-    valid: npt.NDArray[np.bool_]
+    valid: npt.NDArray[np.bool_] | None  # None if all are
     numbers: npt.NDArray[Any] | int = 0
     starts: npt.NDArray[Any] | int = 0
     lengths: npt.NDArray[Any] | int = 0
@@ -84,6 +84,10 @@ class ArrowRows:
         self.schema = schema
         self._columns = column_table(schema)
         self._row_bound = 2 + sum(map(cell_bound, self._columns[:, FORMAT].tolist()))
+        # Kept from batch to batch: new memory costs as much time as the loop. A column's cells lie together, because
+        # a column is filled at once.
+        self._cells = np.empty((len(schema), 0, CELL_PARTS), np.int64)
+        self._out = np.empty(0, np.uint8)
 
     def write(self, batch: pa.RecordBatch) -> bytes:
         """Return the rows of a batch, whose columns may have another order.
@@ -96,30 +100,36 @@ class ArrowRows:
                 raise TypeError(
                     f"column {field.name!r}: expected {field.type}, found {found.get(field.name, 'none')}"
                 )
-        if len(batch) == 0:
+        rows = len(batch)
+        if rows == 0:
             return b""
-        cells = np.zeros((len(batch), len(self.schema), CELL_PARTS), np.int64)
+        if self._cells.shape[1] < rows:
+            self._cells = np.empty((len(self.schema), rows * 5 // 4, CELL_PARTS), np.int64)
         texts: list[npt.NDArray[np.uint8]] = []
         before = 0
+        bound = rows * self._row_bound
         for at, field in enumerate(self.schema):
-            column = _cells(batch.column(field.name))
-            cells[:, at, STATE] = np.where(column.valid, VALUE, NULL)
-            cells[:, at, NUMBER] = column.numbers
-            cells[:, at, LENGTH] = column.lengths
-            if column.text is not None:
-                cells[:, at, START] = column.starts + np.int64(before)
-                texts.append(column.text)
-                before += len(column.text)
+            column, cells = _cells(batch.column(field.name)), self._cells[at, :rows]
+            cells[:, STATE] = VALUE if column.valid is None else np.where(column.valid, VALUE, NULL)
+            if column.text is None:
+                cells[:, NUMBER] = column.numbers
+                continue
+            cells[:, START] = column.starts + np.int64(before)
+            cells[:, LENGTH] = column.lengths
+            texts.append(column.text)
+            before += len(column.text)
+            bound += int(np.sum(column.lengths))
         text = np.concatenate(texts) if texts else np.zeros(0, np.uint8)
-        out = np.empty(len(batch) * self._row_bound + int(cells[:, :, LENGTH].sum()), np.uint8)
-        written = cell_rows(cells, text, self._columns, out)
-        return out[:written].tobytes()
+        if len(self._out) < bound:
+            self._out = np.empty(bound * 5 // 4, np.uint8)
+        written = cell_rows(rows, self._cells, text, self._columns, self._out)
+        return self._out[:written].tobytes()
 
 
 def _cells(column: pa.Array) -> _Cells:
     """Return the cells of a column with at least one value."""
     type_ = column.type
-    valid = pc.is_valid(column).to_numpy(zero_copy_only=False)
+    valid = pc.is_valid(column).to_numpy(zero_copy_only=False) if column.null_count else None
     if pa.types.is_string(type_) or pa.types.is_binary(type_):
         return _text_cells(column, valid)
     if pa.types.is_decimal128(type_):
@@ -141,16 +151,19 @@ def _cells(column: pa.Array) -> _Cells:
 
 def _integers(column: pa.Array) -> npt.NDArray[Any]:
     """Return integers as an array, with 0 for null: with nulls in it, numpy would make floats of them."""
-    values: npt.NDArray[Any] = column.fill_null(0).to_numpy(zero_copy_only=False)
+    column = column.fill_null(0) if column.null_count else column
+    values: npt.NDArray[Any] = column.to_numpy(zero_copy_only=False)
     return values
 
 
-def _text_cells(column: pa.Array, valid: npt.NDArray[np.bool_]) -> _Cells:
+def _text_cells(column: pa.Array, valid: npt.NDArray[np.bool_] | None) -> _Cells:
     _, offsets, data = column.buffers()
     bounds = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1].astype(
         np.int64
     )
     first, last = int(bounds[0]), int(bounds[-1])
     text = np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)[first:last]
-    lengths = np.where(valid, np.diff(bounds), 0)
+    lengths = np.diff(bounds)
+    if valid is not None:
+        lengths[~valid] = 0
     return _Cells(valid, starts=bounds[:-1] - first, lengths=lengths, text=text)

@@ -210,9 +210,8 @@ class UnchangedColumns:
             of_records = self._rows.slice(first, count)
         else:
             of_records = self._rows.take(pa.array(indexes))
-        for name, kept_name in self._unchanged.items():
-            rows = rows.append_column(name, of_records.column(kept_name))
-        return rows
+        columns = [*rows.columns, *map(of_records.column, self._unchanged.values())]
+        return pa.RecordBatch.from_arrays(columns, [*rows.schema.names, *self._unchanged])
 
 
 def _not_decoded(topic: str, partition: int, offset: int) -> StagedRowsDiffer:
