@@ -27,6 +27,12 @@ def world(spark: Any, connection: Any, settings: Settings) -> BatchRunner:
 
 
 @pytest.fixture
+def settles_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A topic that is gone is an error soon, where a test waits for nothing else."""
+    monkeypatch.setattr("exactbatch.kafka.broker._SETTLE", 0.5)
+
+
+@pytest.fixture
 def replays(world: BatchRunner) -> Replays:
     return Replays(world)
 

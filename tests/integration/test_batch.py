@@ -435,6 +435,7 @@ def test_topic_created_again_while_it_is_read_gives_no_rows(
     assert "created again since the batch was planned" in world.refused(TopicRecreated, pipeline, batch_id)
 
 
+@pytest.mark.usefixtures("settles_soon")
 def test_a_topic_that_was_deleted_since_the_plan_is_named(
     world: BatchRunner, admin: AdminClient, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:

@@ -475,8 +475,8 @@ def test_results_that_retention_may_have_removed_are_not_sent_again(late, admin)
     assert late.send(accept_repeats=True).sent == 5
 
 
-def test_a_topic_that_does_not_exist_is_never_created(late, admin, monkeypatch):
-    monkeypatch.setattr("exactbatch.kafka.broker._SETTLE", 0.5)
+@pytest.mark.usefixtures("settles_soon")
+def test_a_topic_that_does_not_exist_is_never_created(late, admin):
     late.batches.run(*flights(0, 1))
     with transaction(late.connection) as cursor:
         cursor.execute("update exactbatch.forward set topic = 'nowhere'")

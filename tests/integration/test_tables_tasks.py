@@ -166,6 +166,7 @@ def test_nothing_is_announced_without_a_plan(shop, make_tasks, xcoms):
         tasks.check(Run("first", xcoms=xcoms))
 
 
+@pytest.mark.usefixtures("settles_soon")
 def test_every_plan_sends_the_gauges_of_all_tables(shop, make_tasks, monkeypatch, admin):
     with listening() as listener:
         for name, value in listener.environment().items():
@@ -197,6 +198,7 @@ def test_every_plan_sends_the_gauges_of_all_tables(shop, make_tasks, monkeypatch
     stats.initialize(factory=stats_utils.get_stats_factory(), export_legacy_names=True)
 
 
+@pytest.mark.usefixtures("settles_soon")
 def test_a_table_that_is_gone_fails_the_run_after_the_others(world, shop, make_tasks, admin, monkeypatch):
     tasks = make_tasks(shop.tables([*NAMES]))
     run = Run("first")

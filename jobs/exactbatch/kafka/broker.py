@@ -33,9 +33,9 @@ class KafkaBroker:
     `settle`, in seconds, is how long to retry an answer that contradicts what was processed.
     """
 
-    def __init__(self, properties: Mapping[str, Any], *, settle: float = _SETTLE) -> None:
+    def __init__(self, properties: Mapping[str, Any], *, settle: float | None = None) -> None:
         self._properties = properties
-        self._settle = settle
+        self._settle = _SETTLE if settle is None else settle
 
     def without_settling(self) -> Self:
         """Return a broker that raises an answer which contradicts what was processed at once."""
