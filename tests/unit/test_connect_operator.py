@@ -7,6 +7,7 @@ from uuid import UUID
 import pytest
 from airflow.sdk import BaseHook, Connection
 from airflow.sdk.exceptions import AirflowFailException
+from pyspark.sql.connect.client.core import DefaultChannelBuilder
 
 from exactbatch.airflow import connect_operator as module
 from exactbatch.airflow import pipeline_dag
@@ -80,10 +81,13 @@ def test_a_terminal_error_ends_the_task_unless_a_later_replay_has_done_its_work(
 
 def test_the_url_is_the_one_of_the_provider(monkeypatch):
     given = Connection(
-        conn_id="c", conn_type="spark_connect", host="spark", port=15002, login="me", password="t/k"
+        conn_id="c", conn_type="spark_connect", host="spark", port=15002, login="me/you", password="t/k+;= %é"
     )
     monkeypatch.setattr(BaseHook, "get_connection", lambda *_: given)
-    assert server_url("c").startswith("sc://spark:15002/;user_id=me;token=t")
+    channel = DefaultChannelBuilder(server_url("c"))
+    assert (channel.endpoint, channel.userId, channel.token) == ("spark:15002", "me/you", "t/k+;= %é")
+    given.login = given.password = None
+    assert server_url("c").rstrip("/;") == "sc://spark:15002"
     given.conn_type = "spark"
     with pytest.raises(AirflowFailException, match="the type spark_connect, found spark"):
         server_url("c")

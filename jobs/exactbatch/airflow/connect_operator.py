@@ -97,4 +97,6 @@ def server_url(conn_id: str) -> str:
             f"expected the Airflow connection {conn_id!r} to have the type {SparkConnectHook.conn_type}, found "
             f"{connection.conn_type}: engine='connect' needs the address of a Spark Connect server."
         )
-    return SparkConnectHook(conn_id).get_connection_url()
+    server, separator, parameters = SparkConnectHook(conn_id).get_connection_url().partition("/;")
+    # The hook leaves a slash in a token as it is; PySpark would take it for a path.
+    return server + separator + parameters.replace("/", "%2F")

@@ -6,8 +6,12 @@ configuration; secrets travel in the pickled function, of which Spark's pages an
 
 import logging
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import chain
+from queue import Empty, SimpleQueue
+from threading import Thread
 from typing import Any, Final
 
 import grpc
@@ -45,7 +49,10 @@ logger = logging.getLogger(__name__)
 _RETRIES: Final = DefaultPolicy(max_retries=6, max_backoff=10_000)
 # A dead network ends a call. The server disconnects clients that ask more often than every five minutes.
 _CHANNEL: Final = [("grpc.keepalive_time_ms", 310_000), ("grpc.keepalive_timeout_ms", 20_000)]
+_ADDRESS: Final = re.compile(r"(?:[a-z]+://)?[^/;?#]*")  # of a URL, without the token
 _RESTARTED: Final = "INVALID_HANDLE.SESSION_"
+_OTHER_PYTHON: Final = re.compile(r"PYTHON_VERSION_MISMATCH|ModuleNotFoundError: No module named")
+_INTERVAL: Final = 0.1  # seconds between two reports of which tasks have finished
 _OUTCOME: Final = StructType([StructField("outcome", BinaryType())])
 
 
@@ -54,7 +61,7 @@ class ConnectEngine:
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self.address = url.partition("/;")[0]  # without the token
+        self.address = _ADDRESS.findall(url)[0]
         self._session: SparkSession | None = None
 
     def __repr__(self) -> str:
@@ -84,12 +91,15 @@ class ConnectEngine:
     @contextmanager
     def _open(self) -> Iterator[SparkSession]:
         try:
-            session = SparkSession(DefaultChannelBuilder(self._url, channelOptions=list(_CHANNEL)))
-        except PySparkException as error:
+            channel = DefaultChannelBuilder(self._url, channelOptions=list(_CHANNEL))
+        except (PySparkException, ValueError):
+            # Not with the error, which may repeat the token.
             raise ConfigurationError(
-                f"expected the URL of a Spark Connect server, such as sc://host:15002, found {self.address}: "
-                f"{_reason(error)}"
-            ) from error
+                f"expected the URL of a Spark Connect server, such as sc://host:15002 or, with a token, "
+                f"sc://host:15002/;token=…, found {self.address!r} and what follows it. In a token, write / as %2F, "
+                f"= as %3D and ; as %3B."
+            ) from None
+        session = SparkSession(channel)
         session.client.set_retry_policies([_RETRIES])
         self._session = session
         try:
@@ -140,20 +150,27 @@ class ConnectExecutors:
         verb: str,
         finished: Callable[[list[Outcome]], None] | None = None,
     ) -> list[Outcome]:
-        """Run the tasks on the server. Raises the errors of Executors.run()."""
+        """Run the tasks on the server. Raises the errors of Executors.run().
+
+        Without `finished`, an error among the outcomes ends no other task: with commit="partition", these commit.
+        """
         shares = [dumps((work, share)) for share in distribute(tasks, limit)]  # type: ignore[no-untyped-call]
         function = shipped(shares, code_identity(), self._variables)
+        accepted = self._accepted(function, len(shares), f"a task failed to {verb} its range")
         outcomes: list[Outcome] = []
         self._now = Progress((verb,))
         try:
-            for accepted in map(
-                loaded, self._accepted(function, len(shares), f"a task failed to {verb} its range")
-            ):
-                outcomes += accepted
-                if finished is not None:
-                    self._now = Progress()  # reports are read again afterwards
-                    finished(accepted)
-                    self._now = Progress((verb,))
+            if finished is None:
+                return loaded(list(chain.from_iterable(accepted)))
+            for several in _at_intervals(accepted):
+                new = loaded(several)
+                outcomes += new
+                finished(new)
+        except TasksFailed:  # they have ended
+            raise
+        except BaseException:
+            self.cancel()
+            raise
         finally:
             self._now = Progress()
         return outcomes
@@ -230,8 +247,15 @@ class ConnectExecutors:
             )
         if isinstance(error, PySparkAssertionError) or _RESTARTED in str(error):
             return TasksFailed(
-                f"the Spark Connect server at {self._address} was restarted while it ran the batch. The retry "
-                f"checks the ledger, and processes the same ranges unless the batch was committed."
+                f"the Spark Connect server at {self._address} was restarted while it ran the batch, or ended the "
+                f"session. The retry checks the ledger, and processes the same ranges unless the batch was committed."
+            )
+        if _OTHER_PYTHON.search(str(error)):
+            version = ".".join(map(str, sys.version_info[:2]))
+            return ConfigurationError(
+                f"the Spark Connect server at {self._address}: {_reason(error)}. Nothing was written. The server "
+                f"and its executors need Python {version} with exactbatch, its dependencies and the pipeline's own "
+                f"modules, like this client. Install them there, and restart the server."
             )
         if isinstance(error, PySparkException) and (refused := setting_refused(error, {})) is not None:
             return refused
@@ -239,6 +263,35 @@ class ConnectExecutors:
             f"{failed}: {_reason(error)}. The next try reads the same ranges; the log of the server "
             f"has the traceback."
         )
+
+
+def _at_intervals(answers: Iterator[list[bytes]]) -> Iterator[list[bytes]]:
+    """Yield answers when they come, and an empty one several times a second meanwhile.
+
+    They are read in another thread, so that the server can send them whatever the caller does in between.
+    """
+    arrived: SimpleQueue[list[bytes] | BaseException | None] = SimpleQueue()
+
+    def read() -> None:
+        try:
+            for answer in answers:
+                arrived.put(answer)
+            arrived.put(None)
+        except BaseException as error:
+            arrived.put(error)  # raised where the answers are taken
+
+    Thread(target=read, name="spark connect", daemon=True).start()
+    while True:
+        try:
+            answer = arrived.get(timeout=_INTERVAL)
+        except Empty:
+            yield []
+            continue
+        if answer is None:
+            return
+        if isinstance(answer, BaseException):
+            raise answer
+        yield answer
 
 
 def _status(error: Exception) -> Any:
