@@ -2314,6 +2314,37 @@ MUTANTS: Final = (
         ("tests/integration/test_connect.py::test_a_server_with_other_code_is_refused",),
     ),
     Mutant(
+        "a token with a slash is a path",
+        "airflow/connect_operator.py",
+        '    return server + separator + parameters.replace("/", "%2F")\n',
+        "    return server + separator + parameters\n",
+        ("tests/unit/test_connect_operator.py::test_the_url_is_the_one_of_the_provider",),
+    ),
+    Mutant(
+        "a message shows the token of a URL that is wrong",
+        "batch/engines/connect_engine.py",
+        "        except (PySparkException, ValueError):\n",
+        "        except (PySparkException, ValueError) as error:\n"
+        "            raise ConfigurationError(_reason(error)) from error\n",
+        ("tests/unit/test_connect_engine.py::test_an_error_about_a_url_does_not_repeat_the_token",),
+    ),
+    Mutant(
+        "a bad range on a server of Spark Connect ends the others",
+        "batch/engines/connect_engine.py",
+        "                return loaded(list(chain.from_iterable(accepted)))\n",
+        "                return loaded(chain.from_iterable(accepted))\n",
+        ("tests/unit/test_connect_engine.py::test_an_error_of_one_range_lets_the_others_end",),
+    ),
+    Mutant(
+        "a transaction of early inserts is idle until the server answers",
+        "batch/engines/connect_engine.py",
+        "            yield []\n            continue\n",
+        "            continue\n",
+        (
+            "tests/unit/test_connect_engine.py::test_outcomes_are_reported_when_they_come_and_nothing_meanwhile",
+        ),
+    ),
+    Mutant(
         "each session has its own Python daemon, which the server keeps",
         "connect_server.py",
         'ARTIFACT_ISOLATION: "false"',
