@@ -62,7 +62,8 @@ ifdef ARGS
 	@$(BIN)/python -m pytest $(ARGS)
 else
 	@$(BIN)/python -m exactbatch.compiled >/dev/null # once, instead of by each worker
-	@$(BIN)/python -m pytest -n 3 --no-loadscope-reorder tests/e2e tests/faults tests/integration tests/unit
+	@# Four workers, because tests often wait for a server: they need two cores, and 12 GB of memory.
+	@$(BIN)/python -m pytest -n 4 --no-loadscope-reorder tests/e2e tests/faults tests/integration tests/unit
 endif
 
 test-long: java pgbouncer ## run the tests with servers in their long form: a day's backfill, all moments, more random steps and values

@@ -69,7 +69,7 @@ class _ByFile(LoadFileScheduling):
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:
-    """Let `pytest -n 3` distribute whole files."""
+    """Let `pytest -n 4` distribute whole files."""
     return _ByFile(config, log)
 
 
