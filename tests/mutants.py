@@ -2314,6 +2314,26 @@ MUTANTS: Final = (
         ("tests/integration/test_connect.py::test_a_server_with_other_code_is_refused",),
     ),
     Mutant(
+        "a replay of a compacted topic loses the row that a reject left",
+        "planning/freeze_replay.py",
+        "        check_without_rejects(planned, rejects, situation.compacted)\n",
+        "",
+        (
+            "tests/integration/test_replay.py"
+            "::test_a_compacted_topic_with_rejects_is_not_replayed_from_the_beginning",
+        ),
+    ),
+    Mutant(
+        "a row that another pipeline wrote last is reported",
+        "audit/latest_values.py",
+        '            "or (r.is_ours and f.{batch} is distinct from r.{batch}) "\n',
+        '            "or f.{batch} is distinct from r.{batch} "\n',
+        (
+            "tests/integration/test_audit_without_history.py"
+            "::test_a_row_that_another_pipeline_over_the_topic_wrote_last_is_right",
+        ),
+    ),
+    Mutant(
         "a token with a slash is a path",
         "airflow/connect_operator.py",
         '    return server + separator + parameters.replace("/", "%2F")\n',

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, field
 from datetime import timedelta
+from fractions import Fraction
 from typing import TYPE_CHECKING, Final, Literal
 
 from exactbatch.columns import Column
@@ -181,7 +182,7 @@ class Pipeline:
     def rejects_allowed(self, records: int) -> int:
         """Return how many of this number of records may be rejected."""
         if isinstance(self.max_rejects, float):
-            return int(self.max_rejects * records)
+            return int(Fraction(str(self.max_rejects)) * records)  # 0.29 * 100 is 28.999…96
         return self.max_rejects
 
     def too_many_rejects(self, rejected: int, records: int) -> str:

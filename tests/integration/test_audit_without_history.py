@@ -27,7 +27,7 @@ PLANTED: Final = (
      "from {t} where id = 1", {"stale": 1}),
     ("insert into {t} select id, 'x', version, kafka_topic, kafka_partition, kafka_offset, kafka_timestamp, batch_id "
      "from {d} where id = 3", {"stale": 1}),
-    ("update {t} set batch_id = 900 where id = 1", {"stale": 1, "unexpected": 1, "misplaced": 0}),
+    ("update {t} set batch_id = 900 where id = 1", {"unexpected": 1, "misplaced": 0}),
     ("update {t} set kafka_offset = 500 where id = 1", {"unexpected": 1}),
     ("delete from exactbatch.rejected_record", {"changed": 1, "miscounted": 1}),
 )  # fmt: skip
@@ -107,3 +107,24 @@ def test_the_audit_finds_every_row_that_is_not_the_latest_change_in_the_log(
     compacted = compact_changes(world.connection, world.log, pipeline, before=None)
     assert compacted.dropped == 1
     assert audited().is_exact
+
+
+def test_a_row_that_another_pipeline_over_the_topic_wrote_last_is_right(
+    world: BatchRunner, make_topic: Any, make_pipeline: Any
+) -> None:
+    """Of one record, both give the same row; that of the pipeline which processed it last is in the target."""
+    topic = make_topic(1)
+    sink = Upsert(f'public."{topic.name}"', key=("id",), version="version", history=False)
+    value = Json("id int, name text, version int")
+    base, other = (
+        make_pipeline(topic, name=name, sink=sink, value=value) for name in (topic.name, f"{topic.name}_v2")
+    )
+    topic.produce(event(1, "a", 1), event(2, "b", 1))
+    world.run(base)
+    last = world.run(other).batch.batch_id
+    assert world.rows(f"select distinct batch_id from {sink.table.as_string(world.connection)}") == [(last,)]
+    for pipeline in (base, other):
+        report = audit(pipeline, world.settings, values=True)
+        assert report.is_exact, report
+    world.execute(f"update {sink.table.as_string(world.connection)} set name = 'x' where id = 1")
+    assert found(audit(base, world.settings, values=True)) == {"stale": 1}

@@ -525,3 +525,22 @@ def test_a_backfill_asks_for_its_interval_each_time(world, replays, make_topic, 
         assert replays.planned(batch.batch_id) == [(0, 1, 2)]
         world.process(pipeline, batch.batch_id)
     assert world.is_exact(pipeline)
+
+
+def test_a_compacted_topic_with_rejects_is_not_replayed_from_the_beginning(
+    world, replays, make_topic, make_upsert
+):
+    """Compaction may have removed the record whose row the reject left: the replay could not restore it."""
+    topic = make_topic(1, cleanup_policy="compact")
+    good = b'{"id": 1, "name": "a", "version": 1}'
+    topic.produce(good, key=b'{"id": 1}')
+    pipeline = make_upsert(topic, max_rejects=1)
+    world.run(pipeline)
+    whole = ranges((0, 2), topic=topic)
+    assert replays.plan(pipeline, ranges((0, 1), topic=topic)) is not None
+    topic.produce(b"bad", key=b'{"id": 1}')
+    second = world.run(pipeline).batch.batch_id
+    message = replays.refused(ReplayRefused, pipeline, whole)
+    assert f"is compacted (cleanup.policy), and batch {second} rejected records of this range" in message
+    assert replays.run(pipeline, replace(whole, available_only=True)).batch.rejected == 1
+    assert world.is_exact(pipeline)

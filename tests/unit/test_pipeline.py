@@ -185,7 +185,8 @@ def test_module_that_cannot_be_imported_ends_with_what_it_raises(module, text, s
 
 
 @pytest.mark.parametrize(
-    ("max_rejects", "records", "allowed"), [(0, 100, 0), (7, 3, 7), (0.1, 109, 10), (1.0, 5, 5), (0.0, 5, 0)]
+    ("max_rejects", "records", "allowed"),
+    [(0, 100, 0), (7, 3, 7), (0.1, 109, 10), (1.0, 5, 5), (0.0, 5, 0), (0.29, 100, 29), (0.043, 10_000, 430)],
 )
 def test_rejects_are_allowed_by_number_or_by_share(max_rejects, records, allowed):
     assert flights_pipeline(max_rejects=max_rejects).rejects_allowed(records) == allowed

@@ -1,6 +1,6 @@
 """Refuse replays of compacted topics (cleanup.policy) that could not restore what they retract. Pure, no I/O."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import replace
 
 from exactbatch.coverage import Coverage
@@ -17,6 +17,26 @@ def check_not_compacted(planned: ReplayPlan, compacted: Set[str]) -> None:
                 f"{range_}: topic {range_.topic!r} is compacted (cleanup.policy): the replay would retract "
                 f"results of records that compaction has removed since, and could not restore them. To replay "
                 f"the remaining records, and lose the results of the others, set available_only.",
+                **range_.place,
+            )
+
+
+def check_without_rejects(
+    planned: ReplayPlan, rejects: Mapping[int, Collection[int]], compacted: Set[str]
+) -> None:
+    """Raise ReplayRefused if records of a compacted topic were rejected. `rejects` has their batches by the position of
+    the range.
+
+    Kafka may have removed the record before a reject because of it: the reject is now the last record of its key. The
+    row would be retracted, and if the record is rejected again, nothing restores it.
+    """
+    for position, range_ in enumerate(planned.ranges):
+        if range_.topic in compacted and (batches := rejects.get(position)):
+            raise ReplayRefused(
+                f"{range_}: topic {range_.topic!r} is compacted (cleanup.policy), and batch {min(batches)} rejected "
+                f"records of this range. Kafka may since have removed the records whose rows these left as they were. "
+                f"To replay the remaining records, and lose such rows if the records are rejected again, set "
+                f"available_only.",
                 **range_.place,
             )
 

@@ -11,7 +11,11 @@ from exactbatch.ledger import Ledger, Origin, Run
 from exactbatch.model import Covered, StoredOffset
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
-from exactbatch.planning.compacted_topics import check_from_the_beginning, check_not_compacted
+from exactbatch.planning.compacted_topics import (
+    check_from_the_beginning,
+    check_not_compacted,
+    check_without_rejects,
+)
 from exactbatch.planning.refused_windows import check_reached, check_whole
 from exactbatch.planning.replay import ReplayPlan, plan_replay
 from exactbatch.planning.request import ReplayRequest, RequestedRange
@@ -180,6 +184,8 @@ def plan_observed(
         in_compacted = [range_ for range_ in planned.ranges if range_.topic in situation.compacted]
         outside = ledger.results_outside(pipeline, in_compacted) if in_compacted else ()
         check_from_the_beginning(planned, situation.compacted, outside)
+        rejects = ledger.batches_of_rejects(pipeline, planned.ranges)
+        check_without_rejects(planned, rejects, situation.compacted)
     return planned
 
 
