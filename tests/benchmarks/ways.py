@@ -26,6 +26,7 @@ from exactbatch.batch import job
 from exactbatch.batch.engines.driver_engine import DriverEngine
 from exactbatch.batch.job import process_batch
 from exactbatch.batch.staging.engine import Engine
+from exactbatch.compiled.availability import pays
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger, migrate
 from exactbatch.pipeline import Pipeline
@@ -330,16 +331,27 @@ def exactbatch_session(place: Place, pipeline: Pipeline) -> Session:
     def run() -> Mapping[str, float]:
         return run_batch(DriverEngine(spark), pipeline, settings)
 
-    def import_staging(_: Any) -> None:  # on an executor, which does not know this module
+    is_fast = pays(place.rows // CORES)
+
+    def load(batches: Any) -> Any:  # on an executor, which does not know this module
         import exactbatch.batch.by_partition.partition_commit
         import exactbatch.batch.staging.stage
+        from exactbatch.compiled.availability import is_available
 
         assert exactbatch.batch.staging.stage
         assert exactbatch.batch.by_partition.partition_commit
+        if is_fast:
+            is_available()
         time.sleep(0.5)  # long enough that the other task gets a worker of its own
+        yield from batches
 
     def warm() -> None:
-        spark.sparkContext.parallelize(range(CORES), CORES).foreachPartition(import_staging)
+        """Start the workers of a batch, with what they load: Spark ends them when they have been idle for a minute."""
+        if pipeline.is_transformed:
+            rows = spark.range(0, CORES, 1, CORES)
+            rows.mapInArrow(load, "id long").mapInArrow(load, "id long").collect()
+        else:
+            spark.sparkContext.parallelize(range(CORES), CORES).mapPartitions(load).collect()
 
     return Session(run=run, warm=warm)
 
