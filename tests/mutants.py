@@ -2316,7 +2316,7 @@ MUTANTS: Final = (
     Mutant(
         "a replay of a compacted topic loses the row that a reject left",
         "planning/freeze_replay.py",
-        "        check_without_rejects(planned, rejects, situation.compacted)\n",
+        "        check_without_rejects(in_compacted, ledger.batches_of_rejects(pipeline, in_compacted))\n",
         "",
         (
             "tests/integration/test_replay.py"
@@ -2326,7 +2326,7 @@ MUTANTS: Final = (
     Mutant(
         "a row that another pipeline wrote last is reported",
         "audit/latest_values.py",
-        '            "or (r.is_ours and f.{batch} is distinct from r.{batch}) "\n',
+        '            "or (f.{batch} is distinct from r.{batch} and coalesce(r.writer, $1) = $1) "\n',
         '            "or f.{batch} is distinct from r.{batch} "\n',
         (
             "tests/integration/test_audit_without_history.py"

@@ -27,7 +27,7 @@ PLANTED: Final = (
      "from {t} where id = 1", {"stale": 1}),
     ("insert into {t} select id, 'x', version, kafka_topic, kafka_partition, kafka_offset, kafka_timestamp, batch_id "
      "from {d} where id = 3", {"stale": 1}),
-    ("update {t} set batch_id = 900 where id = 1", {"unexpected": 1, "misplaced": 0}),
+    ("update {t} set batch_id = 900 where id = 1", {"stale": 1, "unexpected": 1, "misplaced": 0}),
     ("update {t} set kafka_offset = 500 where id = 1", {"unexpected": 1}),
     ("delete from exactbatch.rejected_record", {"changed": 1, "miscounted": 1}),
 )  # fmt: skip

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from pyspark.errors import PySparkException
 
 from exactbatch.batch.engines.connect_engine import ConnectEngine, ConnectExecutors
 from exactbatch.batch.spark.waiting_jobs import Progress
@@ -53,6 +54,18 @@ def test_an_error_about_a_url_does_not_repeat_the_token(url):
     assert "SEC" not in f"{raised.value!r} {raised.value.__cause__} {engine!r} {engine.address}"
     assert "host:1' and what follows it" in str(raised.value)
     assert "write / as %2F" in str(raised.value)
+
+
+def test_a_module_that_the_server_lacks_is_named_with_the_server():
+    """Not with PYSPARK_PYTHON of the client, which does not matter there."""
+    executors = Executors()
+    executors._address = "sc://host:1"
+    error = executors._error("failed", PySparkException("ModuleNotFoundError: No module named 'shop'"))
+    assert isinstance(error, ConfigurationError)
+    assert str(error).startswith(
+        "the Spark Connect server at sc://host:1: ModuleNotFoundError: No module named 'shop'"
+    )
+    assert "PYSPARK_PYTHON" not in str(error)
 
 
 def test_an_error_of_one_range_lets_the_others_end():

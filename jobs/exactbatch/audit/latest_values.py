@@ -165,11 +165,11 @@ class LatestValues(ExpectedValues):
             "when row({place_of_fold}) = row({place_of_row}) then case when f.deleted is distinct from r.deleted "
             "or f.kafka_timestamp is distinct from r.kafka_timestamp "
             # Another pipeline over the topic has written the same record later.
-            "or (r.is_ours and f.{batch} is distinct from r.{batch}) "
+            "or (f.{batch} is distinct from r.{batch} and coalesce(r.writer, $1) = $1) "
             "or case when r.deleted then record_image_ne(row({ordered_of_fold}), row({ordered_of_row})) "
             "else record_image_ne(row({fold_values}), row({row_values})) end then 'wrong' else 'right' end "
-            "when r.is_ours and exists (select from log where topic = r.kafka_topic and partition = r.kafka_partition "
-            "and r.kafka_offset >= first and r.kafka_offset < until) then 'wrong' "
+            "when r.writer = $1 and exists (select from log where topic = r.kafka_topic "
+            "and partition = r.kafka_partition and r.kafka_offset >= first and r.kafka_offset < until) then 'wrong' "
             "when f.deleted is null then 'unknown' "
             "when {fold_is_later} then 'wrong' else 'unknown' end as outcome "
             "from {fold} f full join found r on {same_key}) compared"
@@ -188,8 +188,7 @@ class LatestValues(ExpectedValues):
             ),
             lineage=sql.SQL(
                 "kafka_topic::text as kafka_topic, kafka_partition, kafka_offset, kafka_timestamp, {row_batch} as "
-                "{batch}, exists (select from exactbatch.batch b where b.batch_id = t.batch_id and b.pipeline = $1) "
-                "as is_ours"
+                "{batch}, (select b.pipeline from exactbatch.batch b where b.batch_id = t.batch_id) as writer"
             ).format(row_batch=self._row_batch, batch=BATCH),
             target=self._pipeline.sink.table,
             markers=self._kept.markers,

@@ -6,6 +6,7 @@ from dataclasses import replace
 from exactbatch.coverage import Coverage
 from exactbatch.errors import ReplayRefused
 from exactbatch.model import Covered
+from exactbatch.offsets import OffsetRange
 from exactbatch.planning.replay import ReplayPlan
 
 
@@ -21,17 +22,15 @@ def check_not_compacted(planned: ReplayPlan, compacted: Set[str]) -> None:
             )
 
 
-def check_without_rejects(
-    planned: ReplayPlan, rejects: Mapping[int, Collection[int]], compacted: Set[str]
-) -> None:
-    """Raise ReplayRefused if records of a compacted topic were rejected. `rejects` has their batches by the position of
-    the range.
+def check_without_rejects(ranges: Sequence[OffsetRange], rejects: Mapping[int, Collection[int]]) -> None:
+    """Raise ReplayRefused if records of these ranges, of compacted topics, were rejected. `rejects` has their batches
+    by the position of the range.
 
     Kafka may have removed the record before a reject because of it: the reject is now the last record of its key. The
     row would be retracted, and if the record is rejected again, nothing restores it.
     """
-    for position, range_ in enumerate(planned.ranges):
-        if range_.topic in compacted and (batches := rejects.get(position)):
+    for position, range_ in enumerate(ranges):
+        if batches := rejects.get(position):
             raise ReplayRefused(
                 f"{range_}: topic {range_.topic!r} is compacted (cleanup.policy), and batch {min(batches)} rejected "
                 f"records of this range. Kafka may since have removed the records whose rows these left as they were. "

@@ -178,14 +178,12 @@ def plan_observed(
         beyond=beyond,
     )
     check_reached(planned)
-    if situation.compacted:
+    if in_compacted := [range_ for range_ in planned.ranges if range_.topic in situation.compacted]:
         if not replays_compacted:
             check_not_compacted(planned, situation.compacted)
-        in_compacted = [range_ for range_ in planned.ranges if range_.topic in situation.compacted]
-        outside = ledger.results_outside(pipeline, in_compacted) if in_compacted else ()
+        outside = ledger.results_outside(pipeline, in_compacted)
         check_from_the_beginning(planned, situation.compacted, outside)
-        rejects = ledger.batches_of_rejects(pipeline, planned.ranges)
-        check_without_rejects(planned, rejects, situation.compacted)
+        check_without_rejects(in_compacted, ledger.batches_of_rejects(pipeline, in_compacted))
     return planned
 
 

@@ -150,10 +150,7 @@ class ConnectExecutors:
         verb: str,
         finished: Callable[[list[Outcome]], None] | None = None,
     ) -> list[Outcome]:
-        """Run the tasks on the server. Raises the errors of Executors.run().
-
-        Without `finished`, an error among the outcomes ends no other task: with commit="partition", these commit.
-        """
+        """Run the tasks on the server. Raises the errors of Executors.run()."""
         shares = [dumps((work, share)) for share in distribute(tasks, limit)]  # type: ignore[no-untyped-call]
         function = shipped(shares, code_identity(), self._variables)
         accepted = self._accepted(function, len(shares), f"a task failed to {verb} its range")

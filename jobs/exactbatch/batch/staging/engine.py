@@ -38,7 +38,8 @@ class Executors(Protocol):
 
         `finished` is called while Spark works, with the outcomes of the Spark tasks that Spark has accepted since the
         last call; it need not have received all outcomes at the end. What it raises, and an error among the outcomes,
-        cancels the other tasks.
+        cancels the other tasks. Without it, an error among the outcomes ends no other task: with commit="partition",
+        these commit.
 
         `verb` says in an error what a task does with its range. Raises the first error that a task has returned,
         TasksFailed, and ConfigurationError if a setting of Spark is at fault.
