@@ -24,7 +24,8 @@ _PROPERTIES: Final[Mapping[str, str]] = {
     # What a client runs ends a minute after the client was killed, instead of five.
     "spark.connect.execute.manager.detachedTimeout": "60s",
     "spark.connect.execute.manager.maintenanceInterval": "10s",
-    "spark.connect.session.manager.defaultSessionTimeout": "10m",
+    # A session is idle while its batch waits for Postgres: a statement may take an hour, if no pipeline changes that.
+    "spark.connect.session.manager.defaultSessionTimeout": "70m",
     "spark.log.level": "WARN",
 }
 

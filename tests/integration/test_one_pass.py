@@ -13,7 +13,8 @@ from pyspark.sql import functions as F
 
 from exactbatch import Json
 from exactbatch.batch.transform import transform
-from exactbatch.batch.transform.one_pass import RecordsInOrder
+from exactbatch.batch.transform.one_pass import RecordsInOrder, can_pack
+from exactbatch.compiled.availability import VARIABLE
 from exactbatch.errors import OffsetsLost, TooManyRejects
 from exactbatch.transforms.narrow_plan import columns_of_records, is_narrow
 
@@ -134,15 +135,27 @@ def test_one_pass_has_the_rows_rejects_and_counts_of_several(world, topic, make_
     assert not world.spark.sparkContext._jsc.getPersistentRDDs()
 
 
-EVERY_TYPE = (
+ATOMIC_TYPES = (
     "id int, small smallint, big bigint, single real, double float8, yes boolean, word text, day date, at timestamp, "
-    "atz timestamptz, exact numeric(12, 3), wide numeric, code uuid, doc jsonb, span interval, words text[], "
-    "numbers int[]"
+    "atz timestamptz, exact numeric(12, 3), wide numeric, code uuid, doc jsonb, span interval"
+)
+EVERY_TYPE = f"{ATOMIC_TYPES}, words text[], numbers int[]"
+SOME = (
+    f"select small as renamed, upper(word) as word, word as word_as_it_is, exact, exact as again, {LINEAGE}"
 )
 
 
+@pytest.mark.parametrize(
+    ("types", "fast_path", "some", "packs_some"),
+    [
+        (EVERY_TYPE, "off", f"{SOME}, n from records lateral view explode(numbers) as n", True),
+        (ATOMIC_TYPES, "0", f"{SOME}, size(split(word, 'ö')) as n from records", True),
+        (ATOMIC_TYPES, "0", f"{SOME}, array(id, small) as n from records", False),
+    ],
+    ids=["arrow", "packed", "compiled but for computed columns"],
+)
 def test_unchanged_columns_of_every_type_are_those_that_spark_returns(
-    world, make_topic, make_pipeline, monkeypatch
+    world, make_topic, make_pipeline, monkeypatch, types, fast_path, some, packs_some
 ):
     """In one pass they do not go through the JVM."""
     topic = make_topic(2, retention_ms="-1")
@@ -166,23 +179,32 @@ def test_unchanged_columns_of_every_type_are_those_that_spark_returns(
             "words": ["a", None, f"{number}"],
             "numbers": list(range(number % 4)),
         }
-        topic.produce(json.dumps(value).encode(), partition=number % 2)
-    changes = {
+        if number % 8 == 3:
+            value["double"] = 1e300  # the compiled loop leaves it to the format
+        topic.produce(json.dumps(value).encode() if number % 16 else b"bad", partition=number % 2)
+    monkeypatch.setitem(world.spark.sparkContext.environment, VARIABLE, fast_path)
+    packs: list[bool] = []
+    monkeypatch.setattr(transform, "can_pack", lambda *given: (packs.append(can_pack(*given)), packs[-1])[1])
+    for name, query in {
         "all": "select * from records where id % 7 <> 0",
-        "some": f"select small as renamed, upper(word) as word, word as word_as_it_is, exact, n, {LINEAGE} "
-        "from records lateral view explode(numbers) as n where double is not null",
-    }
-    for name, query in changes.items():
+        "some": f"{some} where double is not null",
+    }.items():
         contents = []
         for one_pass in (True, False):
             with monkeypatch.context() as patch:
                 if not one_pass:
                     patch.setattr(transform, "is_narrow", lambda _: False)
                 pipeline = make_pipeline(
-                    topic, value=Json(EVERY_TYPE), sql=query, name=f"{topic.name}.{name}.{one_pass}"
+                    topic,
+                    value=Json(types),
+                    sql=query,
+                    name=f"{topic.name}.{name}.{one_pass}",
+                    max_rejects=10,
                 )
                 world.execute(f"drop table if exists {pipeline.sink.target}")
-                assert world.run(pipeline).batch.rows > 0
+                batch = world.run(pipeline).batch
+                assert batch.rows > 0
+                assert batch.rejected == 4
             columns = world.rows(
                 "select attname, atttypid::regtype::text, atttypmod from pg_attribute "
                 f"where attrelid = '{pipeline.sink.target}'::regclass and attnum > 0"
@@ -192,6 +214,7 @@ def test_unchanged_columns_of_every_type_are_those_that_spark_returns(
             contents.append((columns, rows))
             assert world.is_exact(pipeline)
         assert contents[0] == contents[1]
+    assert packs == [types is ATOMIC_TYPES] * 2 + [packs_some] * 2
 
 
 def test_columns_of_records_are_traced(spark):

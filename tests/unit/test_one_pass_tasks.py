@@ -17,9 +17,11 @@ from exactbatch.batch.transform.one_pass import (
     Passed,
     RecordsInOrder,
     UnchangedColumns,
+    can_pack,
     passed,
     staged_batch,
 )
+from exactbatch.compiled.row_formats import PACKED
 from exactbatch.errors import ReadFailed, StagedRowsDiffer
 
 ID = UUID(int=1)
@@ -206,3 +208,21 @@ def test_columns_that_a_transform_does_not_use_reach_it_as_nulls():
     assert sent.schema.names == rows.schema.names
     assert [column.null_count for column in sent.columns] == [0, 3, 0, 3]
     assert OnePass("ab").to_jvm(rows) is rows
+
+
+NUMBER, TEXT, ARRAY = pa.int64(), pa.string(), pa.list_(pa.int64())
+
+
+@pytest.mark.parametrize(
+    ("unchanged", "records", "rows", "expected"),
+    [
+        ({"b": "a"}, {"a": NUMBER, "tags": ARRAY}, {"b": NUMBER, "more": TEXT}, True),
+        ({}, {"a": NUMBER}, {"b": NUMBER}, False),
+        ({"b": "a"}, {"a": NUMBER}, {"b": pa.int32()}, False),
+        ({"b": "a"}, {"a": NUMBER}, {"b": NUMBER, "tags": ARRAY}, False),
+        ({"b": "a"}, {"a": NUMBER, PACKED: TEXT}, {"b": NUMBER}, False),
+        ({"b": "a"}, {"a": NUMBER}, {"b": NUMBER, PACKED: TEXT}, False),
+    ],
+)
+def test_columns_that_cannot_be_packed(unchanged, records, rows, expected):
+    assert can_pack(unchanged, pa.schema(records), pa.schema(rows)) == expected

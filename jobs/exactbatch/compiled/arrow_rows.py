@@ -1,6 +1,7 @@
 """From Arrow columns to COPY rows."""
 
-from typing import Any, Final, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -8,38 +9,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from exactbatch.compiled.binary_rows import (
-    BYTES,
     CELL_PARTS,
     FORMAT,
     LENGTH,
     NULL,
     NUMBER,
-    NUMERIC,
-    NUMERIC_BOUND,
     SCALE,
     START,
     STATE,
     VALUE,
 )
 from exactbatch.compiled.cell_rows import cell_rows
+from exactbatch.compiled.row_formats import FIELDS, PACKED, cell_bound, row_format
 from exactbatch.compiled.row_frame import EPOCH_DAYS, EPOCH_US
-
-# A decimal of this type fits 64 bits, and so does its fraction with zeros up to a whole group of four digits.
-MOST_PRECISION: Final = 18
-MOST_SCALE: Final = 15
-_FORMATS: Final = {
-    pa.int16(): 2,
-    pa.int32(): 4,
-    pa.int64(): 8,
-    pa.float32(): 4,
-    pa.float64(): 8,
-    pa.bool_(): 1,
-    pa.date32(): 4,
-    pa.timestamp("us"): 8,
-    pa.timestamp("us", "UTC"): 8,
-    pa.string(): BYTES,
-    pa.binary(): BYTES,
-}
 
 
 class _Cells(NamedTuple):
@@ -50,19 +32,6 @@ class _Cells(NamedTuple):
     starts: npt.NDArray[Any] | int = 0
     lengths: npt.NDArray[Any] | int = 0
     text: npt.NDArray[np.uint8] | None = None
-
-
-def row_format(type_: pa.DataType) -> int | None:
-    """Return how binary_rows writes values of an Arrow type: 1 to 8 bytes, BYTES or NUMERIC; None for any other."""
-    if pa.types.is_decimal128(type_):
-        fits = type_.precision <= MOST_PRECISION and 0 <= type_.scale <= MOST_SCALE
-        return NUMERIC if fits else None
-    return _FORMATS.get(type_)
-
-
-def cell_bound(format_: int) -> int:
-    """Return the most bytes that a field takes besides a text's own."""
-    return 4 + (NUMERIC_BOUND if format_ == NUMERIC else format_)
 
 
 def column_table(schema: pa.Schema) -> npt.NDArray[np.int64]:
@@ -77,12 +46,22 @@ def column_table(schema: pa.Schema) -> npt.NDArray[np.int64]:
 
 
 class ArrowRows:
-    """Writes batches with the columns of `schema` as COPY rows with the same columns."""
+    """Writes batches as COPY rows.
 
-    def __init__(self, schema: pa.Schema) -> None:
-        """Raises ValueError for a type that row_format() does not know."""
+    schema: the columns of the batches
+    names: the columns of the rows, in their order
+    """
+
+    def __init__(self, schema: pa.Schema, packed: Sequence[str] = ()) -> None:
+        """`packed` are the columns whose fields the column PACKED has, the last one of the schema, if there are any.
+
+        Raises ValueError for a type that row_format() does not know.
+        """
         self.schema = schema
+        self.names = [*(name for name in schema.names if not packed or name != PACKED), *packed]
         self._columns = column_table(schema)
+        if packed:
+            self._columns[-1, FORMAT] = FIELDS
         self._row_bound = 2 + sum(map(cell_bound, self._columns[:, FORMAT].tolist()))
         # Kept from batch to batch: new memory costs as much time as the loop. A column's cells lie together, because
         # a column is filled at once.
@@ -122,7 +101,7 @@ class ArrowRows:
         text = np.concatenate(texts) if texts else np.zeros(0, np.uint8)
         if len(self._out) < bound:
             self._out = np.empty(bound * 5 // 4, np.uint8)
-        written = cell_rows(rows, self._cells, text, self._columns, self._out)
+        written = cell_rows(rows, len(self.names), self._cells, text, self._columns, self._out)
         return self._out[:written].tobytes()
 
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from exactbatch.compiled.compiler import called, inlined
+from exactbatch.compiled.row_formats import BYTES, FIELDS
 from exactbatch.compiled.strings import write_unescaped
 
 # The parts of a cell. numba counts references to arrays, so that a few with several columns are faster than many.
@@ -28,12 +29,8 @@ VALUE: Final = 2
 ESCAPED: Final = 3  # a text with escapes of JSON
 
 # The parts of a column that put_row() reads; json_rows.py has more.
-FORMAT: Final = 0  # an integer of 1, 2, 4 or 8 bytes, or one of the next constants
+FORMAT: Final = 0  # an integer of 1, 2, 4 or 8 bytes, or another format of row_formats.py
 SCALE: Final = 1  # of a numeric
-BYTES: Final = 0
-NUMERIC: Final = -1
-
-NUMERIC_BOUND: Final = 8 + 2 * 9  # bytes: 19 digits take part in at most 9 groups of four
 
 _U: Final = np.uint64
 _NEGATIVE: Final = 0x4000
@@ -93,6 +90,11 @@ def put_row(out: Any, at: Any, cells: Any, text: Any, columns: Any) -> Any:
             at = put4(out, at, 1)
             out[at] = cells[column, NUMBER] & 255
             at += 1
+        elif format_ == FIELDS:
+            start = _U(cells[column, START])
+            for byte in range(cells[column, LENGTH]):
+                out[at + byte] = text[start + _U(byte)]
+            at += cells[column, LENGTH]
         else:
             at = put_numeric(out, at, cells[column, NUMBER], columns[column, SCALE])
     return at

@@ -7,14 +7,14 @@ from exactbatch.compiled.compiler import entry
 
 
 @entry
-def cell_rows(rows: Any, cells: Any, text: Any, columns: Any, out: Any) -> Any:
-    """Write so many rows of c columns; return the bytes written.
+def cell_rows(rows: Any, fields: Any, cells: Any, text: Any, columns: Any, out: Any) -> Any:
+    """Write so many rows of c columns, with so many fields each; return the bytes written.
 
     `cells` is int64[c, n, CELL_PARTS] for n rows or more, and `columns` int64[c, …], as put_row() describes them.
     `out` has room for all rows.
     """
     written = 0
     for row in range(rows):
-        written = put2(out, written, len(columns))
+        written = put2(out, written, fields)
         written = put_row(out, written, cells[:, row], text, columns)
     return written

@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from exactbatch.columns import Column
-from exactbatch.compiled.arrow_rows import MOST_PRECISION, MOST_SCALE, cell_bound, row_format
 from exactbatch.compiled.binary_rows import CELL_PARTS, FORMAT, SCALE
 from exactbatch.compiled.json_rows import (
     BOOLEAN,
@@ -37,6 +36,7 @@ from exactbatch.compiled.json_rows import (
     TIMESTAMP,
     json_rows,
 )
+from exactbatch.compiled.row_formats import MOST_PRECISION, MOST_SCALE, cell_bound, row_format
 from exactbatch.compiled.row_frame import EPOCH_DAYS, EPOCH_US, Frame
 
 # Seconds since 1970, and days, of the years 1 to 9999, which the loop takes; formats/json.py takes more.

@@ -1,11 +1,13 @@
-"""The compiled loops from COPY rows to columns, which rows_arrow.py makes Arrow columns of."""
+"""The compiled loops from COPY rows to columns, for rows_arrow.py, and to some of their fields, for
+packed_fields.py."""
 
 from typing import Any
 
 import numpy as np
 
-from exactbatch.compiled.binary_rows import BYTES, FORMAT, NUMERIC, SCALE
+from exactbatch.compiled.binary_rows import FORMAT, SCALE
 from exactbatch.compiled.compiler import called, entry, inlined
+from exactbatch.compiled.row_formats import BYTES, NUMERIC
 
 
 @entry
@@ -52,6 +54,34 @@ def column_text(rows: Any, starts: Any, lengths: Any, ends: Any, text: Any) -> A
         to += max(np.int64(lengths[row]), np.int64(0))
         ends[row] = to
     return to
+
+
+@entry
+def row_fields(rows: Any, skipped: Any, bounds: Any, runs: Any, ends: Any, fields: Any) -> Any:
+    """Copy some fields of n rows, with their lengths, one after the other into `fields`; return the bytes read.
+
+    Each row starts with `skipped` bytes, and has c fields. `bounds`, int64[c + 1], is memory for their positions.
+    `runs`, int64[k, 2], has the first field of each run to copy, and the one after its last. `ends`, int32[n], receives
+    the position after the last field of each row. `fields` has room for all rows.
+    """
+    at, to = np.int64(0), np.int64(0)
+    for row in range(len(ends)):
+        at += skipped
+        bounds[0] = at
+        for field in range(1, len(bounds)):
+            length = _get4(rows, at)
+            at += 4
+            if length > 0:  # -1 for null
+                at += length
+            bounds[field] = at
+        for run in range(len(runs)):
+            start = bounds[runs[run, 0]]
+            size = bounds[runs[run, 1]] - start
+            for byte in range(size):
+                fields[to + byte] = rows[start + byte]
+            to += size
+        ends[row] = to
+    return at
 
 
 @inlined

@@ -1,14 +1,16 @@
 """From COPY rows to Arrow columns: the other way round from arrow_rows.py."""
 
+from collections.abc import Collection
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from exactbatch.compiled.arrow_rows import column_table, row_format
-from exactbatch.compiled.binary_rows import BYTES, FORMAT, NUMERIC
+from exactbatch.compiled.arrow_rows import column_table
+from exactbatch.compiled.binary_rows import FORMAT
 from exactbatch.compiled.row_columns import column_text, row_columns
+from exactbatch.compiled.row_formats import BYTES, NUMERIC, row_format
 from exactbatch.compiled.row_frame import EPOCH_DAYS, EPOCH_US
 
 _INTEGERS: Final[dict[pa.DataType, Any]] = {
@@ -24,23 +26,30 @@ _INTEGERS: Final[dict[pa.DataType, Any]] = {
 class RowsAsArrow:
     """Reads COPY rows whose last fields are the columns of `schema`."""
 
-    def __init__(self, schema: pa.Schema, skipped: int) -> None:
-        """`skipped` is how many bytes of each row precede these fields.
+    def __init__(self, schema: pa.Schema, skipped: int, used: Collection[str] | None = None) -> None:
+        """`skipped` is how many bytes of each row precede these fields. All columns but those that are `used` are read
+        as nulls; None for all.
 
         Raises ValueError for a type that row_format() does not know.
         """
         self.schema, self._skipped = schema, skipped
         self._columns = column_table(schema)
+        self._is_used = [used is None or name in used for name in schema.names]
 
     def read(self, data: bytes, rows: int) -> pa.RecordBatch:
         """Return the rows as a batch. Raises RuntimeError if they have more or fewer bytes than `data`."""
+        if not any(self._is_used):
+            arrays = [pa.nulls(rows, field.type) for field in self.schema]
+            return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
         numbers = np.empty((len(self.schema), rows), np.int64)
         lengths = np.empty((len(self.schema), rows), np.int32)
         buffer = np.frombuffer(data, np.uint8)
         if (read := row_columns(buffer, self._skipped, self._columns, numbers, lengths)) != len(data):
             raise RuntimeError(f"expected {rows} rows in {len(data)} bytes, found them in {read}")
         arrays = [
-            _text(field.type, buffer, numbers[at], lengths[at])
+            pa.nulls(rows, field.type)
+            if not self._is_used[at]
+            else _text(field.type, buffer, numbers[at], lengths[at])
             if self._columns[at, FORMAT] == BYTES
             else _array(field.type, numbers[at], lengths[at])
             for at, field in enumerate(self.schema)

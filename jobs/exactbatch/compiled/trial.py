@@ -10,6 +10,8 @@ from exactbatch.columns import Column
 from exactbatch.compiled import messages
 from exactbatch.compiled.arrow_rows import ArrowRows
 from exactbatch.compiled.json_kernel import JsonKernel
+from exactbatch.compiled.packed_fields import PackedFields
+from exactbatch.compiled.row_formats import PACKED
 from exactbatch.compiled.row_frame import row_frame
 from exactbatch.compiled.rows_arrow import RowsAsArrow
 
@@ -45,11 +47,14 @@ def check_machine_code() -> None:
         pa.record_batch({"a": pa.array([-7, None], pa.int32())})
     )
     read = RowsAsArrow(_SCHEMA, _HEAD_SIZE).read(_ROW, 1).to_pylist()
-    if not _gathers_messages() or (taken.data, taken.declined.tolist(), cells, read) != (
+    packed = PackedFields(len(_SCHEMA), [1, 0]).of_rows(_ROW, 1, _HEAD_SIZE)
+    row = ArrowRows(pa.schema([(PACKED, pa.binary())]), ["b", "a"]).write(pa.record_batch({PACKED: packed}))
+    if not _gathers_messages() or (taken.data, taken.declined.tolist(), cells, read, row) != (
         _ROW,
         [1],
         _CELLS,
         [{"a": -7, "b": "éx"}],
+        b"\x00\x02" + _ROW[-7:] + _ROW[-15:-7],
     ):
         raise RuntimeError("the compiled code does not give what it should")
 

@@ -102,6 +102,7 @@ def without_values(decoded: Decoded, refused: "Iterable[tuple[int, str]]") -> De
         rejects=tuple(sorted([*decoded.rejects, *reasons.items()])),
         tombstones=decoded.tombstones,
         deleted=None if decoded.deleted is None else decoded.deleted.filter(good),
+        unchanged=None if decoded.unchanged is None else decoded.unchanged.filter(good),
         truncated=None if decoded.truncated is None else decoded.truncated.filter(good),
     )
 

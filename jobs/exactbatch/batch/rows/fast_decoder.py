@@ -1,36 +1,64 @@
-"""The columns of JSON records, for a transform: most records are read by the compiled loop."""
+"""The columns of records for a transform: compiled code reads most JSON records, and packs the fields of columns that
+rows keep."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 
 from exactbatch.batch.rows.decode import ReadTask
+from exactbatch.batch.rows.fast_path import Packing
 from exactbatch.batch.rows.json_loop import JsonLoop, json_loop
 from exactbatch.columns import LINEAGE_NAMES
+from exactbatch.compiled.json_kernel import TakenRows
+from exactbatch.compiled.packed_fields import PackedColumns, PackedFields
+from exactbatch.compiled.row_formats import PACKED
 from exactbatch.compiled.row_frame import copied_names
 from exactbatch.compiled.rows_arrow import RowsAsArrow
 from exactbatch.formats.format import Decoded
 from exactbatch.kafka.records import Records
 
 
-class FastDecoder:
-    """Decodes the records of one range into what their format would give."""
+class LoopDecoder:
+    """Decodes the records that the loop takes. `schema` has the format's columns."""
 
-    def __init__(self, loop: JsonLoop, schema: pa.Schema) -> None:
-        """`schema` has the format's columns."""
+    def __init__(self, loop: JsonLoop, schema: pa.Schema, packing: Packing | None) -> None:
         self._loop = loop
-        self._rows = RowsAsArrow(schema, loop.head_size)
+        self._rows = RowsAsArrow(schema, loop.head_size, None if packing is None else packing.used)
+        self._packed = (
+            None
+            if packing is None
+            else PackedFields(len(schema), [schema.get_field_index(name) for name in packing.names])
+        )
+
+    def take(self, records: Records) -> TakenRows | None:
+        """See JsonLoop."""
+        return self._loop.take(records)
+
+    def rows(self, taken: TakenRows) -> pa.RecordBatch:
+        """Return the columns of the rows and, if it packs columns, PACKED."""
+        rows = self._rows.read(taken.data, taken.rows)
+        if self._packed is None:
+            return rows
+        return rows.append_column(PACKED, self._packed.of_rows(taken.data, taken.rows, self._loop.head_size))
+
+
+class FastDecoder:
+    """Decodes the records of one range into what their format would give and, if it packs columns, PACKED."""
+
+    def __init__(self, loop: LoopDecoder | None, packed: PackedColumns | None) -> None:
+        self._loop, self._packed = loop, packed
 
     def decode(self, records: Records, strict: Callable[[Records], Decoded]) -> tuple[Decoded, int]:
         """Decode records, those that the loop declines by `strict`; return also how many the loop took."""
-        taken = self._loop.take(records)
-        if taken is None or not taken.rows:
-            return strict(records), 0
-        rows = self._rows.read(taken.data, taken.rows)
+        taken = None if self._loop is None else self._loop.take(records)
+        if self._loop is None or taken is None or not taken.rows:
+            return self._with_packed(strict(records)), 0
+        rows = self._loop.rows(taken)
         if not len(taken.declined):
             return Decoded(rows, pa.array(np.arange(taken.rows))), taken.rows
-        others = strict(records.take(taken.declined.tolist()))
+        others = self._with_packed(strict(records.take(taken.declined.tolist())))
         by_loop = np.delete(np.arange(len(records)), taken.declined)
         kept = np.concatenate([by_loop, taken.declined[others.kept.to_numpy()]])
         order = np.argsort(kept)
@@ -44,12 +72,28 @@ class FastDecoder:
             taken.rows,
         )
 
+    def _with_packed(self, decoded: Decoded) -> Decoded:
+        if self._packed is None:
+            return decoded
+        packed = self._packed.of_batch(decoded.rows)
+        return replace(decoded, rows=decoded.rows.append_column(PACKED, packed))
 
-def fast_decoder(task: ReadTask) -> FastDecoder | None:
-    """Return the decoder of a range; None for values that the loop does not read, and for changes of keys."""
-    if task.changes is not None:
-        return None
-    names = copied_names([*LINEAGE_NAMES, *(column.name for column in task.value.columns)], {})
-    if (loop := json_loop(task, names, {})) is None:
-        return None
-    return FastDecoder(loop, pa.schema([(column.name, column.arrow_type) for column in task.value.columns]))
+
+def fast_decoder(
+    task: ReadTask, schema: pa.Schema, packing: Packing | None, *, shares_reads: bool
+) -> FastDecoder | None:
+    """Return the decoder of a range whose rows have the columns of `schema`; None if it has nothing to do.
+
+    The loop reads neither changes of keys nor records that several ranges share.
+    """
+    packed = None
+    if packing is not None:
+        packed = PackedColumns(pa.schema([schema.field(name) for name in packing.names]))
+    loop = None
+    if task.changes is None and not shares_reads:
+        names = copied_names([*LINEAGE_NAMES, *(column.name for column in task.value.columns)], {})
+        loop = json_loop(task, names, {})
+    if loop is None:
+        return None if packed is None else FastDecoder(None, packed)
+    of_format = pa.schema([(column.name, column.arrow_type) for column in task.value.columns])
+    return FastDecoder(LoopDecoder(loop, of_format, packing), packed)

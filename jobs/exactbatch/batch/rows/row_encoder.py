@@ -8,8 +8,9 @@ from exactbatch.batch.rows.binary_copy import EncodedRows
 from exactbatch.batch.rows.decode import ReadTask
 from exactbatch.batch.rows.json_loop import JsonLoop, json_loop
 from exactbatch.batch.rows.rejects import REJECT_SCHEMA
-from exactbatch.compiled.arrow_rows import ArrowRows, row_format
+from exactbatch.compiled.arrow_rows import ArrowRows
 from exactbatch.compiled.json_kernel import TakenRows
+from exactbatch.compiled.row_formats import is_encodable
 from exactbatch.compiled.row_frame import copied_names
 from exactbatch.kafka.records import Records
 
@@ -48,8 +49,3 @@ def row_encoder(task: ReadTask, schema: pa.Schema, constants: Mapping[str, int])
         return None
     names = copied_names(schema.names, constants)
     return RowEncoder(pa.schema([schema.field(name) for name in names]), json_loop(task, names, constants))
-
-
-def is_encodable(schema: pa.Schema) -> bool:
-    """True if all columns have a type that compiled code writes."""
-    return all(row_format(field.type) is not None for field in schema)

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final
 
 import psycopg2
 import pyarrow as pa
@@ -11,7 +12,7 @@ from adbc_driver_manager import Error as AdbcError
 from exactbatch.batch.rows.arrow_copy import PostgresAccess, copy_batches, copy_in_turns
 from exactbatch.batch.rows.binary_copy import EncodedRows, copy_encoded
 from exactbatch.batch.rows.decode import RangeReader, pause_garbage_collector, shared_reads
-from exactbatch.batch.rows.fast_path import decoder_for, encoder_for, encodes
+from exactbatch.batch.rows.fast_path import Packing, decoder_for, encoder_for, encodes
 from exactbatch.batch.rows.rejects import REJECT_SCHEMA, PendingRejects
 from exactbatch.batch.rows.watchdog import StallTimeout
 from exactbatch.batch.staging.staging_tables import (
@@ -25,6 +26,8 @@ from exactbatch.batch.staging.staging_tables import (
 from exactbatch.batch.staging.storable_rows import RecordsOfRows, raise_refused_value, storable_rows
 from exactbatch.batch.staging.task import Staged, StageTask
 from exactbatch.columns import Column
+from exactbatch.compiled.availability import unavailable
+from exactbatch.compiled.row_formats import PACKED
 from exactbatch.errors import ExactbatchError
 from exactbatch.failpoints import failpoint
 from exactbatch.kafka.shared_reads import SharedReads
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
     from exactbatch.postgres.arrow import ArrowConnection  # not imported by the driver: ADBC imports pandas
 
 # Of a connection of ADBC or psycopg2: the table, its columns and the rows to copy.
+_PACKED_FIELD: Final = pa.field(PACKED, pa.binary())
 _CopyInto = Callable[[Any, str, pa.Schema, Iterator[pa.RecordBatch]], None]
 
 
@@ -111,15 +115,20 @@ def decode_range(
     attempt: int,
     keep: Callable[[list[pa.RecordBatch]], None] | None = None,
     reads: SharedReads | None = None,
+    packing: Packing | None = None,
 ) -> Iterator[pa.RecordBatch | Staged | ExactbatchError]:
     """Read and decode one range, for a transform, and stage its rejects, or hand them to `keep`.
 
     `reads` are those that the range shares with others, if it does.
 
-    Yields the rows, with the columns of decoded_schema(), and then what was done; or, last, a terminal error.
+    Yields the rows, with the columns of decoded_schema() and, if there is `packing`, PACKED, and then what was done;
+    or, last, a terminal error.
     """
-    decoder = decoder_for(task) if reads is None else None
-    reader = RangeReader(task, attempt, decoded_schema(task.columns), {}, reads=reads, decoder=decoder)
+    schema = decoded_schema(task.columns)
+    decoder = decoder_for(task, schema, packing, shares_reads=reads is not None)
+    if packing is not None:
+        schema = schema.append(_PACKED_FIELD)
+    reader = RangeReader(task, attempt, schema, {}, reads=reads, decoder=decoder)
 
     def copy_rejects() -> None:
         if not (rejects := reader.pending.take()):
@@ -164,9 +173,11 @@ def stage_rows(
     *,
     slot_offsets: int = 0,
     rejects: Callable[[], Iterator[pa.RecordBatch] | None] | None = None,
+    packed: Sequence[str] = (),
 ) -> int | ExactbatchError:
     """Stage the rows of a transform, with their lineage if they carry it; return how many.
 
+    If the batches have the column PACKED, its values are the fields of the columns `packed`.
     `rejects` is called after the last row, and returns rejects to stage as well. `slot_offsets` is how many offsets
     of the batch each slot of Spark reads.
 
@@ -174,14 +185,20 @@ def stage_rows(
     record, or if Postgres itself refuses a value, that is TransformFailed. Returns a terminal error, and raises a
     retryable one.
     """
+    batches = iter(batches)
+    first = next(batches, None)
+    is_packed = first is not None and PACKED in first.schema.names
     schema = row_schema(columns)
+    if is_packed:
+        schema = pa.schema([*(field for field in schema if field.name not in packed), _PACKED_FIELD])
     notes, records = PendingRejects(), RecordsOfRows()
     count = 0
 
     def storable() -> Iterator[pa.RecordBatch]:
         nonlocal count
-        for batch in batches:
-            rows = storable_rows(_tagged(batch, schema, attempt), batch.schema.names, notes, attempt)
+        for batch in () if first is None else chain([first], batches):
+            own = [name for name in batch.schema.names if name != PACKED]
+            rows = storable_rows(_tagged(batch, schema, attempt), own, notes, attempt)
             count += len(rows)
             records.add(rows)
             yield rows
@@ -210,8 +227,10 @@ def stage_rows(
 
     where = f"batch {tables.batch_id}, staging rows of the transform"
     try:
-        if encodes(schema, slot_offsets):
-            postgres.run_encoded(partial(copy, _copy_encoded), where=where)
+        if is_packed and (reason := unavailable()) is not None:
+            raise RuntimeError(f"the worker that decodes runs compiled code, this one does not: {reason}")
+        if is_packed or encodes(schema, slot_offsets):
+            postgres.run_encoded(partial(copy, partial(_copy_encoded, packed=packed)), where=where)
         else:
             postgres.run(partial(copy, _copy), where=where)
     except Exception as error:
@@ -261,11 +280,15 @@ def _copy(
 
 
 def _copy_encoded(
-    connection: Connection, table: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]
+    connection: Connection,
+    table: str,
+    schema: pa.Schema,
+    batches: Iterator[pa.RecordBatch],
+    packed: Sequence[str],
 ) -> None:
     from exactbatch.compiled.arrow_rows import ArrowRows  # imports numba
 
-    rows = ArrowRows(schema)
+    rows = ArrowRows(schema, packed if PACKED in schema.names else ())
     with connection.cursor() as cursor:
         encoded = (EncodedRows(rows.write(batch), len(batch)) for batch in batches)
-        copy_encoded(cursor, identifier(table), schema.names, encoded)
+        copy_encoded(cursor, identifier(table), rows.names, encoded)

@@ -19,8 +19,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import SparkFiles, TaskContext
 
+from exactbatch.batch.rows.fast_path import Packing, is_fast
 from exactbatch.batch.rows.rejects import REJECT_SCHEMA
 from exactbatch.batch.staging.task import Staged, StagedBatch, by_attempt, dump, load
+from exactbatch.compiled.row_formats import PACKED, is_encodable
 from exactbatch.errors import ExactbatchError, StagedRowsDiffer
 from exactbatch.offsets import OffsetRange
 
@@ -36,20 +38,29 @@ class OnePass:
     launch: the launch of the batch, as text
     unchanged: the columns of the rows that the workers that stage take from files, with their names in the records
     used: the columns that the transform computes something with, or the lineage; None if that may be all columns
+    packs: True if the unchanged columns may be packed, as can_pack() says
     """
 
     launch: str
     unchanged: Mapping[str, str] = field(default_factory=dict)
     used: tuple[str, ...] | None = None
+    packs: bool = False
 
     @property
     def kept(self) -> tuple[str, ...]:
         """The columns of the records that the workers that decode keep in files."""
         return tuple(dict.fromkeys(self.unchanged.values()))
 
+    def packing(self, slot_offsets: int) -> Packing | None:
+        """Return how a worker packs the unchanged columns, of which each slot of Spark reads so many offsets; None if
+        it keeps them as they are."""
+        if not (self.packs and is_fast(slot_offsets)):
+            return None
+        return Packing(tuple(self.unchanged.values()), self.used or ())
+
     def text(self) -> str:
         """Return this as the value of a property."""
-        return json.dumps([self.launch, self.unchanged, self.used])
+        return json.dumps([self.launch, self.unchanged, self.used, self.packs])
 
     @classmethod
     def of_job(cls) -> "OnePass | None":
@@ -58,18 +69,29 @@ class OnePass:
         text = None if context is None else context.getLocalProperty(ONE_PASS)
         if text is None:
             return None
-        launch, unchanged, used = json.loads(text)
-        return cls(launch, unchanged, None if used is None else tuple(used))
+        launch, unchanged, used, packs = json.loads(text)
+        return cls(launch, unchanged, None if used is None else tuple(used), packs)
 
     def to_jvm(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Return decoded rows with nulls in the columns that the transform does not use."""
+        """Return decoded rows with nulls in the columns that the transform does not use, and without PACKED."""
         if self.used is None:
             return rows
-        columns = [
-            column if field.name in self.used else pa.nulls(len(rows), field.type)
+        columns = {
+            field.name: column if field.name in self.used else pa.nulls(len(rows), field.type)
             for field, column in zip(rows.schema, rows.columns, strict=True)
-        ]
-        return pa.RecordBatch.from_arrays(columns, rows.schema.names)
+            if field.name != PACKED
+        }
+        return pa.RecordBatch.from_arrays(list(columns.values()), list(columns))
+
+
+def can_pack(unchanged: Mapping[str, str], records: pa.Schema, rows: pa.Schema) -> bool:
+    """True if compiled code can write the rows, and each unchanged column has the type of that of the records."""
+    return (
+        bool(unchanged)
+        and is_encodable(rows)
+        and PACKED not in (*records.names, *rows.names)
+        and all(rows.field(name).type == records.field(of).type for name, of in unchanged.items())
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +183,7 @@ def _private(path: Path) -> Any:
 
 
 class UnchangedColumns:
-    """Adds the columns to the rows of a transform that are unchanged columns of their records."""
+    """Adds the columns to the rows of a transform that are unchanged columns of their records, or PACKED for them."""
 
     def __init__(self, hand_over: HandOver, unchanged: Mapping[str, str]) -> None:
         """`unchanged` has the columns to add, with their names in the rows that were kept."""
@@ -210,8 +232,9 @@ class UnchangedColumns:
             of_records = self._rows.slice(first, count)
         else:
             of_records = self._rows.take(pa.array(indexes))
-        columns = [*rows.columns, *map(of_records.column, self._unchanged.values())]
-        return pa.RecordBatch.from_arrays(columns, [*rows.schema.names, *self._unchanged])
+        added = {PACKED: PACKED} if PACKED in of_records.schema.names else self._unchanged
+        columns = [*rows.columns, *map(of_records.column, added.values())]
+        return pa.RecordBatch.from_arrays(columns, [*rows.schema.names, *added])
 
 
 def _not_decoded(topic: str, partition: int, offset: int) -> StagedRowsDiffer:

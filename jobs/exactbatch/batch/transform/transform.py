@@ -32,7 +32,7 @@ from exactbatch.batch.staging.shares import (
 from exactbatch.batch.staging.stage import decode_range, stage_lineage, stage_rows
 from exactbatch.batch.staging.staged_lineage import check_staged_lineage, records_with_rows
 from exactbatch.batch.staging.stager import is_worth_parts
-from exactbatch.batch.staging.staging_tables import StagingTables, create_lineage, decoded_schema
+from exactbatch.batch.staging.staging_tables import StagingTables, create_lineage, decoded_schema, row_schema
 from exactbatch.batch.staging.task import Staged, StagedBatch, StageTask, by_attempt, dump
 from exactbatch.batch.transform.failing_record import SEARCH_TIME, FailingRecordSearch
 from exactbatch.batch.transform.one_pass import (
@@ -42,6 +42,7 @@ from exactbatch.batch.transform.one_pass import (
     Passed,
     RecordsInOrder,
     UnchangedColumns,
+    can_pack,
     passed,
     staged_batch,
 )
@@ -49,6 +50,7 @@ from exactbatch.batch.transform.spark_columns import columns_of, nested_as_json
 from exactbatch.batch.transform.transform_plan import check_transform, plan_transform
 from exactbatch.code_identity import code_identity, other_code
 from exactbatch.columns import LINEAGE_NAMES, Column
+from exactbatch.compiled.row_formats import PACKED
 from exactbatch.errors import (
     ExactbatchError,
     StagedRowsDiffer,
@@ -150,10 +152,13 @@ class TransformStager:
             return None
         self._read.unpersist()
         try:
+            task = self._tasks[0]
             unchanged, used = self._columns_of_records()
-            one_pass = OnePass(f"{self._tasks[0].tables.launch:x}", unchanged, used)
-            if is_narrow(rows := self._rows_in_one_pass(one_pass, None)):
-                return one_pass, rows
+            rows = row_schema(self._pipeline.sink.staged_columns(self.columns))
+            packs = can_pack(unchanged, decoded_schema(task.columns), rows)
+            one_pass = OnePass(f"{task.tables.launch:x}", unchanged, used, packs)
+            if is_narrow(staged := self._rows_in_one_pass(one_pass, None)):
+                return one_pass, staged
         except (PySparkException, Py4JJavaError) as error:
             self._read.persist(StorageLevel.DISK_ONLY)  # the search for a record reads them several times
             raise self._failure(error) from error
@@ -237,6 +242,7 @@ class TransformStager:
                     attempt,
                     slot_offsets=slot_offsets,
                     rejects=hand_over.rejects,
+                    packed=list(unchanged),
                 )
                 outcome = (
                     rows
@@ -427,13 +433,15 @@ def _read(spark: SparkSession, bins: Sequence[Sequence[StageTask]]) -> DataFrame
     ) -> Iterator[pa.RecordBatch]:
         """Yield decoded rows, and hand over everything else."""
         outcomes: list[Staged | ExactbatchError] = []
+        packing = one_pass.packing(tasks[0].slot_offsets)
+        kept = one_pass.kept if packing is None else (PACKED,)
         for task, reads in _with_reads(tasks):
-            for decoded in decode_range(task, attempt, hand_over.keep, reads):
+            for decoded in decode_range(task, attempt, hand_over.keep, reads, packing):
                 if not isinstance(decoded, pa.RecordBatch):
                     outcomes.append(decoded)
                 elif len(decoded):
-                    if one_pass.kept:
-                        hand_over.keep_rows(decoded.select([*one_pass.kept, *LINEAGE_NAMES[:3]]))
+                    if kept:
+                        hand_over.keep_rows(decoded.select([*kept, *LINEAGE_NAMES[:3]]))
                     yield one_pass.to_jvm(decoded)
         hand_over.finish(outcomes)
 

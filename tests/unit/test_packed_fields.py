@@ -1,0 +1,107 @@
+"""Columns that rows keep of their records, packed as COPY writes them."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from confluent_kafka import Message
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from exactbatch import Json
+from exactbatch.batch.rows.fast_decoder import FastDecoder, LoopDecoder
+from exactbatch.batch.rows.fast_path import Packing
+from exactbatch.batch.rows.json_loop import JsonLoop
+from exactbatch.compiled.arrow_rows import ArrowRows
+from exactbatch.compiled.json_kernel import JsonKernel
+from exactbatch.compiled.packed_fields import PackedColumns, PackedFields
+from exactbatch.compiled.row_formats import PACKED
+from exactbatch.compiled.row_frame import row_frame
+from exactbatch.kafka.records import MessageRecords
+from support.copy_rows import fields_of
+
+SCHEMA = pa.schema([("a", pa.int32()), ("b", pa.string()), ("c", pa.bool_()), ("d", pa.decimal128(10, 2))])
+NUMBER = pa.field("number", pa.int64())
+rows = st.lists(
+    st.tuples(
+        st.none() | st.integers(-9, 9),
+        st.none() | st.text(max_size=9),
+        st.none() | st.booleans(),
+        st.none() | st.decimals(-99, 99, places=2),
+    ),
+    max_size=9,
+)
+
+
+def batch_of(rows) -> pa.RecordBatch:
+    columns = zip(*rows, strict=True) if rows else [[] for _ in SCHEMA]
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+
+
+@settings(deadline=None)
+@given(rows, st.lists(st.integers(0, 3), min_size=1, max_size=6))
+def test_rows_with_packed_fields_are_those_of_the_columns(values, positions):
+    """Any columns, in any order, also several times: beside a number, as beside a column that is computed."""
+    batch = batch_of(values)
+    names = [SCHEMA.names[position] for position in positions]
+    packed = PackedFields(len(SCHEMA), positions).of_rows(ArrowRows(SCHEMA).write(batch), len(batch), 2)
+    packed.validate(full=True)
+    numbers = pa.array(range(len(batch)), pa.int64())
+    schema = pa.schema([NUMBER, (PACKED, pa.binary())])
+    written = ArrowRows(schema, names)
+    assert written.names == ["number", *names]
+    every = [f"{at} {name}" for at, name in enumerate(names)]
+    whole = pa.RecordBatch.from_arrays([numbers, *map(batch.column, names)], ["number", *every])
+    expected = ArrowRows(whole.schema).write(whole)
+    assert written.write(pa.RecordBatch.from_arrays([numbers, packed], schema=schema)) == expected
+
+
+def test_a_column_may_have_the_name_of_packed_fields():
+    schema = pa.schema([(PACKED, pa.binary())])
+    batch = pa.record_batch({PACKED: pa.array([b"ab"], pa.binary())})
+    assert ArrowRows(schema).names == [PACKED]
+    assert fields_of(ArrowRows(schema).write(batch)) == [[b"ab"]]
+
+
+def test_rows_of_other_bytes_than_they_should_have_are_an_error():
+    data = ArrowRows(SCHEMA).write(batch_of([(1, "x", True, None)]))
+    with pytest.raises(
+        RuntimeError, match=f"expected 1 rows in {len(data) + 1} bytes, found them in {len(data)}"
+    ):
+        PackedFields(len(SCHEMA), [0]).of_rows(data + b"\0", 1, 2)
+
+
+FORMAT = Json("a int, b text, c boolean")
+VALUES = [
+    b'{"a": 1, "b": "one", "c": true}',
+    b'{"a": 2, "b": "\xc3\xa9", "c": null}',
+    b'{"a": 3.0, "b": "declined", "c": false}',
+    b'{"a": "x"}',
+    None,
+    b'{"a": null, "b": "last"}',
+]
+
+
+@pytest.mark.parametrize("by_loop", [True, False])
+@pytest.mark.parametrize(
+    "records", [[0, 1, 5], [0, 2, 1, 3, 4, 5], [2, 3]], ids=["taken", "mixed", "declined"]
+)
+@pytest.mark.parametrize("names", [["a", "b", "c"], ["c", "a"], ["b"]])
+def test_a_decoder_packs_what_the_format_gives(by_loop, records, names):
+    schema = pa.schema([(column.name, column.arrow_type) for column in FORMAT.columns])
+    kernel = JsonKernel(FORMAT.columns, {}, row_frame(7, "t", 0, {}))
+    loop = JsonLoop(kernel, len(row_frame(7, "t", 0, {}).head))
+    packing = Packing(names, used=["b"])
+    columns = PackedColumns(pa.schema([schema.field(name) for name in names]))
+    decoder = FastDecoder(LoopDecoder(loop, schema, packing) if by_loop else None, columns)
+    messages = [
+        Message("t", 0, offset, value=VALUES[index], timestamp=(1, 5)) for offset, index in enumerate(records)
+    ]
+    read = MessageRecords(messages, np.arange(len(records)))
+    expected = FORMAT.decode(read.values())
+    decoded, taken = decoder.decode(read, lambda others: FORMAT.decode(others.values()))
+    assert (taken > 0) == (by_loop and records != [2, 3])
+    assert decoded.kept.equals(expected.kept)
+    assert (decoded.rejects, decoded.tombstones) == (expected.rejects, expected.tombstones)
+    assert decoded.rows.column("b").equals(expected.rows.column("b"))
+    assert decoded.rows.column(PACKED).equals(columns.of_batch(expected.rows))
