@@ -9,7 +9,7 @@ import pyarrow as pa
 from exactbatch import Json
 from exactbatch.compiled.arrow_rows import ArrowRows
 from exactbatch.compiled.json_kernel import JsonKernel, TakenRows
-from exactbatch.compiled.row_frame import Frame, row_frame
+from exactbatch.compiled.row_frame import NO_FRAME, Frame, row_frame
 from exactbatch.compiled.rows_arrow import RowsAsArrow
 from support.copy_rows import comparable, fields_of, values_of
 
@@ -26,9 +26,15 @@ class Compared:
     taken: int
 
 
-def take(format_: Json, values: Sequence[bytes | None], required: Collection[str] = ()) -> TakenRows:
+def take(
+    format_: Json,
+    values: Sequence[bytes | None],
+    required: Collection[str] = (),
+    frame: Frame | None = None,
+) -> TakenRows:
     """What the loop makes of values at the offsets 0, 3, 6, …, at as many milliseconds after 2000."""
-    kernel = JsonKernel(format_.columns, format_.epoch, _frame(format_), required, format_.own_members)
+    frame = _frame(format_) if frame is None else frame
+    kernel = JsonKernel(format_.columns, format_.epoch, frame, required, format_.own_members)
     sizes = np.array([len(value or b"") for value in values], np.uint64)
     ends = np.cumsum(sizes, dtype=np.uint64)
     offsets = np.arange(len(values)) * 3
@@ -75,7 +81,8 @@ def compare(
             assert fields[: len(lineage)] == lineage
             assert values_of(fields[len(lineage) :], columns) == row, repr(values[index])
     assert expected == taken.data
-    columns = RowsAsArrow(decoded.rows.schema, len(_frame(format_).head)).read(taken.data, taken.rows)
+    of_values = take(format_, values, required, NO_FRAME)
+    columns = RowsAsArrow(decoded.rows.schema).read(of_values.data, of_values.rows)
     columns.validate(full=True)
     assert rows.write(_with_lineage(columns, indexes)) == taken.data
     return Compared(len(values), taken.rows)

@@ -16,6 +16,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
@@ -24,7 +25,8 @@ from exactbatch.audit.log_windows import LogWindows
 from exactbatch.columns import Column
 from exactbatch.compiled import messages
 from exactbatch.compiled.json_kernel import JsonKernel
-from exactbatch.compiled.row_frame import row_frame
+from exactbatch.compiled.row_formats import PACKED
+from exactbatch.compiled.row_frame import NO_FRAME, row_frame
 from exactbatch.errors import ConfigurationError
 from exactbatch.kafka import reader as range_reader
 from exactbatch.kafka.client_properties import reader_properties
@@ -103,24 +105,33 @@ def read(topic: Topic, until_offset: int, *, cluster_id: str | None = None, **ex
 
 def test_what_was_tried_and_kept_on_disk_is_what_runs(make_topic: MakeTopic) -> None:
     """numba would compile a loop again for arrays of another type, in the middle of a batch."""
-    from exactbatch.compiled import arrow_rows, json_kernel
+    from exactbatch.compiled import arrow_rows, json_kernel, packed_fields, rows_arrow
 
     topic = make_topic()
     topic.produce(*(b'{"a": %d}' % number for number in range(5000)))
-    kernel = JsonKernel([Column("a", "integer")], {}, row_frame(3, "t", 0, {}))
+    kernel, of_values = (
+        JsonKernel([Column("a", "integer")], {}, frame) for frame in (row_frame(3, "t", 0, {}), NO_FRAME)
+    )
+    schema = pa.schema([("a", pa.int32())])
     for records in read(topic, 5000):
         block = records.block()
         offsets, times = records.offset_array, records.milliseconds()
         taken = kernel.take(block.data, block.starts, block.ends, block.present, offsets, times)
         assert taken.rows == len(records)
+        fields = of_values.take(block.data, block.starts, block.ends, block.present, offsets, times)
+        rows_arrow.RowsAsArrow(schema).read(fields.data, fields.rows)
+        twice = packed_fields.PackedFields(1, [0, 0]).of_rows(fields.data, fields.ends)
+        batch = pa.record_batch({PACKED: twice})
+        rows = arrow_rows.ArrowRows(batch.schema, ["a", "b"])
+        rows.write(batch), rows.packed(batch)
         records.keys(), records.part(1, len(records))
     loops = {
         name: loop
-        for module in (messages, json_kernel, arrow_rows)
+        for module in (messages, json_kernel, arrow_rows, packed_fields, rows_arrow)
         for name, loop in vars(module).items()
         if hasattr(loop, "signatures")
     }
-    assert {"json_rows", "gather", "read_fields", "destroy"} <= loops.keys()
+    assert {"json_rows", "row_fields", "row_columns", "gather", "read_fields", "destroy"} <= loops.keys()
     assert {name for name, loop in loops.items() if len(loop.signatures) > 1} == set()
 
 

@@ -20,6 +20,7 @@ from exactbatch.compiled.binary_rows import (
     VALUE,
 )
 from exactbatch.compiled.cell_rows import cell_rows
+from exactbatch.compiled.packed_fields import packed
 from exactbatch.compiled.row_formats import FIELDS, PACKED, cell_bound, row_format
 from exactbatch.compiled.row_frame import EPOCH_DAYS, EPOCH_US
 
@@ -52,15 +53,15 @@ class ArrowRows:
     names: the columns of the rows, in their order
     """
 
-    def __init__(self, schema: pa.Schema, packed: Sequence[str] = ()) -> None:
-        """`packed` are the columns whose fields the column PACKED has, the last one of the schema, if there are any.
+    def __init__(self, schema: pa.Schema, packed_names: Sequence[str] = ()) -> None:
+        """`packed_names` are the columns whose fields are in PACKED, the last column of the schema, if there are any.
 
         Raises ValueError for a type that row_format() does not know.
         """
         self.schema = schema
-        self.names = [*(name for name in schema.names if not packed or name != PACKED), *packed]
+        self.names = [*(name for name in schema.names if not packed_names or name != PACKED), *packed_names]
         self._columns = column_table(schema)
-        if packed:
+        if packed_names:
             self._columns[-1, FORMAT] = FIELDS
         self._row_bound = 2 + sum(map(cell_bound, self._columns[:, FORMAT].tolist()))
         # Kept from batch to batch: new memory costs as much time as the loop. A column's cells lie together, because
@@ -73,6 +74,15 @@ class ArrowRows:
 
         Raises TypeError if the types are not those of the schema.
         """
+        data, _ = self._encode(batch, len(self.names))
+        return data
+
+    def packed(self, batch: pa.RecordBatch) -> pa.Array:
+        """Return the fields of each row as one value, as PACKED has them. Raises TypeError as write() does."""
+        return packed(*self._encode(batch, 0))
+
+    def _encode(self, batch: pa.RecordBatch, fields: int) -> tuple[bytes, npt.NDArray[np.int64]]:
+        """Return the rows, each with its number of fields unless that is 0, and the position after each."""
         found = {field.name: field.type for field in batch.schema}
         for field in self.schema:
             if found.get(field.name) != field.type:
@@ -81,7 +91,7 @@ class ArrowRows:
                 )
         rows = len(batch)
         if rows == 0:
-            return b""
+            return b"", np.empty(0, np.int64)
         if self._cells.shape[1] < rows:
             self._cells = np.empty((len(self.schema), rows * 5 // 4, CELL_PARTS), np.int64)
         texts: list[npt.NDArray[np.uint8]] = []
@@ -101,8 +111,9 @@ class ArrowRows:
         text = np.concatenate(texts) if texts else np.zeros(0, np.uint8)
         if len(self._out) < bound:
             self._out = np.empty(bound * 5 // 4, np.uint8)
-        written = cell_rows(rows, len(self.names), self._cells, text, self._columns, self._out)
-        return self._out[:written].tobytes()
+        ends = np.empty(rows, np.int64)
+        written = cell_rows(rows, fields, self._cells, text, self._columns, self._out, ends)
+        return self._out[:written].tobytes(), ends
 
 
 def _cells(column: pa.Array) -> _Cells:

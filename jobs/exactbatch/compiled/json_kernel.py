@@ -72,11 +72,17 @@ class _Reader(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TakenRows:
-    """The COPY rows of the records that were taken, how many they are, and the indexes of the others, ascending."""
+    """The COPY rows of the records that were taken, the position after each, and the indexes of the other records,
+    ascending."""
 
     data: bytes
-    rows: int
+    ends: npt.NDArray[np.int64]
     declined: npt.NDArray[np.int64]
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are."""
+        return len(self.ends)
 
 
 class JsonKernel:
@@ -129,12 +135,12 @@ class JsonKernel:
         bound = int(sizes.sum()) + len(starts) * self._row_bound
         if len(self._out) < bound:
             self._out = np.empty(bound * 5 // 4, np.uint8)
-        declined = np.zeros(len(starts), np.bool_)
+        row_ends, declined = np.empty(len(starts), np.int64), np.zeros(len(starts), np.bool_)
         times = np.where(present, timestamps_ms, 0) * 1000 - EPOCH_US
         # numba compiles another version for a writable array: not the one that was tried and kept on disk.
         data = data.view()
         data.flags.writeable = False
-        written = json_rows(
+        rows = json_rows(
             data,
             np.where(present, starts, 0).astype(np.uint64, copy=False),
             np.where(present, ends, 0).astype(np.uint64, copy=False),
@@ -152,10 +158,11 @@ class JsonKernel:
             self._double,
             self._double.view(np.int64),
             self._out,
+            row_ends,
             declined,
         )
-        indexes = np.flatnonzero(declined)
-        return TakenRows(self._out[:written].tobytes(), len(starts) - len(indexes), indexes)
+        written = int(row_ends[rows - 1]) if rows else 0
+        return TakenRows(self._out[:written].tobytes(), row_ends[:rows], np.flatnonzero(declined))
 
 
 def is_readable(column: Column, epoch: str | None = None) -> bool:

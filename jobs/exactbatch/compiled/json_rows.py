@@ -98,18 +98,20 @@ def json_rows(
     double: Any,
     double_bits: Any,
     out: Any,
+    row_ends: Any,
     declined: Any,
 ) -> Any:
-    """Write a row for each record that is taken, and set `declined` for each other; return the bytes written.
+    """Write a row for each record that is taken, and set `declined` for each other; return the number of rows.
 
-    The first six arrays are those of a RecordBlock, with `times` in microseconds since 2000. `columns` is
-    int64[c, COLUMN_PARTS], `names` has the bytes of their names; `head`, `offset_at` and `tail` are those of a Frame.
-    `out` has room for all rows. The rest is for the loop's own use: `cells` is int64[c, CELL_PARTS], `last`
-    int64[MOST_FIELDS, FIELD_PARTS], `double` float64[1], and `double_bits` the same memory as int64.
+    The first six arrays are those of a RecordBlock, with `times` in microseconds since 2000. `columns` is int64[c,
+    COLUMN_PARTS], `names` has the bytes of their names; `head`, `offset_at` and `tail` are those of a Frame. `out` has
+    room for all rows; `row_ends`, int64, receives the position after each. The rest is for the loop's own use: `cells`
+    is int64[c, CELL_PARTS], `last` int64[MOST_FIELDS, FIELD_PARTS], `double` float64[1], and `double_bits` the same
+    memory as int64.
     """
     for field in range(len(last)):
         last[field, _NAME_LENGTH] = -1  # what it holds are positions in another buffer
-    written = 0
+    rows = written = 0
     for record in range(len(starts)):
         start, end = starts[record], ends[record]
         while start < end and is_space(buffer[start]):
@@ -128,13 +130,16 @@ def json_rows(
         ):
             declined[record] = True
             continue
-        put_at = written
-        written = _put_bytes(out, written, head)
-        put8(out, put_at + offset_at, offsets[record])
-        put8(out, written - 8, times[record])
+        if len(head) > 0:
+            put_at = written
+            written = _put_bytes(out, written, head)
+            put8(out, put_at + offset_at, offsets[record])
+            put8(out, written - 8, times[record])
         written = put_row(out, written, cells, buffer, columns)
         written = _put_bytes(out, written, tail)
-    return written
+        row_ends[rows] = written
+        rows += 1
+    return rows
 
 
 @inlined

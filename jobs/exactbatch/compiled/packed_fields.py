@@ -1,4 +1,4 @@
-"""Some fields of COPY rows as one value for each row: what a row keeps of its record needs no decoding."""
+"""The fields of COPY rows as one value for each row: what a row keeps of its record needs no decoding."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -7,7 +7,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from exactbatch.compiled.arrow_rows import ArrowRows
 from exactbatch.compiled.row_columns import row_fields
 
 
@@ -15,34 +14,28 @@ class PackedFields:
     """Packs fields of rows of so many columns: those at `positions`, in this order, any of them several times."""
 
     def __init__(self, columns: int, positions: Sequence[int]) -> None:
+        self._are_all = list(positions) == list(range(columns))
         self._runs = _runs(positions)
         self._copies = max(Counter(positions).values())  # of one field, at most
         self._bounds = np.empty(columns + 1, np.int64)
 
-    def of_rows(self, data: bytes, rows: int, skipped: int) -> pa.Array:
-        """Return the fields, pa.binary()[rows], of COPY rows, each with `skipped` bytes before the fields.
+    def of_rows(self, data: bytes, ends: npt.NDArray[np.int64]) -> pa.Array:
+        """Return the fields, pa.binary()[n], of n rows, which are fields without their number; `ends` has the position
+        after each row."""
+        if self._are_all:
+            return packed(data, ends)
+        fields, field_ends = np.empty(self._copies * len(data), np.uint8), np.empty(len(ends), np.int64)
+        starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]]) if len(ends) else ends
+        written = row_fields(
+            np.frombuffer(data, np.uint8), starts, self._bounds, self._runs, field_ends, fields
+        )
+        return packed(fields[:written], field_ends)
 
-        Raises RuntimeError if the rows have more or fewer bytes than `data`.
-        """
-        fields, ends = np.empty(self._copies * len(data), np.uint8), np.zeros(rows + 1, np.int32)
-        read = row_fields(np.frombuffer(data, np.uint8), skipped, self._bounds, self._runs, ends[1:], fields)
-        if read != len(data):
-            raise RuntimeError(f"expected {rows} rows in {len(data)} bytes, found them in {read}")
-        buffers = [None, pa.py_buffer(ends), pa.py_buffer(fields[: ends[-1]])]
-        return pa.Array.from_buffers(pa.binary(), rows, buffers)
 
-
-class PackedColumns:
-    """Packs all columns of `schema`."""
-
-    def __init__(self, schema: pa.Schema) -> None:
-        """Raises ValueError for a type that row_format() does not know."""
-        self._rows = ArrowRows(schema)
-        self._fields = PackedFields(len(schema), range(len(schema)))
-
-    def of_batch(self, batch: pa.RecordBatch) -> pa.Array:
-        """Return the columns, pa.binary()[rows], of a batch that has them, and any others."""
-        return self._fields.of_rows(self._rows.write(batch), len(batch), skipped=2)  # the number of fields
+def packed(data: bytes | npt.NDArray[np.uint8], ends: npt.NDArray[np.int64]) -> pa.Array:
+    """Return the bytes up to each end as values of a pa.binary()."""
+    bounds = np.concatenate([np.zeros(1, np.int32), ends.astype(np.int32)])
+    return pa.Array.from_buffers(pa.binary(), len(ends), [None, pa.py_buffer(bounds), pa.py_buffer(data)])
 
 
 def _runs(positions: Sequence[int]) -> npt.NDArray[np.int64]:

@@ -11,16 +11,15 @@ from exactbatch.compiled.row_formats import BYTES, NUMERIC
 
 
 @entry
-def row_columns(rows: Any, skipped: Any, columns: Any, numbers: Any, lengths: Any) -> Any:
+def row_columns(rows: Any, columns: Any, numbers: Any, lengths: Any) -> Any:
     """Read n rows of c columns; return the bytes read.
 
-    Each row starts with `skipped` bytes, among them its number of fields. `columns` is int64[c, …], as put_row()
-    describes it. `numbers`, int64[c, n], receives the bits of each number, sign-extended, and the position of each
-    text; a numeric is multiplied by 10^scale. `lengths`, int32[c, n], receives the bytes of each field, -1 for null.
+    A row is its fields, without their number. `columns` is int64[c, …], as put_row() describes it. `numbers`, int64[c,
+    n], receives the bits of each number, sign-extended, and the position of each text; a numeric is multiplied by
+    10^scale. `lengths`, int32[c, n], receives the bytes of each field, -1 for null.
     """
     at = np.int64(0)
     for row in range(numbers.shape[1]):
-        at += skipped
         for column in range(len(columns)):
             length = _get4(rows, at)
             at += 4
@@ -57,16 +56,16 @@ def column_text(rows: Any, starts: Any, lengths: Any, ends: Any, text: Any) -> A
 
 
 @entry
-def row_fields(rows: Any, skipped: Any, bounds: Any, runs: Any, ends: Any, fields: Any) -> Any:
-    """Copy some fields of n rows, with their lengths, one after the other into `fields`; return the bytes read.
+def row_fields(rows: Any, starts: Any, bounds: Any, runs: Any, ends: Any, fields: Any) -> Any:
+    """Copy some fields of n rows, with their lengths, one after the other into `fields`; return the bytes copied.
 
-    Each row starts with `skipped` bytes, and has c fields. `bounds`, int64[c + 1], is memory for their positions.
-    `runs`, int64[k, 2], has the first field of each run to copy, and the one after its last. `ends`, int32[n], receives
-    the position after the last field of each row. `fields` has room for all rows.
+    Each row has c fields, from a position of `starts`, int64[n], on. `bounds`, int64[c + 1], is memory for their
+    positions. `runs`, int64[k, 2], has the first field of each run to copy, and the one after its last. `ends`,
+    int64[n], receives the position after the last field of each row. `fields` has room for all rows.
     """
-    at, to = np.int64(0), np.int64(0)
-    for row in range(len(ends)):
-        at += skipped
+    to = np.int64(0)
+    for row in range(len(starts)):
+        at = starts[row]
         bounds[0] = at
         for field in range(1, len(bounds)):
             length = _get4(rows, at)
@@ -81,7 +80,7 @@ def row_fields(rows: Any, skipped: Any, bounds: Any, runs: Any, ends: Any, field
                 fields[to + byte] = rows[start + byte]
             to += size
         ends[row] = to
-    return at
+    return to
 
 
 @inlined

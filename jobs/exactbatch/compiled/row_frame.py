@@ -18,11 +18,14 @@ _PLACEHOLDER: Final = struct.pack(">iq", 8, 0)
 
 class Frame(NamedTuple):
     """What every row has besides the values: `head` comes before them, with an offset and, as its last field, a
-    timestamp that are set for each row; `tail` comes after them."""
+    timestamp that are set for each row; `tail` comes after them. Both are empty for the fields of the values alone."""
 
     head: Any  # uint8
     offset_at: Any  # int64: the position of the offset in `head`
     tail: Any  # uint8
+
+
+NO_FRAME: Final = Frame(np.frombuffer(b"", np.uint8), 0, np.frombuffer(b"", np.uint8))
 
 
 def copied_names(names: Sequence[str], constants: Mapping[str, int]) -> list[str]:

@@ -24,15 +24,14 @@ _INTEGERS: Final[dict[pa.DataType, Any]] = {
 
 
 class RowsAsArrow:
-    """Reads COPY rows whose last fields are the columns of `schema`."""
+    """Reads the fields of COPY rows, which are the columns of `schema`, without the number of fields before them."""
 
-    def __init__(self, schema: pa.Schema, skipped: int, used: Collection[str] | None = None) -> None:
-        """`skipped` is how many bytes of each row precede these fields. All columns but those that are `used` are read
-        as nulls; None for all.
+    def __init__(self, schema: pa.Schema, used: Collection[str] | None = None) -> None:
+        """All columns but those that are `used` are read as nulls; None for all.
 
         Raises ValueError for a type that row_format() does not know.
         """
-        self.schema, self._skipped = schema, skipped
+        self.schema = schema
         self._columns = column_table(schema)
         self._is_used = [used is None or name in used for name in schema.names]
 
@@ -44,7 +43,7 @@ class RowsAsArrow:
         numbers = np.empty((len(self.schema), rows), np.int64)
         lengths = np.empty((len(self.schema), rows), np.int32)
         buffer = np.frombuffer(data, np.uint8)
-        if (read := row_columns(buffer, self._skipped, self._columns, numbers, lengths)) != len(data):
+        if (read := row_columns(buffer, self._columns, numbers, lengths)) != len(data):
             raise RuntimeError(f"expected {rows} rows in {len(data)} bytes, found them in {read}")
         arrays = [
             pa.nulls(rows, field.type)

@@ -16,16 +16,14 @@ from exactbatch.compiled.row_frame import row_frame
 from exactbatch.compiled.rows_arrow import RowsAsArrow
 
 _VALUES: Final = (b'{"a": -7, "b": "\\u00e9x"}', b'{"b": null, "a": "x"}')
+_FIELDS: Final = b"\x00\x00\x00\x04\xff\xff\xff\xf9\x00\x00\x00\x03\xc3\xa9x"
 _ROW: Final = (
     b"\x00\x06"
     b"\x00\x00\x00\x04\x00\x00\x00\x02"
     b"\x00\x00\x00\x08\x00\x00\x00\x00\x00\x00\x00\x05"
     b"\x00\x00\x00\x01t"
-    b"\x00\x00\x00\x08\x00\x00\x00\x00\x00\x0f\x42\x40"
-    b"\x00\x00\x00\x04\xff\xff\xff\xf9"
-    b"\x00\x00\x00\x03\xc3\xa9x"
+    b"\x00\x00\x00\x08\x00\x00\x00\x00\x00\x0f\x42\x40" + _FIELDS
 )
-_HEAD_SIZE: Final = len(_ROW) - 15  # all but the last two fields
 _SCHEMA: Final = pa.schema([("a", pa.int32()), ("b", pa.string())])
 _CELLS: Final = b"\x00\x01\x00\x00\x00\x04\xff\xff\xff\xf9\x00\x01\xff\xff\xff\xff"
 
@@ -46,15 +44,15 @@ def check_machine_code() -> None:
     cells = ArrowRows(pa.schema([("a", pa.int32())])).write(
         pa.record_batch({"a": pa.array([-7, None], pa.int32())})
     )
-    read = RowsAsArrow(_SCHEMA, _HEAD_SIZE).read(_ROW, 1).to_pylist()
-    packed = PackedFields(len(_SCHEMA), [1, 0]).of_rows(_ROW, 1, _HEAD_SIZE)
+    read = RowsAsArrow(_SCHEMA).read(_FIELDS, 1).to_pylist()
+    packed = PackedFields(len(_SCHEMA), [1, 0]).of_rows(_FIELDS, np.array([len(_FIELDS)], np.int64))
     row = ArrowRows(pa.schema([(PACKED, pa.binary())]), ["b", "a"]).write(pa.record_batch({PACKED: packed}))
     if not _gathers_messages() or (taken.data, taken.declined.tolist(), cells, read, row) != (
         _ROW,
         [1],
         _CELLS,
         [{"a": -7, "b": "éx"}],
-        b"\x00\x02" + _ROW[-7:] + _ROW[-15:-7],
+        b"\x00\x02" + _FIELDS[-7:] + _FIELDS[:-7],
     ):
         raise RuntimeError("the compiled code does not give what it should")
 

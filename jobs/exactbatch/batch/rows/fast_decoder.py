@@ -9,12 +9,11 @@ import pyarrow as pa
 
 from exactbatch.batch.rows.decode import ReadTask
 from exactbatch.batch.rows.fast_path import Packing
-from exactbatch.batch.rows.json_loop import JsonLoop, json_loop
-from exactbatch.columns import LINEAGE_NAMES
+from exactbatch.batch.rows.json_loop import JsonLoop, fields_loop
+from exactbatch.compiled.arrow_rows import ArrowRows
 from exactbatch.compiled.json_kernel import TakenRows
-from exactbatch.compiled.packed_fields import PackedColumns, PackedFields
+from exactbatch.compiled.packed_fields import PackedFields
 from exactbatch.compiled.row_formats import PACKED
-from exactbatch.compiled.row_frame import copied_names
 from exactbatch.compiled.rows_arrow import RowsAsArrow
 from exactbatch.formats.format import Decoded
 from exactbatch.kafka.records import Records
@@ -25,7 +24,7 @@ class LoopDecoder:
 
     def __init__(self, loop: JsonLoop, schema: pa.Schema, packing: Packing | None) -> None:
         self._loop = loop
-        self._rows = RowsAsArrow(schema, loop.head_size, None if packing is None else packing.used)
+        self._rows = RowsAsArrow(schema, None if packing is None else packing.used)
         self._packed = (
             None
             if packing is None
@@ -41,13 +40,13 @@ class LoopDecoder:
         rows = self._rows.read(taken.data, taken.rows)
         if self._packed is None:
             return rows
-        return rows.append_column(PACKED, self._packed.of_rows(taken.data, taken.rows, self._loop.head_size))
+        return rows.append_column(PACKED, self._packed.of_rows(taken.data, taken.ends))
 
 
 class FastDecoder:
     """Decodes the records of one range into what their format would give and, if it packs columns, PACKED."""
 
-    def __init__(self, loop: LoopDecoder | None, packed: PackedColumns | None) -> None:
+    def __init__(self, loop: LoopDecoder | None, packed: ArrowRows | None) -> None:
         self._loop, self._packed = loop, packed
 
     def decode(self, records: Records, strict: Callable[[Records], Decoded]) -> tuple[Decoded, int]:
@@ -75,7 +74,7 @@ class FastDecoder:
     def _with_packed(self, decoded: Decoded) -> Decoded:
         if self._packed is None:
             return decoded
-        packed = self._packed.of_batch(decoded.rows)
+        packed = self._packed.packed(decoded.rows)
         return replace(decoded, rows=decoded.rows.append_column(PACKED, packed))
 
 
@@ -88,11 +87,10 @@ def fast_decoder(
     """
     packed = None
     if packing is not None:
-        packed = PackedColumns(pa.schema([schema.field(name) for name in packing.names]))
+        packed = ArrowRows(pa.schema([schema.field(name) for name in packing.names]))
     loop = None
     if task.changes is None and not shares_reads:
-        names = copied_names([*LINEAGE_NAMES, *(column.name for column in task.value.columns)], {})
-        loop = json_loop(task, names, {})
+        loop = fields_loop(task)
     if loop is None:
         return None if packed is None else FastDecoder(None, packed)
     of_format = pa.schema([(column.name, column.arrow_type) for column in task.value.columns])
