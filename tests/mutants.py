@@ -2307,6 +2307,13 @@ MUTANTS: Final = (
         ("tests/unit/test_packed_fields.py::test_rows_with_packed_fields_are_those_of_the_columns",),
     ),
     Mutant(
+        "fields in another order are packed as they are",
+        "compiled/packed_fields.py",
+        "list(positions) == list(range(columns))",
+        "len(positions) == columns",
+        ("tests/unit/test_packed_fields.py::test_rows_with_packed_fields_are_those_of_the_columns",),
+    ),
+    Mutant(
         "memory for packed fields does not suffice for a column that rows keep several times",
         "compiled/packed_fields.py",
         "max(Counter(positions).values())",
@@ -2330,7 +2337,7 @@ MUTANTS: Final = (
     Mutant(
         "a column is taken for packed fields because of its name",
         "compiled/arrow_rows.py",
-        "if not packed or name != PACKED",
+        "if not packed_names or name != PACKED",
         "if name != PACKED",
         ("tests/unit/test_packed_fields.py::test_a_column_may_have_the_name_of_packed_fields",),
     ),

@@ -31,6 +31,12 @@ rows = st.lists(
     max_size=9,
 )
 
+positions = (
+    st.permutations(range(4))
+    | st.lists(st.integers(0, 3), min_size=1, max_size=6)
+    | st.integers(0, 3).map(lambda position: [position] * 20)
+)
+
 
 def batch_of(rows) -> pa.RecordBatch:
     columns = zip(*rows, strict=True) if rows else [[] for _ in SCHEMA]
@@ -39,7 +45,7 @@ def batch_of(rows) -> pa.RecordBatch:
 
 
 @settings(deadline=None)
-@given(rows, st.just([0, 1, 2, 3]) | st.lists(st.integers(0, 3), min_size=1, max_size=6))
+@given(rows, positions)
 def test_rows_with_packed_fields_are_those_of_the_columns(values, positions):
     """Any columns, in any order, also several times: beside a number, as beside a column that is computed."""
     batch = batch_of(values)
