@@ -31,7 +31,7 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 
 from exactbatch.batch.engines.connect_task import shipped
 from exactbatch.batch.spark.session_settings import variables_of
-from exactbatch.batch.spark.spark_errors import cause, setting_refused
+from exactbatch.batch.spark.spark_errors import LACKS_MODULE, OTHER_VERSION, cause, setting_refused
 from exactbatch.batch.spark.waiting_jobs import Progress, cancel_waiting_jobs
 from exactbatch.batch.staging.shares import Outcome, Task, distribute, loaded
 from exactbatch.batch.staging.stager import Stager
@@ -51,7 +51,7 @@ _RETRIES: Final = DefaultPolicy(max_retries=6, max_backoff=10_000)
 _CHANNEL: Final = [("grpc.keepalive_time_ms", 310_000), ("grpc.keepalive_timeout_ms", 20_000)]
 _ADDRESS: Final = re.compile(r"(?:[a-z]+://)?[^/;?#]*")  # of a URL, without the token
 _RESTARTED: Final = "INVALID_HANDLE.SESSION_"
-_OTHER_PYTHON: Final = re.compile(r"PYTHON_VERSION_MISMATCH|ModuleNotFoundError: No module named")
+_OTHER_PYTHON: Final = re.compile(f"{OTHER_VERSION}|{LACKS_MODULE}")
 _INTERVAL: Final = 0.1  # seconds between two reports of which tasks have finished
 _OUTCOME: Final = StructType([StructField("outcome", BinaryType())])
 

@@ -18,17 +18,19 @@ from pyspark.errors.exceptions.captured import CapturedException
 
 from exactbatch.errors import ConfigurationError, ExactbatchError
 
+OTHER_VERSION: Final = r"PYTHON_VERSION_MISMATCH|Python in worker has different(?: minor)? version"
+LACKS_MODULE: Final = r"ModuleNotFoundError: No module named '[^']+'"
 # What Spark says, and the remedy; no retry helps without it.
 _SETTINGS: Final = tuple(
     (re.compile(pattern), remedy)
     for pattern, remedy in (
         (
-            r"PYTHON_VERSION_MISMATCH|Python in worker has different(?: minor)? version",
+            OTHER_VERSION,
             "PYSPARK_PYTHON, {python}, is another version of Python than the driver's, {version}. Set it to that "
             "version, with exactbatch installed, on every machine of the cluster.",
         ),
         (
-            r"ModuleNotFoundError: No module named '[^']+'",
+            LACKS_MODULE,
             "PYSPARK_PYTHON, {python}, must be a Python with exactbatch, its dependencies and the pipeline's own "
             "modules, on every machine of the cluster; spark.submit.pyFiles ships your modules.",
         ),
