@@ -18,7 +18,7 @@ import physical_limit
 from psycopg2.extensions import parse_dsn
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from shapes import FLIGHTS, SHAPES, Shape
+from shapes import FLIGHTS, NESTED, SHAPES, Shape
 from topics import PARTITIONS
 
 from exactbatch import Aggregate, Append, Count, Debezium, Json, Max, Min, Sum, Upsert, Window
@@ -502,6 +502,8 @@ EXACTBATCH_PARTITION = Way(
     title='exactbatch, commit="partition"',
     target="public.flight_partition",
     pipeline=by_partition,
+    # Postgres casts values of type jsonb from text, which commit="partition" refuses.
+    shapes=tuple(name for name in SHAPES if name != NESTED.name),
 )
 EXACTBATCH_BY_BATCH = Way(
     name="exactbatch_by_batch",
