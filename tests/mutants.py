@@ -2335,11 +2335,29 @@ MUTANTS: Final = (
         ("tests/unit/test_one_pass_tasks.py::test_columns_that_cannot_be_packed",),
     ),
     Mutant(
-        "a column is taken for packed fields because of its name",
-        "compiled/arrow_rows.py",
-        "if not packed_names or name != PACKED",
-        "if name != PACKED",
-        ("tests/unit/test_packed_fields.py::test_a_column_may_have_the_name_of_packed_fields",),
+        "a column that has no position is packed",
+        "compiled/packed_fields.py",
+        "if not all(0 <= position < columns for position in positions):",
+        "if False:",
+        ("tests/unit/test_packed_fields.py::test_a_position_without_a_column_is_refused",),
+    ),
+    Mutant(
+        "a copy of a record's lineage is taken for a column of its value",
+        "batch/transform/transform.py",
+        "{name, of_record}.intersection(LINEAGE_NAMES)",
+        "{name}.intersection(LINEAGE_NAMES)",
+        (
+            "tests/integration/test_one_pass.py::test_unchanged_columns_of_every_type_are_those_that_spark_returns",
+        ),
+    ),
+    Mutant(
+        "a small batch makes the worker that stages load compiled code",
+        "batch/transform/one_pass.py",
+        "is_fast(slot_offsets, anew=True)",
+        "is_fast(slot_offsets)",
+        (
+            "tests/unit/test_one_pass_tasks.py::test_a_small_batch_is_not_packed_because_its_worker_has_loaded_the_code",
+        ),
     ),
     Mutant(
         "compiled code survives a change of its sources",

@@ -141,7 +141,8 @@ ATOMIC_TYPES = (
 )
 EVERY_TYPE = f"{ATOMIC_TYPES}, words text[], numbers int[]"
 SOME = (
-    f"select small as renamed, upper(word) as word, word as word_as_it_is, exact, exact as again, {LINEAGE}"
+    "select small as renamed, upper(word) as word, word as word_as_it_is, exact, exact as again, "
+    f"kafka_timestamp as seen, kafka_offset as place, {LINEAGE}"
 )
 
 

@@ -1,5 +1,6 @@
 """What the two workers of a task that stages a transform in one pass hand over and count."""
 
+from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
 
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exactbatch import OffsetRange
+from exactbatch.batch.rows.fast_path import Packing
 from exactbatch.batch.rows.rejects import REJECT_SCHEMA
 from exactbatch.batch.staging.task import Staged
 from exactbatch.batch.transform.one_pass import (
@@ -21,7 +23,7 @@ from exactbatch.batch.transform.one_pass import (
     passed,
     staged_batch,
 )
-from exactbatch.compiled.row_formats import PACKED
+from exactbatch.compiled import availability
 from exactbatch.errors import ReadFailed, StagedRowsDiffer
 
 ID = UUID(int=1)
@@ -220,9 +222,18 @@ NUMBER, TEXT, ARRAY = pa.int64(), pa.string(), pa.list_(pa.int64())
         ({}, {"a": NUMBER}, {"b": NUMBER}, False),
         ({"b": "a"}, {"a": NUMBER}, {"b": pa.int32()}, False),
         ({"b": "a"}, {"a": NUMBER}, {"b": NUMBER, "tags": ARRAY}, False),
-        ({"b": "a"}, {"a": NUMBER, PACKED: TEXT}, {"b": NUMBER}, False),
-        ({"b": "a"}, {"a": NUMBER}, {"b": NUMBER, PACKED: TEXT}, False),
     ],
 )
 def test_columns_that_cannot_be_packed(unchanged, records, rows, expected):
     assert can_pack(unchanged, pa.schema(records), pa.schema(rows)) == expected
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_a_small_batch_is_not_packed_because_its_worker_has_loaded_the_code(monkeypatch, loaded):
+    """The other worker would have to load it, too."""
+    monkeypatch.delenv(availability.VARIABLE, raising=False)
+    monkeypatch.setattr(availability, "_loaded", loaded)
+    one_pass = OnePass("ab", {"b": "a"}, ("c",), packs=True)
+    assert one_pass.packing(availability.PAYS_FROM - 1) is None
+    assert one_pass.packing(availability.PAYS_FROM) == Packing(("a",), ("c",))
+    assert replace(one_pass, packs=False).packing(availability.PAYS_FROM) is None

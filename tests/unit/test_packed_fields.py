@@ -14,10 +14,9 @@ from exactbatch.batch.rows.json_loop import JsonLoop
 from exactbatch.compiled.arrow_rows import ArrowRows
 from exactbatch.compiled.json_kernel import JsonKernel
 from exactbatch.compiled.packed_fields import PackedFields
-from exactbatch.compiled.row_formats import PACKED
+from exactbatch.compiled.row_formats import PACKED, PACKED_TYPE
 from exactbatch.compiled.row_frame import NO_FRAME
 from exactbatch.kafka.records import MessageRecords
-from support.copy_rows import fields_of
 
 SCHEMA = pa.schema([("a", pa.int32()), ("b", pa.string()), ("c", pa.bool_()), ("d", pa.decimal128(10, 2))])
 NUMBER = pa.field("number", pa.int64())
@@ -55,7 +54,7 @@ def test_rows_with_packed_fields_are_those_of_the_columns(values, positions):
     packed = PackedFields(len(SCHEMA), positions).of_rows(b"".join(every.to_pylist()), ends)
     packed.validate(full=True)
     numbers = pa.array(range(len(batch)), pa.int64())
-    schema = pa.schema([NUMBER, (PACKED, pa.binary())])
+    schema = pa.schema([NUMBER, (PACKED, PACKED_TYPE)])
     written = ArrowRows(schema, names)
     assert written.names == ["number", *names]
     distinct = [f"{at} {name}" for at, name in enumerate(names)]
@@ -64,11 +63,11 @@ def test_rows_with_packed_fields_are_those_of_the_columns(values, positions):
     assert written.write(pa.RecordBatch.from_arrays([numbers, packed], schema=schema)) == expected
 
 
-def test_a_column_may_have_the_name_of_packed_fields():
-    schema = pa.schema([(PACKED, pa.binary())])
-    batch = pa.record_batch({PACKED: pa.array([b"ab"], pa.binary())})
-    assert ArrowRows(schema).names == [PACKED]
-    assert fields_of(ArrowRows(schema).write(batch)) == [[b"ab"]]
+@pytest.mark.parametrize("positions", [[-1], [0, 4], [1, -1, 2]])
+def test_a_position_without_a_column_is_refused(positions):
+    """The compiled loop checks no bounds."""
+    with pytest.raises(ValueError, match="expected positions from 0 to 3, found"):
+        PackedFields(4, positions)
 
 
 FORMAT = Json("a int, b text, c boolean")

@@ -21,7 +21,7 @@ from exactbatch.compiled.binary_rows import (
 )
 from exactbatch.compiled.cell_rows import cell_rows
 from exactbatch.compiled.packed_fields import packed
-from exactbatch.compiled.row_formats import FIELDS, PACKED, cell_bound, row_format
+from exactbatch.compiled.row_formats import BYTES, FIELDS, PACKED, PACKED_TYPE, cell_bound, row_format
 from exactbatch.compiled.row_frame import EPOCH_DAYS, EPOCH_US
 
 
@@ -59,10 +59,8 @@ class ArrowRows:
         Raises ValueError for a type that row_format() does not know.
         """
         self.schema = schema
-        self.names = [*(name for name in schema.names if not packed_names or name != PACKED), *packed_names]
+        self.names = [*(name for name in schema.names if name != PACKED), *packed_names]
         self._columns = column_table(schema)
-        if packed_names:
-            self._columns[-1, FORMAT] = FIELDS
         self._row_bound = 2 + sum(map(cell_bound, self._columns[:, FORMAT].tolist()))
         # Kept from batch to batch: new memory costs as much time as the loop. A column's cells lie together, because
         # a column is filled at once.
@@ -120,7 +118,7 @@ def _cells(column: pa.Array) -> _Cells:
     """Return the cells of a column with at least one value."""
     type_ = column.type
     valid = pc.is_valid(column).to_numpy(zero_copy_only=False) if column.null_count else None
-    if pa.types.is_string(type_) or pa.types.is_binary(type_):
+    if row_format(type_) in (BYTES, FIELDS):
         return _text_cells(column, valid)
     if pa.types.is_decimal128(type_):
         # Two words of 64 bits, the low one first: the high one is only the sign of a number that fits.
@@ -148,9 +146,8 @@ def _integers(column: pa.Array) -> npt.NDArray[Any]:
 
 def _text_cells(column: pa.Array, valid: npt.NDArray[np.bool_] | None) -> _Cells:
     _, offsets, data = column.buffers()
-    bounds = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1].astype(
-        np.int64
-    )
+    width = np.int64 if column.type == PACKED_TYPE else np.int32
+    bounds = np.frombuffer(offsets, width)[column.offset : column.offset + len(column) + 1].astype(np.int64)
     first, last = int(bounds[0]), int(bounds[-1])
     text = np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)[first:last]
     lengths = np.diff(bounds)

@@ -72,8 +72,8 @@ class _Reader(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TakenRows:
-    """The COPY rows of the records that were taken, the position after each, and the indexes of the other records,
-    ascending."""
+    """The COPY rows of the records that were taken (or, without a frame, their fields alone), the position after each,
+    and the indexes of the other records, ascending."""
 
     data: bytes
     ends: npt.NDArray[np.int64]

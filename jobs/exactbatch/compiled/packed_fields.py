@@ -8,19 +8,23 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from exactbatch.compiled.row_columns import row_fields
+from exactbatch.compiled.row_formats import PACKED_TYPE
 
 
 class PackedFields:
     """Packs fields of rows of so many columns: those at `positions`, in this order, any of them several times."""
 
     def __init__(self, columns: int, positions: Sequence[int]) -> None:
+        """Raises ValueError for a position without a column."""
+        if not all(0 <= position < columns for position in positions):
+            raise ValueError(f"expected positions from 0 to {columns - 1}, found {list(positions)}")
         self._are_all = list(positions) == list(range(columns))
         self._runs = _runs(positions)
         self._copies = max(Counter(positions).values())  # of one field, at most
         self._bounds = np.empty(columns + 1, np.int64)
 
     def of_rows(self, data: bytes, ends: npt.NDArray[np.int64]) -> pa.Array:
-        """Return the fields, pa.binary()[n], of n rows, which are fields without their number; `ends` has the position
+        """Return the fields, PACKED_TYPE[n], of n rows, which are fields without their number; `ends` has the position
         after each row."""
         if self._are_all:
             return packed(data, ends)
@@ -33,9 +37,9 @@ class PackedFields:
 
 
 def packed(data: bytes | npt.NDArray[np.uint8], ends: npt.NDArray[np.int64]) -> pa.Array:
-    """Return the bytes up to each end as values of a pa.binary()."""
-    bounds = np.concatenate([np.zeros(1, np.int32), ends.astype(np.int32)])
-    return pa.Array.from_buffers(pa.binary(), len(ends), [None, pa.py_buffer(bounds), pa.py_buffer(data)])
+    """Return the bytes up to each end as values."""
+    bounds = np.concatenate([np.zeros(1, np.int64), ends])
+    return pa.Array.from_buffers(PACKED_TYPE, len(ends), [None, pa.py_buffer(bounds), pa.py_buffer(data)])
 
 
 def _runs(positions: Sequence[int]) -> npt.NDArray[np.int64]:

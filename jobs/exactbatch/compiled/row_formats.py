@@ -6,15 +6,17 @@ import pyarrow as pa
 
 BYTES: Final = 0
 NUMERIC: Final = -1
-FIELDS: Final = -2  # bytes that are whole fields of a COPY row, as the column PACKED has them
+FIELDS: Final = -2  # bytes that are whole fields of a COPY row: no column of a table has their Arrow type
 
 # A decimal of this type fits 64 bits, and so does its fraction with zeros up to a whole group of four digits.
 MOST_PRECISION: Final = 18
 MOST_SCALE: Final = 15
 NUMERIC_BOUND: Final = 8 + 2 * 9  # bytes: 19 digits take part in at most 9 groups of four
 
-# The column of a batch whose values are, for each row, the fields of several columns as COPY writes them.
-PACKED: Final = "exactbatch packed fields"
+# The column of a batch whose values are, for each row, the fields of several columns as COPY writes them. A table
+# cannot have a column of this name.
+PACKED: Final = "\0packed"
+PACKED_TYPE: Final = pa.large_binary()
 
 _FORMATS: Final = {
     pa.int16(): 2,
@@ -28,11 +30,13 @@ _FORMATS: Final = {
     pa.timestamp("us", "UTC"): 8,
     pa.string(): BYTES,
     pa.binary(): BYTES,
+    PACKED_TYPE: FIELDS,
 }
 
 
 def row_format(type_: pa.DataType) -> int | None:
-    """Return how binary_rows writes values of an Arrow type: 1 to 8 bytes, BYTES or NUMERIC; None for any other."""
+    """Return how binary_rows writes values of an Arrow type: 1 to 8 bytes, BYTES, NUMERIC or FIELDS; None if it does
+    not."""
     if pa.types.is_decimal128(type_):
         fits = type_.precision <= MOST_PRECISION and 0 <= type_.scale <= MOST_SCALE
         return NUMERIC if fits else None

@@ -11,7 +11,7 @@ from exactbatch.compiled import messages
 from exactbatch.compiled.arrow_rows import ArrowRows
 from exactbatch.compiled.json_kernel import JsonKernel
 from exactbatch.compiled.packed_fields import PackedFields
-from exactbatch.compiled.row_formats import PACKED
+from exactbatch.compiled.row_formats import PACKED, PACKED_TYPE
 from exactbatch.compiled.row_frame import row_frame
 from exactbatch.compiled.rows_arrow import RowsAsArrow
 
@@ -46,7 +46,7 @@ def check_machine_code() -> None:
     )
     read = RowsAsArrow(_SCHEMA).read(_FIELDS, 1).to_pylist()
     packed = PackedFields(len(_SCHEMA), [1, 0]).of_rows(_FIELDS, np.array([len(_FIELDS)], np.int64))
-    row = ArrowRows(pa.schema([(PACKED, pa.binary())]), ["b", "a"]).write(pa.record_batch({PACKED: packed}))
+    row = ArrowRows(pa.schema([(PACKED, PACKED_TYPE)]), ["b", "a"]).write(pa.record_batch({PACKED: packed}))
     if not _gathers_messages() or (taken.data, taken.declined.tolist(), cells, read, row) != (
         _ROW,
         [1],

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """What a decoder packs: the fields of the columns `names` go into the column PACKED. Only the columns that are
-    `used` are needed as well."""
+    """What a decoder packs: the fields of the columns `names` go into the column PACKED. The columns in `used` are
+    needed themselves; others may be null."""
 
     names: Sequence[str]
     used: Sequence[str]
@@ -58,6 +58,6 @@ def _reads_fast(task: ReadTask) -> bool:
     return is_fast(max(len(task.range), task.slot_offsets))
 
 
-def is_fast(offsets: int) -> bool:
-    """True if compiled code pays for so many offsets, and works."""
-    return pays(offsets) and is_available()
+def is_fast(offsets: int, *, anew: bool = False) -> bool:
+    """True if compiled code pays for so many offsets, also if another process has to load it `anew`, and works."""
+    return pays(offsets, anew=anew) and is_available()

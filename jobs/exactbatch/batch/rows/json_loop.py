@@ -17,7 +17,7 @@ _FALSE: Final = b"\x00\x00\x00\x01\x00"  # a field with a boolean
 
 
 class JsonLoop:
-    """Writes the COPY rows of the records that the loop takes."""
+    """Writes the records that the loop takes as COPY rows, or as the fields of such rows."""
 
     def __init__(self, kernel: JsonKernel) -> None:
         self._kernel = kernel

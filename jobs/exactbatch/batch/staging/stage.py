@@ -27,8 +27,8 @@ from exactbatch.batch.staging.storable_rows import RecordsOfRows, raise_refused_
 from exactbatch.batch.staging.task import Staged, StageTask
 from exactbatch.columns import Column
 from exactbatch.compiled.availability import unavailable
-from exactbatch.compiled.row_formats import PACKED
-from exactbatch.errors import ExactbatchError
+from exactbatch.compiled.row_formats import PACKED, PACKED_TYPE
+from exactbatch.errors import ExactbatchError, TasksFailed
 from exactbatch.failpoints import failpoint
 from exactbatch.kafka.shared_reads import SharedReads
 from exactbatch.postgres.connection import Connection
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from exactbatch.batch.rows.row_encoder import RowEncoder
     from exactbatch.postgres.arrow import ArrowConnection  # not imported by the driver: ADBC imports pandas
 
+_PACKED_FIELD: Final = pa.field(PACKED, PACKED_TYPE)
 # Of a connection of ADBC or psycopg2: the table, its columns and the rows to copy.
-_PACKED_FIELD: Final = pa.field(PACKED, pa.binary())
 _CopyInto = Callable[[Any, str, pa.Schema, Iterator[pa.RecordBatch]], None]
 
 
@@ -188,6 +188,8 @@ def stage_rows(
     batches = iter(batches)
     first = next(batches, None)
     is_packed = first is not None and PACKED in first.schema.names
+    batches = chain(() if first is None else [first], batches)
+    del first  # whose memory is free once it is staged
     schema = row_schema(columns)
     if is_packed:
         schema = pa.schema([*(field for field in schema if field.name not in packed), _PACKED_FIELD])
@@ -196,7 +198,7 @@ def stage_rows(
 
     def storable() -> Iterator[pa.RecordBatch]:
         nonlocal count
-        for batch in () if first is None else chain([first], batches):
+        for batch in batches:
             own = [name for name in batch.schema.names if name != PACKED]
             rows = storable_rows(_tagged(batch, schema, attempt), own, notes, attempt)
             count += len(rows)
@@ -228,7 +230,10 @@ def stage_rows(
     where = f"batch {tables.batch_id}, staging rows of the transform"
     try:
         if is_packed and (reason := unavailable()) is not None:
-            raise RuntimeError(f"the worker that decodes runs compiled code, this one does not: {reason}")
+            raise TasksFailed(
+                f"{where}: the worker that decodes runs compiled code, and the one that stages cannot: {reason}. "
+                f"Nothing was written; the retry reads the same ranges."
+            )
         if is_packed or encodes(schema, slot_offsets):
             postgres.run_encoded(partial(copy, partial(_copy_encoded, packed=packed)), where=where)
         else:

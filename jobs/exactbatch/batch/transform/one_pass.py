@@ -52,9 +52,12 @@ class OnePass:
         return tuple(dict.fromkeys(self.unchanged.values()))
 
     def packing(self, slot_offsets: int) -> Packing | None:
-        """Return how a worker packs the unchanged columns, of which each slot of Spark reads so many offsets; None if
-        it keeps them as they are."""
-        if not (self.packs and is_fast(slot_offsets)):
+        """Return how a worker packs the unchanged columns of a batch of which each slot of Spark reads so many offsets;
+        None if it keeps them as they are.
+
+        Raises ConfigurationError if EXACTBATCH_FAST_PATH has another value than it may have.
+        """
+        if not (self.packs and is_fast(slot_offsets, anew=True)):
             return None
         return Packing(tuple(self.unchanged.values()), self.used or ())
 
@@ -89,7 +92,6 @@ def can_pack(unchanged: Mapping[str, str], records: pa.Schema, rows: pa.Schema) 
     return (
         bool(unchanged)
         and is_encodable(rows)
-        and PACKED not in (*records.names, *rows.names)
         and all(rows.field(name).type == records.field(of).type for name, of in unchanged.items())
     )
 

@@ -201,7 +201,9 @@ class TransformStager:
             return {}, None  # rows do not name the records, or decoded rows, to take columns from
         columns = columns_of_records(self._rows, self._decoded)
         unchanged = {
-            name: of_record for name, of_record in columns.unchanged.items() if name not in LINEAGE_NAMES
+            name: of_record
+            for name, of_record in columns.unchanged.items()
+            if not {name, of_record}.intersection(LINEAGE_NAMES)
         }
         return unchanged, (*columns.used, *LINEAGE_NAMES) if unchanged else None
 
@@ -433,7 +435,11 @@ def _read(spark: SparkSession, bins: Sequence[Sequence[StageTask]]) -> DataFrame
     ) -> Iterator[pa.RecordBatch]:
         """Yield decoded rows, and hand over everything else."""
         outcomes: list[Staged | ExactbatchError] = []
-        packing = one_pass.packing(tasks[0].slot_offsets)
+        try:
+            packing = one_pass.packing(tasks[0].slot_offsets)
+        except ExactbatchError as error:
+            hand_over.finish([error])
+            return
         kept = one_pass.kept if packing is None else (PACKED,)
         for task, reads in _with_reads(tasks):
             for decoded in decode_range(task, attempt, hand_over.keep, reads, packing):
