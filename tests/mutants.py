@@ -7,6 +7,7 @@ Breaks a copy of the program in one place at a time and runs the smallest tests 
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -2631,7 +2632,8 @@ def broken(mutant: Mutant) -> str:
 def run(copy: Path, tests: list[str] | tuple[str, ...], *, first: bool) -> tuple[list[str], str | None]:
     """The tests that failed, and what pytest printed if it did not end well.
 
-    What cannot even be collected or set up does not count: it would prove nothing.
+    What cannot even be collected or set up does not count: it would prove nothing. Tests that crash the interpreter count
+    as one that failed.
     """
     command = [sys.executable, "-m", "pytest", "-q", "-rf", "-p", "no:cacheprovider", *_UNSHRUNK, *tests]
     try:
@@ -2646,6 +2648,8 @@ def run(copy: Path, tests: list[str] | tuple[str, ...], *, first: bool) -> tuple
     except subprocess.TimeoutExpired:
         return [], f"expected the tests to end within {_TIMEOUT_S} s"
     red = re.findall(r"^FAILED (\S+)", done.stdout, re.MULTILINE)
+    if done.returncode in (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS):
+        red = [tests[0]]
     return [re.sub(r"\[.*", "", each) for each in red], None if done.returncode == 0 else done.stdout[-3000:]
 
 
