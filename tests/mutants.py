@@ -2632,8 +2632,8 @@ def broken(mutant: Mutant) -> str:
 def run(copy: Path, tests: list[str] | tuple[str, ...], *, first: bool) -> tuple[list[str], str | None]:
     """The tests that failed, and what pytest printed if it did not end well.
 
-    What cannot even be collected or set up does not count: it would prove nothing. Tests that crash the interpreter count
-    as one that failed.
+    What cannot even be collected or set up does not count: it would prove nothing. Tests that crash the interpreter
+    count as one that failed.
     """
     command = [sys.executable, "-m", "pytest", "-q", "-rf", "-p", "no:cacheprovider", *_UNSHRUNK, *tests]
     try:
