@@ -1,5 +1,7 @@
 """Columns that rows keep of their records, packed as COPY writes them."""
 
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -11,11 +13,15 @@ from exactbatch import Json
 from exactbatch.batch.rows.fast_decoder import FastDecoder, LoopDecoder
 from exactbatch.batch.rows.fast_path import Packing
 from exactbatch.batch.rows.json_loop import JsonLoop
+from exactbatch.batch.staging import stage
+from exactbatch.batch.staging.staging_tables import StagingTables
+from exactbatch.columns import Column
 from exactbatch.compiled.arrow_rows import ArrowRows
 from exactbatch.compiled.json_kernel import JsonKernel
 from exactbatch.compiled.packed_fields import PackedFields
 from exactbatch.compiled.row_formats import PACKED, PACKED_TYPE
 from exactbatch.compiled.row_frame import NO_FRAME
+from exactbatch.errors import TasksFailed
 from exactbatch.kafka.records import MessageRecords
 
 SCHEMA = pa.schema([("a", pa.int32()), ("b", pa.string()), ("c", pa.bool_()), ("d", pa.decimal128(10, 2))])
@@ -103,3 +109,11 @@ def test_a_decoder_packs_what_the_format_gives(by_loop, records, names):
     assert (decoded.rejects, decoded.tombstones) == (expected.rejects, expected.tombstones)
     assert decoded.rows.column("b").equals(expected.rows.column("b"))
     assert decoded.rows.column(PACKED).equals(columns.packed(expected.rows))
+
+
+def test_packed_rows_are_not_staged_by_a_worker_without_compiled_code(monkeypatch):
+    monkeypatch.setattr(stage, "unavailable", lambda: "no numba")
+    packed = pa.record_batch({PACKED: pa.array([b""], PACKED_TYPE)})
+    postgres: Any = None  # it must not connect
+    with pytest.raises(TasksFailed, match="the one that stages cannot: no numba"):
+        stage.stage_rows([packed], StagingTables(1, 7), postgres, [Column("a", "integer")], 1, packed=["a"])

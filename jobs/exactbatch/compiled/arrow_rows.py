@@ -20,7 +20,7 @@ from exactbatch.compiled.binary_rows import (
     VALUE,
 )
 from exactbatch.compiled.cell_rows import cell_rows
-from exactbatch.compiled.packed_fields import packed
+from exactbatch.compiled.packed_fields import packed_values
 from exactbatch.compiled.row_formats import BYTES, FIELDS, PACKED, PACKED_TYPE, cell_bound, row_format
 from exactbatch.compiled.row_frame import EPOCH_DAYS, EPOCH_US
 
@@ -77,7 +77,7 @@ class ArrowRows:
 
     def packed(self, batch: pa.RecordBatch) -> pa.Array:
         """Return the fields of each row as one value, as PACKED has them. Raises TypeError as write() does."""
-        return packed(*self._encode(batch, 0))
+        return packed_values(*self._encode(batch, 0))
 
     def _encode(self, batch: pa.RecordBatch, fields: int) -> tuple[bytes, npt.NDArray[np.int64]]:
         """Return the rows, each with its number of fields unless that is 0, and the position after each."""

@@ -27,16 +27,16 @@ class PackedFields:
         """Return the fields, PACKED_TYPE[n], of n rows, which are fields without their number; `ends` has the position
         after each row."""
         if self._are_all:
-            return packed(data, ends)
+            return packed_values(data, ends)
         fields, field_ends = np.empty(self._copies * len(data), np.uint8), np.empty(len(ends), np.int64)
         starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]]) if len(ends) else ends
         written = row_fields(
             np.frombuffer(data, np.uint8), starts, self._bounds, self._runs, field_ends, fields
         )
-        return packed(fields[:written], field_ends)
+        return packed_values(fields[:written], field_ends)
 
 
-def packed(data: bytes | npt.NDArray[np.uint8], ends: npt.NDArray[np.int64]) -> pa.Array:
+def packed_values(data: bytes | npt.NDArray[np.uint8], ends: npt.NDArray[np.int64]) -> pa.Array:
     """Return the bytes up to each end as values."""
     bounds = np.concatenate([np.zeros(1, np.int64), ends])
     return pa.Array.from_buffers(PACKED_TYPE, len(ends), [None, pa.py_buffer(bounds), pa.py_buffer(data)])

@@ -45,14 +45,14 @@ class RowsAsArrow:
         buffer = np.frombuffer(data, np.uint8)
         if (read := row_columns(buffer, self._columns, numbers, lengths)) != len(data):
             raise RuntimeError(f"expected {rows} rows in {len(data)} bytes, found them in {read}")
-        arrays = [
-            pa.nulls(rows, field.type)
-            if not self._is_used[at]
-            else _text(field.type, buffer, numbers[at], lengths[at])
-            if self._columns[at, FORMAT] == BYTES
-            else _array(field.type, numbers[at], lengths[at])
-            for at, field in enumerate(self.schema)
-        ]
+        arrays = []
+        for at, field in enumerate(self.schema):
+            if not self._is_used[at]:
+                arrays.append(pa.nulls(rows, field.type))
+            elif self._columns[at, FORMAT] == BYTES:
+                arrays.append(_text(field.type, buffer, numbers[at], lengths[at]))
+            else:
+                arrays.append(_array(field.type, numbers[at], lengths[at]))
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
