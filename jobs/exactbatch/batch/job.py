@@ -141,11 +141,8 @@ def _process(
     tables = StagingTables(batch.batch_id, secrets.randbits(62))
     tasks = stage_tasks(pipeline, ranges, epochs, tables, settings, executors.parallelism, cluster_id)
     with hold_launch(connection, settings, pipeline, tables):
-        stager: Stager = (
-            executors.transform(connection, pipeline, tasks)
-            if pipeline.is_transformed
-            else DirectStager(executors, pipeline, tasks)
-        )
+        direct = None if pipeline.is_transformed else DirectStager(executors, pipeline, tasks)
+        stager: Stager = direct or executors.transform(connection, pipeline, tasks)
         with transaction(connection) as cursor:
             check_results_exist(cursor, Ledger(connection), pipeline, batch)
             pipeline.sink.prepare(cursor, stager.columns, evolve=pipeline.evolve)
@@ -163,6 +160,10 @@ def _process(
                 if pipeline.has_row_per_record and not pipeline.checks and pipeline.forward is None
                 else None
             )
+            # Checks, and rows that are forwarded, are made of the text of documents.
+            if direct is not None and not pipeline.checks and pipeline.forward is None:
+                tables = replace(tables, checked=pipeline.sink.checked_json(cursor, stager.columns))
+                direct.stage_into(tables)
             seen = facts_of(cursor, pipeline.sink)
         if staging is not None:
             partition_stager = PartitionStager(executors, pipeline, tasks, staging)

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from exactbatch.compiled.compiler import called, inlined
-from exactbatch.compiled.row_formats import BYTES, FIELDS
+from exactbatch.compiled.row_formats import BYTES, FIELDS, JSONB
 from exactbatch.compiled.strings import write_unescaped
 
 # The parts of a cell. numba counts references to arrays, so that a few with several columns are faster than many.
@@ -95,6 +95,14 @@ def put_row(out: Any, at: Any, cells: Any, text: Any, columns: Any) -> Any:
             for byte in range(cells[column, LENGTH]):
                 out[at + byte] = text[start + _U(byte)]
             at += cells[column, LENGTH]
+        elif format_ == JSONB:
+            # jsonb_recv() in src/backend/utils/adt/jsonb.c reads the number of the format, 1, and the text.
+            start, length = _U(cells[column, START]), cells[column, LENGTH]
+            at = put4(out, at, length + 1)
+            out[at] = 1
+            for byte in range(length):
+                out[at + 1 + byte] = text[start + _U(byte)]
+            at += length + 1
         else:
             at = put_numeric(out, at, cells[column, NUMBER], columns[column, SCALE])
     return at

@@ -10,8 +10,10 @@ import numpy.typing as npt
 
 from exactbatch.columns import Column
 from exactbatch.compiled.binary_rows import CELL_PARTS, FORMAT, SCALE
+from exactbatch.compiled.json_nested import MOST_NAMES
 from exactbatch.compiled.json_rows import (
     BOOLEAN,
+    CHECKED_JSON,
     COLUMN_PARTS,
     DATE,
     DECIMAL,
@@ -25,6 +27,7 @@ from exactbatch.compiled.json_rows import (
     MOST_FIELDS,
     NAME_START,
     NAME_STOP,
+    NOTHING,
     NUMBER_AS_TEXT,
     POWERS_OF_TEN,
     PRECISION,
@@ -36,7 +39,7 @@ from exactbatch.compiled.json_rows import (
     TIMESTAMP,
     json_rows,
 )
-from exactbatch.compiled.row_formats import MOST_PRECISION, MOST_SCALE, cell_bound, row_format
+from exactbatch.compiled.row_formats import JSONB, MOST_PRECISION, MOST_SCALE, cell_bound, row_format
 from exactbatch.compiled.row_frame import EPOCH_DAYS, EPOCH_US, Frame
 
 # Seconds since 1970, and days, of the years 1 to 9999, which the loop takes; formats/json.py takes more.
@@ -95,15 +98,18 @@ class JsonKernel:
         frame: Frame,
         required: Collection[str] = (),
         members: Mapping[str, str] | None = None,
+        checked: Collection[str] = (),
     ) -> None:
         """`epoch` is that of formats.Json; a row with null in one of the columns `required` is declined. `members` has
-        the names of the members that columns take, all different, if these are not the names of the columns.
+        the names of the members that columns take, all different, if these are not the names of the columns. Each of
+        the columns `checked`, of JSON, is followed by one more: a document that jsonb takes as it is goes into that.
 
         Raises ValueError for a column of a type that is_readable() does not know.
         """
-        self._columns = np.zeros((len(columns), COLUMN_PARTS), np.int64)
-        names = b""
-        for part, column in zip(self._columns, columns, strict=True):
+        self._columns = np.zeros((len(columns) + len(checked), COLUMN_PARTS), np.int64)
+        names, parts = b"", iter(self._columns)
+        for column in columns:
+            part = next(parts)
             reader, format_ = _reader(column, epoch.get(column.name)), row_format(column.arrow_type)
             if reader is None or format_ is None:
                 raise ValueError(f"column {column.name!r}: the compiled loop does not read {column.type}")
@@ -112,13 +118,19 @@ class JsonKernel:
             part[NAME_START] = len(names)
             names += (column.name if members is None else members[column.name]).encode()
             part[NAME_STOP] = len(names)
+            if column.name in checked:
+                part[READER] = CHECKED_JSON
+                part = next(parts)
+                part[FORMAT], part[READER] = JSONB, NOTHING
+                part[NAME_STOP] = -1  # no name is shorter than none
         self._names = np.frombuffer(names + b"\0", np.uint8)
         self._frame = frame
         bounds = map(cell_bound, self._columns[:, FORMAT].tolist())
         self._row_bound = len(frame.head) + len(frame.tail) + sum(bounds)
-        self._cells = np.zeros((len(columns), CELL_PARTS), np.int64)
+        self._cells = np.zeros((len(self._columns), CELL_PARTS), np.int64)
         self._last = np.zeros((MOST_FIELDS, FIELD_PARTS), np.int64)
         self._double = np.zeros(1, np.float64)
+        self._hashes = np.zeros(MOST_NAMES, np.uint64)
         self._out = np.empty(0, np.uint8)
 
     def take(
@@ -157,6 +169,7 @@ class JsonKernel:
             self._last,
             self._double,
             self._double.view(np.int64),
+            self._hashes,
             self._out,
             row_ends,
             declined,

@@ -6,7 +6,7 @@ import numpy as np
 
 from exactbatch.compiled.compiler import called, inlined
 from exactbatch.compiled.numbers import read_number
-from exactbatch.compiled.strings import end_of_string
+from exactbatch.compiled.strings import end_of_string, hash_of
 
 _U: Final = np.uint64
 _1: Final = np.uint64(1)
@@ -28,6 +28,9 @@ _DEEPEST: Final = 60  # levels: one bit of 64 says of each level whether it is a
 # Arrow's reader refuses a number.
 _MOST_PASSED_DIGITS: Final = 100
 _GREATEST_PASSED_POWER: Final = 100
+
+# Names of objects that are open at a time, each with one more: documents with more than that are not checked.
+MOST_NAMES: Final = 512
 
 # What may come next.
 _A_VALUE: Final = 0
@@ -78,18 +81,25 @@ def is_passed(power: Any, before: Any, after: Any) -> Any:
 
 
 @called
-def after_nested(buffer: Any, at: Any, end: Any) -> Any:
-    """Return the position after the object or array that begins at `at`, or `end` if it is declined; and all bytes
-    of its strings combined by or. A record's last byte is `}`, which ends every number."""
+def after_nested(buffer: Any, at: Any, end: Any, hashes: Any) -> Any:
+    """Return the position after the object or array that begins at `at`, or `end` if it is declined; all bytes of its
+    strings combined by or; and whether the names in each of its objects are certainly different.
+
+    `hashes`, uint64[MOST_NAMES], is memory for the names of open objects; without any, names are not compared. A
+    record's last byte is `}`, which ends every number.
+    """
     kinds = _U(0)
     depth = 0
     combined = np.uint8(0)
     expected = _A_VALUE
+    is_unique: Any = len(hashes) > 0
+    # The names of the object that is read are hashes[first:top]; hashes[first - 1] is `first` of the one around it.
+    first = top = np.int64(0)
     while True:
         while at < end and is_space(buffer[at]):
             at += _1
         if at >= end:
-            return end, combined
+            return end, combined, False
         byte = buffer[at]
         in_object = (kinds & _1) == _1
         closes = (
@@ -99,33 +109,51 @@ def after_nested(buffer: Any, at: Any, end: Any) -> Any:
             at += _1
             depth -= 1
             kinds >>= _1
+            if is_unique and byte == _CLOSE_BRACE:
+                top = first - 1
+                first = np.int64(hashes[top])
             if depth == 0:
-                return at, combined
+                return at, combined, is_unique
             expected = _A_COMMA_OR_END
         elif expected == _A_COMMA_OR_END:
             if byte != _COMMA:
-                return end, combined
+                return end, combined, False
             at += _1
             expected = _A_NAME if in_object else _A_VALUE
         elif expected in (_A_NAME, _A_NAME_OR_END):
             if byte != _QUOTE:
-                return end, combined
-            at, high, _ = end_of_string(buffer, at + _1, end)
+                return end, combined, False
+            name = at + _1
+            at, high, has_escapes = end_of_string(buffer, name, end)
+            if is_unique:
+                hash_ = hash_of(buffer, name, at)
+                is_unique = not has_escapes and top < len(hashes)
+                for other in range(first, top):
+                    if hashes[other] == hash_:
+                        is_unique = False
+                if is_unique:
+                    hashes[top] = hash_
+                    top += 1
             combined = np.uint8(combined | high)
             at += _1
             while at < end and is_space(buffer[at]):
                 at += _1
             if at >= end or buffer[at] != _COLON:
-                return end, combined
+                return end, combined, False
             at += _1
             expected = _A_VALUE
         elif byte == _OPEN_BRACE or byte == _OPEN_BRACKET:
             if depth == _DEEPEST:
-                return end, combined
+                return end, combined, False
             depth += 1
             kinds = (kinds << _1) | (_1 if byte == _OPEN_BRACE else _U(0))
             at += _1
             expected = _A_NAME_OR_END if byte == _OPEN_BRACE else _A_VALUE_OR_END
+            if is_unique and byte == _OPEN_BRACE:
+                is_unique = top < len(hashes)
+                if is_unique:
+                    hashes[top] = _U(first)
+                    first = top = top + 1
         else:
             expected = _A_COMMA_OR_END
             if byte == _QUOTE:
@@ -135,6 +163,6 @@ def after_nested(buffer: Any, at: Any, end: Any) -> Any:
             elif byte == _MINUS or 48 <= byte <= 57:
                 at, _, _, power, before, after, _ = read_number(buffer, at)
                 if not is_passed(power, before, after):
-                    return end, combined
+                    return end, combined, False
             else:
                 at = after_literal(buffer, at, end)

@@ -49,7 +49,10 @@ DATE: Final = 6
 DECIMAL: Final = 7  # a number with at most PRECISION digits and SCALE places
 NUMBER_AS_TEXT: Final = 8
 JSON_AS_TEXT: Final = 9
-_NOTHING: Final = 10  # a field that is not a column
+CHECKED_JSON: Final = (
+    10  # JSON, in the next column of the table if jsonb certainly takes it as it is, or as text
+)
+NOTHING: Final = 11  # a field that is not a column, and a column that takes no field
 
 _U: Final = np.uint64
 _1: Final = np.uint64(1)
@@ -67,6 +70,8 @@ _CLOSE_BRACE: Final = 125
 _LETTER_N: Final = 110
 _LETTER_T: Final = 116
 MOST_FIELDS: Final = 512  # of an object
+# Bytes: a string, array or object of a jsonb may take 256 MB, and a digit may become twelve bytes.
+MOST_CHECKED: Final = 16 * 1024 * 1024
 # 10^0 to 10^22, all exact.
 POWERS_OF_TEN: Final = np.array([float(10**power) for power in range(23)])
 
@@ -97,6 +102,7 @@ def json_rows(
     last: Any,
     double: Any,
     double_bits: Any,
+    hashes: Any,
     out: Any,
     row_ends: Any,
     declined: Any,
@@ -106,8 +112,8 @@ def json_rows(
     The first six arrays are those of a RecordBlock, with `times` in microseconds since 2000. `columns` is int64[c,
     COLUMN_PARTS], `names` has the bytes of their names; `head`, `offset_at` and `tail` are those of a Frame. `out` has
     room for all rows; `row_ends`, int64, receives the position after each. The rest is for the loop's own use: `cells`
-    is int64[c, CELL_PARTS], `last` int64[MOST_FIELDS, FIELD_PARTS], `double` float64[1], and `double_bits` the same
-    memory as int64.
+    is int64[c, CELL_PARTS], `last` int64[MOST_FIELDS, FIELD_PARTS], `double` float64[1], `double_bits` the same
+    memory as int64, and `hashes` uint64[MOST_NAMES].
     """
     for field in range(len(last)):
         last[field, _NAME_LENGTH] = -1  # what it holds are positions in another buffer
@@ -124,7 +130,7 @@ def json_rows(
             or buffer[start] != _OPEN_BRACE
             or buffer[end - _1] != _CLOSE_BRACE
             or not _read_object(
-                buffer, start, end, columns, names, cells, last, powers_of_ten, double, double_bits
+                buffer, start, end, columns, names, cells, last, powers_of_ten, double, double_bits, hashes
             )
             or _lacks_required(cells, columns)
         ):
@@ -177,6 +183,7 @@ def _read_object(
     powers_of_ten: Any,
     double: Any,
     double_bits: Any,
+    hashes: Any,
 ) -> Any:
     """Read an object that begins with `{` and ends with `}` into the cells; return whether it is taken.
 
@@ -199,7 +206,9 @@ def _read_object(
         if buffer[at] != _COLON or (column >= 0 and cells[column, STATE] != MISSING):
             return False
         at = _after_space(buffer, at + _1)
-        at, high = _read_value(buffer, at, end, column, columns, cells, powers_of_ten, double, double_bits)
+        at, high = _read_value(
+            buffer, at, end, column, columns, cells, powers_of_ten, double, double_bits, hashes
+        )
         if at >= end:
             return False
         combined = np.uint8(combined | high)
@@ -269,10 +278,11 @@ def _read_value(
     powers_of_ten: Any,
     double: Any,
     double_bits: Any,
+    hashes: Any,
 ) -> Any:
     """Read a value into the cell of its column; return the position after it, or `end` if it is declined, and the
     bytes of its strings combined."""
-    reader = np.int64(_NOTHING) if column < 0 else columns[column, READER]
+    reader = np.int64(NOTHING) if column < 0 else columns[column, READER]
     first = buffer[at]
     combined = np.uint8(0)
     if first == _QUOTE:
@@ -283,10 +293,12 @@ def _read_value(
     if first == _MINUS or _ZERO <= first <= _ZERO + 9:
         start = at
         at, negative, digits, power, before, after, is_integer = read_number(buffer, at)
-        if reader == _NOTHING or reader == NUMBER_AS_TEXT or reader == JSON_AS_TEXT:
+        if reader == NOTHING or reader == NUMBER_AS_TEXT or reader == JSON_AS_TEXT or reader == CHECKED_JSON:
             if not is_passed(power, before, after):
                 return end, combined
-            if reader != _NOTHING:
+            if reader == CHECKED_JSON:
+                _set_document(cells, column, start, at, True)
+            elif reader != NOTHING:
                 _set_text(cells, column, start, at, VALUE)
             return at, combined
         if (
@@ -312,22 +324,23 @@ def _read_value(
         return at, combined
     if first == _OPEN_BRACE or first == _OPEN_BRACKET:
         start = at
-        at, combined = after_nested(buffer, at, end)
-        if at >= end or reader == _NOTHING:
+        compared = hashes if reader == CHECKED_JSON else hashes[:0]
+        at, combined, is_unique = after_nested(buffer, at, end, compared)
+        if at >= end or reader == NOTHING:
             return at, combined
-        if reader != JSON_AS_TEXT or has_unicode_escape(buffer, start, at):
+        if (reader != JSON_AS_TEXT and reader != CHECKED_JSON) or has_unicode_escape(buffer, start, at):
             return end, combined
-        _set_text(cells, column, start, at, VALUE)
+        _set_document(cells, column, start, at, is_unique)
         return at, combined
     start = at
     at = after_literal(buffer, at, end)
-    if at >= end or reader == _NOTHING:
+    if at >= end or reader == NOTHING:
         return at, combined
     if first == _LETTER_N:
         cells[column, STATE] = NULL
         return at, combined
-    if reader == JSON_AS_TEXT:
-        _set_text(cells, column, start, at, VALUE)
+    if reader == JSON_AS_TEXT or reader == CHECKED_JSON:
+        _set_document(cells, column, start, at, reader == CHECKED_JSON)
         return at, combined
     if reader != BOOLEAN:
         return end, combined
@@ -355,6 +368,16 @@ def _set_text(cells: Any, column: Any, start: Any, stop: Any, state: Any) -> Non
 
 
 @inlined
+def _set_document(cells: Any, column: Any, start: Any, stop: Any, is_checked: Any) -> None:
+    """Set the text of JSON; that of a document that is checked goes into the next column."""
+    if is_checked and stop - start <= _U(MOST_CHECKED):
+        cells[column, STATE] = NULL
+        _set_text(cells, column + 1, start, stop, VALUE)
+    else:
+        _set_text(cells, column, start, stop, VALUE)
+
+
+@inlined
 def _read_string(
     buffer: Any,
     start: Any,
@@ -368,10 +391,10 @@ def _read_string(
     if reader == TEXT:
         _set_text(cells, column, start, stop, ESCAPED if has_escapes else VALUE)
         return True
-    if reader == _NOTHING:
+    if reader == NOTHING:
         return True
-    if reader == JSON_AS_TEXT:
-        _set_text(cells, column, start - _1, stop + _1, VALUE)
+    if reader == JSON_AS_TEXT or reader == CHECKED_JSON:
+        _set_document(cells, column, start - _1, stop + _1, reader == CHECKED_JSON)
         return not has_escapes or not has_unicode_escape(buffer, start, stop)
     if has_escapes:
         return False

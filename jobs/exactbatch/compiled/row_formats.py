@@ -7,6 +7,7 @@ import pyarrow as pa
 BYTES: Final = 0
 NUMERIC: Final = -1
 FIELDS: Final = -2  # bytes that are whole fields of a COPY row: no column of a table has their Arrow type
+JSONB: Final = -3  # the text of a document, for a column of type jsonb
 
 # A decimal of this type fits 64 bits, and so does its fraction with zeros up to a whole group of four digits.
 MOST_PRECISION: Final = 18
@@ -52,4 +53,6 @@ def cell_bound(format_: int) -> int:
     """Return the most bytes that a field takes besides a text's own."""
     if format_ == FIELDS:
         return 0
+    if format_ == JSONB:
+        return 4 + 1
     return 4 + (NUMERIC_BOUND if format_ == NUMERIC else format_)

@@ -20,6 +20,8 @@ _QUOTE: Final = 34
 _BACKSLASH: Final = 92
 _SPACE: Final = 32
 _LOWER_U: Final = 117
+_HASH_OF_NOTHING: Final = np.uint64(0xCBF29CE484222325)
+_HASH_FACTOR: Final = np.uint64(0x100000001B3)
 
 
 @inlined
@@ -41,6 +43,15 @@ def end_of_string(buffer: Any, at: Any, end: Any) -> Any:
         combined = np.uint8(combined | byte)
         at += _1
     return end, combined, has_escapes
+
+
+@inlined
+def hash_of(buffer: Any, start: Any, stop: Any) -> Any:
+    """Return a hash of 64 bits of some bytes: FNV-1a, https://datatracker.ietf.org/doc/html/rfc9923."""
+    hash_ = _HASH_OF_NOTHING
+    for byte in range(np.int64(stop - start)):
+        hash_ = (hash_ ^ _U(buffer[start + _U(byte)])) * _HASH_FACTOR
+    return hash_
 
 
 @called

@@ -15,14 +15,14 @@ from exactbatch.compiled.row_formats import PACKED, PACKED_TYPE
 from exactbatch.compiled.row_frame import row_frame
 from exactbatch.compiled.rows_arrow import RowsAsArrow
 
-_VALUES: Final = (b'{"a": -7, "b": "\\u00e9x"}', b'{"b": null, "a": "x"}')
+_VALUES: Final = (b'{"a": -7, "b": "\\u00e9x", "c": [1]}', b'{"b": null, "a": "x"}')
 _FIELDS: Final = b"\x00\x00\x00\x04\xff\xff\xff\xf9\x00\x00\x00\x03\xc3\xa9x"
 _ROW: Final = (
-    b"\x00\x06"
+    b"\x00\x08"
     b"\x00\x00\x00\x04\x00\x00\x00\x02"
     b"\x00\x00\x00\x08\x00\x00\x00\x00\x00\x00\x00\x05"
     b"\x00\x00\x00\x01t"
-    b"\x00\x00\x00\x08\x00\x00\x00\x00\x00\x0f\x42\x40" + _FIELDS
+    b"\x00\x00\x00\x08\x00\x00\x00\x00\x00\x0f\x42\x40" + _FIELDS + b"\xff\xff\xff\xff\x00\x00\x00\x04\x01[1]"
 )
 _SCHEMA: Final = pa.schema([("a", pa.int32()), ("b", pa.string())])
 _CELLS: Final = b"\x00\x01\x00\x00\x00\x04\xff\xff\xff\xf9\x00\x01\xff\xff\xff\xff"
@@ -30,7 +30,8 @@ _CELLS: Final = b"\x00\x01\x00\x00\x00\x04\xff\xff\xff\xf9\x00\x01\xff\xff\xff\x
 
 def check_machine_code() -> None:
     """Raise RuntimeError unless the loops give what they should."""
-    kernel = JsonKernel([Column("a", "integer"), Column("b", "text")], {}, row_frame(6, "t", 2, {}))
+    columns = [Column("a", "integer"), Column("b", "text"), Column("c", "jsonb")]
+    kernel = JsonKernel(columns, {}, row_frame(8, "t", 2, {}), checked=["c"])
     data, sizes = b"".join(_VALUES), np.array([len(value) for value in _VALUES], np.uint64)
     ends = np.cumsum(sizes, dtype=np.uint64)
     taken = kernel.take(

@@ -8,7 +8,7 @@ from exactbatch.sinks.aggregate.sink import Aggregate
 from exactbatch.sinks.aggregate.window import Window
 from exactbatch.sinks.append import Append
 from exactbatch.sinks.base import Sink
-from exactbatch.sinks.staged_rows import StagedRows
+from exactbatch.sinks.staged_rows import CheckedJson, StagedRows
 from exactbatch.sinks.together import Together
 from exactbatch.sinks.upsert.sink import Upsert
 from exactbatch.sinks.upsert.without_history import UpsertWithoutHistory
@@ -23,6 +23,7 @@ __all__ = [
     "SINKS",
     "Aggregate",
     "Append",
+    "CheckedJson",
     "Count",
     "Max",
     "Min",

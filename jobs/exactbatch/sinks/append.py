@@ -14,7 +14,7 @@ from exactbatch.sinks.by_batch.layout import ByBatch
 from exactbatch.sinks.by_batch.merge import PartitionMerger
 from exactbatch.sinks.by_batch.parent import PARTITION_BY, check_not_by_batch, check_parent
 from exactbatch.sinks.sink_defaults import SinkDefaults
-from exactbatch.sinks.staged_rows import StagedRows
+from exactbatch.sinks.staged_rows import CheckedJson, StagedRows
 from exactbatch.sinks.tables.lineage_table import LineageTable, Part
 from exactbatch.sinks.tables.target import TargetTable
 from exactbatch.sinks.tables.target_checks import check_copyable
@@ -136,6 +136,10 @@ class Append(SinkDefaults):
     ) -> list[RejectRule]:
         """Return rules for staged rows that the target's types cannot hold."""
         return reject_rules(self.lineage_table.casts(cursor, columns, evolve=evolve))
+
+    def checked_json(self, cursor: Cursor, columns: Sequence[Column]) -> tuple[CheckedJson, ...]:
+        """Return the second staged columns for columns that are jsonb in the pipeline and in the target."""
+        return self.lineage_table.checked_json(cursor, columns)
 
     def insert_staged(self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column]) -> int:
         """Insert staged rows; return how many rows arrived.

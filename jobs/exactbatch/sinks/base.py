@@ -19,7 +19,7 @@ from psycopg2 import sql
 from exactbatch.columns import Column
 from exactbatch.offsets import OffsetRange
 from exactbatch.postgres.connection import Cursor
-from exactbatch.sinks.staged_rows import StagedRows
+from exactbatch.sinks.staged_rows import CheckedJson, StagedRows
 from exactbatch.sinks.tables.lineage_table import LineageTable, Part
 from exactbatch.sinks.tables.target import TargetTable
 from exactbatch.sinks.tables.target_definition import Evolve
@@ -302,6 +302,11 @@ class Sink(Protocol):
     ) -> DirectStaging | None:
         """Return where the rows of a batch over so many offsets are staged to become a part of the target as they
         are; None if they are staged and inserted. Called after prepare(), for rows without a transform."""
+        ...
+
+    def checked_json(self, cursor: Cursor, columns: Sequence[Column]) -> tuple[CheckedJson, ...]:
+        """Return the second staged columns for columns of JSON. Called after prepare(); insert_staged() must then take
+        values from StagedRows.value()."""
         ...
 
     # Between staging and publish.

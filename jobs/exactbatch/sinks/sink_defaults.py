@@ -10,7 +10,7 @@ from exactbatch.errors import ConfigurationError, TargetMismatch
 from exactbatch.offsets import OffsetRange
 from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.base import Compactor, Comparison, DirectStaging, KeptLatest, Merger
-from exactbatch.sinks.staged_rows import StagedRows
+from exactbatch.sinks.staged_rows import CheckedJson, StagedRows
 from exactbatch.sinks.tables.lineage_table import LineageTable, Part
 from exactbatch.sinks.tables.target import TargetTable
 
@@ -142,6 +142,14 @@ class SinkDefaults:
     ) -> DirectStaging | None:
         """Return None: rows are staged and inserted."""
         return None
+
+    def checked_json(
+        self,
+        cursor: Cursor,  # noqa: ARG002
+        columns: Sequence[Column],  # noqa: ARG002
+    ) -> tuple[CheckedJson, ...]:
+        """Return none: insert_staged() reads the text of documents."""
+        return ()
 
     @property
     def drops_batches(self) -> bool:

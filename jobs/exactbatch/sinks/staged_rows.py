@@ -5,6 +5,22 @@ from dataclasses import dataclass
 
 from psycopg2 import sql
 
+from exactbatch.sinks.values.cast import Cast
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedJson:
+    """A second staged column for a column of type jsonb: the documents that compiled code has checked, as jsonb.
+
+    column      the column, which is staged as text; it is null where this one has a document
+    name        this column
+    definition  its type, and how Postgres stores it: as in the target, which takes the stored form as it is
+    """
+
+    column: str
+    name: str
+    definition: str
+
 
 @dataclass(frozen=True, slots=True)
 class StagedRows:
@@ -13,11 +29,13 @@ class StagedRows:
     table     the staging table as an SQL identifier; its rows have the columns that the sink stages, the lineage
               of the record (kafka_topic, kafka_partition, kafka_offset, kafka_timestamp), and task_attempt
     rows      how many rows each accepted task attempt has staged; rows of others do not count
+    checked   the second columns of the columns of JSON
     """
 
     table: sql.Composable
     batch_id: int
     rows: Mapping[int, int]
+    checked: tuple[CheckedJson, ...] = ()
 
     @property
     def accepted(self) -> sql.Composable:
@@ -29,3 +47,10 @@ class StagedRows:
     def count(self) -> int:
         """How many rows count."""
         return sum(self.rows.values())
+
+    def value(self, cast: Cast) -> sql.Composable:
+        """The staged value of a column as a value of the target."""
+        for checked in self.checked:
+            if checked.column == cast.column.name:
+                return sql.SQL("coalesce({}, {})").format(sql.Identifier(checked.name), cast.expression)
+        return cast.expression

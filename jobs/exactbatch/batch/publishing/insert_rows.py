@@ -28,14 +28,14 @@ def insert_rows(
     """
     if not staged.part_of:
         check_staged(cursor, tables.batch_id, tables.rows, staged.rows)
-        rows = StagedRows(identifier(tables.rows), tables.batch_id, staged.rows)
+        rows = StagedRows(identifier(tables.rows), tables.batch_id, staged.rows, tables.checked)
         return sink.insert_staged(cursor, rows, columns)
     inserted = 0
     for attempt, expected in staged.rows.items():
         table = tables.of_part(staged.part_of[attempt]).rows
         # A table that is missing is missed here, where the error does not say that the target refuses rows.
         cursor.execute(sql.SQL("lock table {} in access share mode").format(identifier(table)))
-        rows = StagedRows(identifier(table), tables.batch_id, {attempt: expected})
+        rows = StagedRows(identifier(table), tables.batch_id, {attempt: expected}, tables.checked)
         if (arrived := sink.insert_staged(cursor, rows, columns)) != expected:
             raise _differ(tables.batch_id, table, attempt, expected, arrived)
         inserted += arrived

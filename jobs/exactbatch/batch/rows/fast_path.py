@@ -9,6 +9,7 @@ import pyarrow as pa
 from exactbatch.batch.rows.decode import ReadTask
 from exactbatch.compiled.availability import is_available, pays
 from exactbatch.compiled.row_formats import is_encodable
+from exactbatch.sinks import CheckedJson
 
 if TYPE_CHECKING:
     from exactbatch.batch.rows.fast_decoder import FastDecoder
@@ -24,16 +25,19 @@ class Packing:
     used: Sequence[str]
 
 
-def encoder_for(task: ReadTask, schema: pa.Schema, constants: Mapping[str, int]) -> "RowEncoder | None":
+def encoder_for(
+    task: ReadTask, schema: pa.Schema, constants: Mapping[str, int], checked: Sequence[CheckedJson] = ()
+) -> "RowEncoder | None":
     """Return the encoder of a range whose rows have the columns of `schema`; None if it takes ADBC.
 
-    `constants` are the values of bigint columns of the schema that are the same for all rows.
+    `constants` are the values of bigint columns of the schema that are the same for all rows. `checked` are columns
+    that the rows also have.
     """
     if not _reads_fast(task):
         return None
     from exactbatch.batch.rows.row_encoder import row_encoder  # imports numba
 
-    return row_encoder(task, schema, constants)
+    return row_encoder(task, schema, constants, checked)
 
 
 def decoder_for(

@@ -36,20 +36,25 @@ class JsonLoop:
         return taken
 
 
-def json_loop(task: ReadTask, names: Sequence[str], constants: Mapping[str, int]) -> JsonLoop | None:
-    """Return the loop for rows with these columns, in the order of copied_names(); None if it cannot read them."""
+def json_loop(
+    task: ReadTask, names: Sequence[str], constants: Mapping[str, int], checked: Collection[str] = ()
+) -> JsonLoop | None:
+    """Return the loop for rows with these columns, in the order of copied_names(); None if it cannot read them.
+
+    Each of the columns `checked` is followed by one more, of type jsonb, that `names` lacks.
+    """
     own = names[len(constants) + len(LINEAGE_NAMES) :]
     # The rows of an Upsert end with `deleted`, which is false for every record with a value.
     has_deleted = task.changes is not None
     frame = row_frame(
-        len(names),
+        len(names) + len(checked),
         task.range.topic,
         task.range.partition,
         constants,
         tail=_FALSE if has_deleted else b"",
     )
     required = task.changes.key_columns if task.changes is not None else ()
-    return _loop(task, own[:-1] if has_deleted else own, frame, required)
+    return _loop(task, own[:-1] if has_deleted else own, frame, required, checked)
 
 
 def fields_loop(task: ReadTask) -> JsonLoop | None:
@@ -58,7 +63,11 @@ def fields_loop(task: ReadTask) -> JsonLoop | None:
 
 
 def _loop(
-    task: ReadTask, names: Sequence[str], frame: Frame, required: Collection[str] = ()
+    task: ReadTask,
+    names: Sequence[str],
+    frame: Frame,
+    required: Collection[str] = (),
+    checked: Collection[str] = (),
 ) -> JsonLoop | None:
     value = task.value
     if type(value) is not Json or not all(
@@ -69,4 +78,4 @@ def _loop(
         return None
     columns = {column.name: column for column in value.columns}
     taken: list[Column] = [columns[name] for name in names]
-    return JsonLoop(JsonKernel(taken, value.epoch, frame, required, members))
+    return JsonLoop(JsonKernel(taken, value.epoch, frame, required, members, checked))

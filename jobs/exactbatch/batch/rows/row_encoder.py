@@ -1,6 +1,7 @@
 """The rows of a range as bytes of a binary COPY: by the compiled loop over JSON, or from decoded columns."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 import pyarrow as pa
 
@@ -13,6 +14,10 @@ from exactbatch.compiled.json_kernel import TakenRows
 from exactbatch.compiled.row_formats import is_encodable
 from exactbatch.compiled.row_frame import copied_names
 from exactbatch.kafka.records import Records
+from exactbatch.sinks import CheckedJson
+
+# Of a column that ArrowRows only writes null into.
+_CHECKED_TYPE: Final = pa.binary()
 
 
 class RowEncoder:
@@ -21,10 +26,13 @@ class RowEncoder:
     schema: the columns, in the order in which rows have them
     """
 
-    def __init__(self, schema: pa.Schema, loop: JsonLoop | None) -> None:
-        """Raises ValueError for a type that row_format() does not know."""
+    def __init__(self, schema: pa.Schema, loop: JsonLoop | None, checked: Sequence[str] = ()) -> None:
+        """`checked` are the columns of the schema that only the loop fills.
+
+        Raises ValueError for a type that row_format() does not know.
+        """
         self.schema = schema
-        self._loop = loop
+        self._loop, self._checked = loop, checked
         self._rows, self._rejects = ArrowRows(schema), ArrowRows(REJECT_SCHEMA)
 
     def take(self, records: Records) -> TakenRows | None:
@@ -33,6 +41,8 @@ class RowEncoder:
 
     def encode(self, batch: pa.RecordBatch) -> EncodedRows:
         """Encode decoded rows with their lineage."""
+        for name in self._checked:
+            batch = batch.append_column(name, pa.nulls(len(batch), _CHECKED_TYPE))
         return EncodedRows(self._rows.write(batch), len(batch))
 
     def encode_rejects(self, batch: pa.RecordBatch) -> EncodedRows:
@@ -40,12 +50,22 @@ class RowEncoder:
         return EncodedRows(self._rejects.write(batch), len(batch))
 
 
-def row_encoder(task: ReadTask, schema: pa.Schema, constants: Mapping[str, int]) -> RowEncoder | None:
+def row_encoder(
+    task: ReadTask, schema: pa.Schema, constants: Mapping[str, int], checked: Sequence[CheckedJson] = ()
+) -> RowEncoder | None:
     """Return the encoder of a range whose rows have these columns; None if a column has a type without one.
 
-    `constants` are the values of bigint columns of the schema that are the same for all rows.
+    `constants` are the values of bigint columns of the schema that are the same for all rows. `checked` are columns
+    that the rows also have.
     """
     if not is_encodable(schema):
         return None
     names = copied_names(schema.names, constants)
-    return RowEncoder(pa.schema([schema.field(name) for name in names]), json_loop(task, names, constants))
+    added = {each.column: pa.field(each.name, _CHECKED_TYPE) for each in checked}
+    fields: list[pa.Field] = []
+    for name in names:
+        fields.append(schema.field(name))
+        if name in added:
+            fields.append(added[name])
+    loop = json_loop(task, names, constants, added)
+    return RowEncoder(pa.schema(fields), loop, [each.name for each in checked])

@@ -24,6 +24,10 @@ class DirectStager:
         self._part_of: dict[OffsetRange, int] = {}
         self.columns: tuple[Column, ...] = pipeline.value.columns
 
+    def stage_into(self, tables: StagingTables) -> None:
+        """Let all tasks stage into these tables, from now on."""
+        self._tasks = [replace(task, tables=tables) for task in self._tasks]
+
     def can_split(self) -> bool:
         """See Stager."""
         return is_worth_parts(self._tasks)

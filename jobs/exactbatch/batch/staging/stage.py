@@ -52,7 +52,9 @@ def stage(tasks: Sequence[StageTask], attempt: int) -> list[Staged | ExactbatchE
     reads, pending = shared_reads(tasks), PendingRejects()
     readers = [RangeReader(task, attempt, schema, constants, reads=reads, pending=pending) for task in tasks]
     try:
-        encoder = encoder_for(tasks[0], schema, constants) if len(tasks) == 1 else None
+        encoder = (
+            encoder_for(tasks[0], schema, constants, tasks[0].tables.checked) if len(tasks) == 1 else None
+        )
         with pause_garbage_collector():
             if encoder is None:
                 _stage_batches(tasks, readers, pending)

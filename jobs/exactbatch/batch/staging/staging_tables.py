@@ -22,6 +22,7 @@ from exactbatch.ledger import Ledger, ledger_session
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Connection, Cursor, clear_errors, transaction
 from exactbatch.settings import Settings
+from exactbatch.sinks import CheckedJson
 
 logger = logging.getLogger(__name__)
 
@@ -53,12 +54,13 @@ class StagingTables:
     """The names of a launch's tables: rows, rejects and, for some transforms, lineage.
 
     Rows may be in several tables, one for each Spark task: `part` is the number of the task, and None if all rows
-    are in one table.
+    are in one table. `checked` are the second columns of columns of JSON.
     """
 
     batch_id: int
     launch: int
     part: int | None = None
+    checked: tuple[CheckedJson, ...] = ()
 
     def of_part(self, part: int | None) -> "StagingTables":
         """Return the tables of which one holds the rows of a part."""
@@ -118,9 +120,9 @@ def create_rejects(cursor: Cursor, tables: StagingTables) -> None:
 def create_rows(cursor: Cursor, tables: StagingTables, columns: Sequence[Column]) -> None:
     """Create a launch's table of rows. Columns have the types of the Arrow data, never the target's: binary COPY
     into another type corrupts values silently."""
-    _create(
-        cursor, tables.rows, [*map(_definition, LINEAGE_SCHEMA), *((c.name, c.staged_type) for c in columns)]
-    )
+    own = [(column.name, column.staged_type) for column in columns]
+    checked = [(column.name, column.definition) for column in tables.checked]
+    _create(cursor, tables.rows, [*map(_definition, LINEAGE_SCHEMA), *own, *checked])
 
 
 def create_lineage(cursor: Cursor, tables: StagingTables) -> None:

@@ -31,7 +31,9 @@ def check_stored_rows(
     names = [cast.column.name for cast in casts]
     expected = sql.SQL("select {}{} from {} where {}").format(
         sql.SQL(", ").join(
-            sql.SQL("{0}::{1} as {0}").format(sql.Identifier(cast.column.name), sql.SQL(cast.type))
+            sql.SQL("{}::{} as {}").format(
+                staged.value(cast), sql.SQL(cast.type), sql.Identifier(cast.column.name)
+            )
             for cast in casts
         ),
         sql.SQL("").join(sql.SQL(", {}").format(sql.Identifier(name)) for name in lineage),

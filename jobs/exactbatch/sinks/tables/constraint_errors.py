@@ -116,7 +116,7 @@ def candidates_of(casts: Sequence[Cast], staged: StagedRows) -> sql.Composable:
         "select {values}, kafka_topic, kafka_partition, kafka_offset from {staging} where {accepted}"
     ).format(
         values=sql.SQL(", ").join(
-            sql.SQL("{} as {}").format(cast.expression, sql.Identifier(cast.column.name)) for cast in casts
+            sql.SQL("{} as {}").format(staged.value(cast), sql.Identifier(cast.column.name)) for cast in casts
         ),
         staging=staged.table,
         accepted=staged.accepted,

@@ -12,7 +12,7 @@ from exactbatch.errors import ConfigurationError
 from exactbatch.offsets import OffsetRange
 from exactbatch.postgres.array_literals import bigint_array
 from exactbatch.postgres.connection import Cursor
-from exactbatch.sinks.staged_rows import StagedRows
+from exactbatch.sinks.staged_rows import CheckedJson, StagedRows
 from exactbatch.sinks.tables.check_stored_rows import check_stored_rows
 from exactbatch.sinks.tables.constraint_errors import candidates_of
 from exactbatch.sinks.tables.counted_writes import delete_rows, write_rows
@@ -121,6 +121,19 @@ class LineageTable:
         """Return how staged columns become columns of the table, as TargetTable.casts() does."""
         return self.table.casts(cursor, columns, evolve=evolve)
 
+    def checked_json(self, cursor: Cursor, columns: Sequence[Column]) -> tuple[CheckedJson, ...]:
+        """Return the second staged columns for columns that are jsonb in the pipeline and in the table."""
+        if not (documents := [column for column in columns if column.type == "jsonb"]):
+            return ()
+        stored, names = self.table.columns(cursor), {column.name for column in columns}
+        return tuple(
+            CheckedJson(column.name, name, f"jsonb {storage}")
+            for number, column in enumerate(documents, 1)
+            if stored[column.name].type == "jsonb"
+            and (storage := stored[column.name].storage) is not None
+            and (name := f"checked {number}") not in names
+        )
+
     def insert_staged(self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column]) -> int:
         """Insert staged rows with their lineage; return how many rows arrived.
 
@@ -130,7 +143,7 @@ class LineageTable:
         lineage_names = list(map(sql.Identifier, lineage))
         names = [*(sql.Identifier(column.name) for column in columns), *lineage_names]
         casts = self.casts(cursor, columns)
-        values = [*(cast.expression for cast in casts), *lineage_names]
+        values = [*(staged.value(cast) for cast in casts), *lineage_names]
         # Literals rather than parameters: psycopg2 would look for parameters in a name with a % as well.
         rows = sql.SQL("select {values}, {batch_id} from {staging} where {accepted}").format(
             values=sql.SQL(", ").join(values),

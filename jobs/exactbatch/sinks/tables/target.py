@@ -26,7 +26,9 @@ select c.relkind, a.attname, {SQL_NAME.format(modifier="a.atttypmod")} as type,
        a.attgenerated <> '' or a.attidentity = 'a' as generated,
        t.oid::bigint as type_oid, a.atttypmod as modifier,
        (select quote_ident(cn.nspname) || '.' || quote_ident(co.collname) from pg_collation co
-        join pg_namespace cn on cn.oid = co.collnamespace where co.oid = a.attcollation) as collation
+        join pg_namespace cn on cn.oid = co.collnamespace where co.oid = a.attcollation) as collation,
+       'storage ' || case a.attstorage when 'e' then 'external' when 'm' then 'main' when 'x' then 'extended' end ||
+       case a.attcompression when 'l' then ' compression lz4' when 'p' then ' compression pglz' else '' end as storage
 from pg_class c
 join pg_namespace n on n.oid = c.relnamespace
 join pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
@@ -38,7 +40,10 @@ where n.nspname = %s and c.relname = %s
 
 @dataclass(frozen=True, slots=True)
 class StoredColumn:
-    """A column of a table: `type` as a statement writes it; `required` if it has neither null nor a default."""
+    """A column of a table: `type` as a statement writes it; `required` if it has neither null nor a default.
+
+    `storage` is what `create table` writes for how large values are stored; None if they are stored as they are.
+    """
 
     type: str
     required: bool
@@ -46,6 +51,7 @@ class StoredColumn:
     type_oid: int
     modifier: int
     collation: str | None
+    storage: str | None
 
 
 @dataclass(frozen=True)
