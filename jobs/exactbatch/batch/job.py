@@ -160,8 +160,7 @@ def _process(
                 if pipeline.has_row_per_record and not pipeline.checks and pipeline.forward is None
                 else None
             )
-            # Checks, and rows that are forwarded, are made of the text of documents.
-            if direct is not None and not pipeline.checks and pipeline.forward is None:
+            if direct is not None and not pipeline.checks:  # these read the text of documents
                 tables = replace(tables, checked=pipeline.sink.checked_json(cursor, stager.columns))
                 direct.stage_into(tables)
             seen = facts_of(cursor, pipeline.sink)

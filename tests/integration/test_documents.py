@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from exactbatch import Append, Json, Pipeline
+from exactbatch import Append, Json, Pipeline, ToTopic
 from exactbatch.batch.staging import stager
 from exactbatch.batch.staging.stage import stage
 from exactbatch.batch.staging.stager import stage_tasks
@@ -169,6 +169,21 @@ def test_checks_of_a_pipeline_see_documents(world, make_topic, make_pipeline, co
     with compiled.at(None):
         assert world.run(pipeline).batch.rejected == 1
     assert world.target(pipeline, "id") == [(1,)]
+
+
+def test_forwarded_documents_are_those_of_the_target(world, make_topic, make_pipeline, compiled):
+    topic, results = make_topic(), make_topic()
+    topic.produce(value_of(1, '{ "b" : [1], "a":2 }'))
+    pipeline = make_pipeline(
+        topic,
+        value=VALUE,
+        sink=Append(f'public."{topic.name}"'),
+        forward=ToTopic(results.name, value=("doc",)),
+    )
+    with compiled.at(None):
+        world.run(pipeline)
+    (message,) = world.rows("select convert_from(value, 'UTF8') as value from exactbatch.outbox")
+    assert json.loads(message[0]) == {"doc": {"a": 2, "b": [1]}}
 
 
 def test_a_trigger_that_leaves_documents_alone_is_allowed(world, make_topic, make_pipeline, compiled):
