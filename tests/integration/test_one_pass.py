@@ -15,7 +15,7 @@ from exactbatch import Json
 from exactbatch.batch.transform import transform
 from exactbatch.batch.transform.one_pass import RecordsInOrder, can_pack
 from exactbatch.compiled.availability import VARIABLE
-from exactbatch.errors import OffsetsLost, TooManyRejects
+from exactbatch.errors import ConfigurationError, OffsetsLost, TooManyRejects
 from exactbatch.transforms.narrow_plan import columns_of_records, is_narrow
 
 LINEAGE = "kafka_topic, kafka_partition, kafka_offset, kafka_timestamp"
@@ -265,6 +265,15 @@ def test_errors_of_reading_end_a_batch_in_one_pass(world, topic, make_pipeline):
         future.result(30)
     with pytest.raises(OffsetsLost, match=rf"{topic.name}\[1\]"):
         world.process(pipeline, batch_id)
+
+
+def test_a_wrong_setting_of_the_executors_ends_a_batch_in_one_pass(world, topic, make_pipeline, monkeypatch):
+    monkeypatch.setitem(world.spark.sparkContext.environment, VARIABLE, "fast")
+    pipeline = make_pipeline(topic, sql=QUERY, max_rejects=40)
+    message = world.refused(ConfigurationError, pipeline)
+    assert message.startswith(
+        "EXACTBATCH_FAST_PATH is 'fast', which is neither a number of offsets nor 'off'"
+    )
 
 
 def test_disks_that_spark_encrypts_hold_no_file_of_a_hand_over(world, topic, make_pipeline, monkeypatch):
