@@ -2248,6 +2248,20 @@ MUTANTS: Final = (
         ("tests/unit/test_checked_json.py",),
     ),
     Mutant(
+        "tasks stage documents as text although there is a second column",
+        "batch/job.py",
+        "                direct.stage_into(tables)\n",
+        "",
+        ("tests/integration/test_documents.py",),
+    ),
+    Mutant(
+        "a staging table gets more columns than Postgres allows",
+        "sinks/tables/lineage_table.py",
+        "[:free]",
+        "",
+        ("tests/integration/test_documents.py",),
+    ),
+    Mutant(
         "compiled code calls a document of any size checked",
         "compiled/json_rows.py",
         "    if is_checked and stop - start <= _U(MOST_CHECKED):",
@@ -2264,8 +2278,8 @@ MUTANTS: Final = (
     Mutant(
         "documents are staged as jsonb for targets of any type",
         "sinks/tables/lineage_table.py",
-        '            if stored[column.name].type == "jsonb"\n            and (storage',
-        "            if (storage",
+        '            and target.type == "jsonb"\n',
+        "",
         ("tests/integration/test_documents.py",),
     ),
     Mutant(
@@ -2278,7 +2292,7 @@ MUTANTS: Final = (
     Mutant(
         "documents are stored as the server's default says",
         "sinks/tables/lineage_table.py",
-        'f"jsonb {storage}"',
+        'f"jsonb {target.storage}"',
         '"jsonb"',
         ("tests/integration/test_documents.py",),
     ),

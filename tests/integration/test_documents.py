@@ -14,6 +14,8 @@ from exactbatch.batch.staging.task import Staged, StageTask
 from exactbatch.compiled.availability import VARIABLE
 from exactbatch.ledger import Ledger
 from exactbatch.postgres.connection import transaction
+from exactbatch.sinks import StagedRows
+from exactbatch.sinks.tables.lineage_table import LineageTable
 from support.batch_runner import BatchRunner
 from support.fuzzed_values import Fuzzer
 from support.killed_workers import KilledWorkers
@@ -77,16 +79,17 @@ def test_postgres_takes_every_checked_document_and_as_what_its_text_is(
         # 1: the text of ADBC's attempt. 2: either its own text, or the document.
         compared = world.rows(
             f'select count(*) as rows, count(two."checked {number}") as documents, '
+            f"count(*) filter (where one.task_attempt is null or two.task_attempt is null) as alone, "
             f'count(*) filter (where one."{column}" is distinct from two."{column}" '
             f'and two."checked {number}" is null) as other_texts, '
             f'count(*) filter (where two."checked {number}" is not null and (two."{column}" is not null '
-            f'or one."{column}" is not json with unique keys '
-            f'or one."{column}"::jsonb::text <> two."checked {number}"::text)) as other_documents '
-            f"from {table} one join {table} two using (kafka_partition, kafka_offset) "
-            f"where one.task_attempt = 1 and two.task_attempt = 2"
+            f'or (one."{column}" is json with unique keys) is not true '
+            f'or one."{column}"::jsonb::text is distinct from two."checked {number}"::text)) as other_documents '
+            f"from (select * from {table} where task_attempt = 1) one "
+            f"full join (select * from {table} where task_attempt = 2) two using (kafka_partition, kafka_offset)"
         )
-        rows, with_document, other_text, other_document = compared[0]
-        assert (other_text, other_document) == (0, 0)
+        rows, with_document, alone, other_text, other_document = compared[0]
+        assert (alone, other_text, other_document) == (0, 0, 0)
         assert rows > 1000
         checked += with_document
     assert checked > 1000
@@ -96,8 +99,9 @@ def test_postgres_takes_every_checked_document_and_as_what_its_text_is(
 def test_targets_and_rejects_are_those_of_the_text(
     world, make_topic, make_pipeline, compiled, monkeypatch, layout
 ):
-    topic = make_topic()
-    topic.produce(*(value_of(number, each) for number, each in enumerate([*GOOD, *BAD, "{}"])))
+    topic = make_topic(2)
+    topic.produce(*(value_of(number, each) for number, each in enumerate([*BAD, "{}"])))
+    topic.produce(*(value_of(number, each) for number, each in enumerate(GOOD)), partition=1)
     options: Any = {"layout": layout} if layout == "by_batch" else {}
     if layout == "in parts":
         monkeypatch.setattr(stager, "IN_PARTS_FROM", 1)
@@ -111,15 +115,27 @@ def test_targets_and_rejects_are_those_of_the_text(
         )
         for name in ("compiled", "strict")
     )
-    with compiled.at(None):
+    documents: list[int] = []
+
+    def counting(table: LineageTable, cursor: Any, staged: StagedRows, columns: Any) -> int:
+        (second,) = (each.name for each in staged.checked if each.column == "doc")
+        cursor.execute(f'select count("{second}") from {staged.table.as_string(cursor)}')
+        documents.append(cursor.fetchone()[0])
+        return insert_staged(table, cursor, staged, columns)
+
+    insert_staged = LineageTable.insert_staged
+    with compiled.at(None), monkeypatch.context() as patch:
+        patch.setattr(LineageTable, "insert_staged", counting)
         batch = world.run(by_loop).batch
+    assert sum(documents) > len(GOOD) // 2
+    assert len(documents) == (2 if layout == "in parts" else 1)
     other = world.run(strict).batch
     assert (batch.rows, batch.rejected) == (other.rows, other.rejected) == (len(GOOD) + 1, len(BAD))
-    columns = "id, doc::text, other::text, kafka_offset"
+    columns = "id, doc::text, other::text, kafka_partition, kafka_offset"
     assert world.target(by_loop, columns) == world.target(strict, columns)
     reasons = (
-        'select batch_id = %s, "offset", reason from exactbatch.rejected_record '
-        "where batch_id in (%s, %s) order by 1, 2"
+        'select batch_id = %s, partition, "offset", reason from exactbatch.rejected_record '
+        "where batch_id in (%s, %s) order by 1, 2, 3"
     )
     found = world.rows(reasons, batch.batch_id, batch.batch_id, other.batch_id)
     assert [row[1:] for row in found if row[0]] == [row[1:] for row in found if not row[0]]
@@ -140,6 +156,33 @@ def test_documents_are_stored_as_the_target_says(world, make_topic, make_pipelin
     with compiled.at(None):
         world.run(pipeline)
     assert world.target(pipeline, "pg_column_compression(doc), doc->>'text'") == [(stored, LONG["text"])]
+
+
+def test_target_with_a_threshold_of_its_own_for_large_values_gets_the_text(
+    world, make_topic, make_pipeline, compiled
+):
+    topic = make_topic()
+    topic.produce(value_of(1, json.dumps(LONG)))
+    pipeline = make_pipeline(topic, value=VALUE, sink=Append(f'public."{topic.name}"'))
+    world.execute(
+        f'create table public."{topic.name}" (id int, doc jsonb, other jsonb, kafka_topic text, kafka_partition int, '
+        f"kafka_offset bigint, kafka_timestamp timestamptz, batch_id bigint) with (toast_tuple_target = 8160)"
+    )
+    with transaction(world.connection) as cursor:
+        assert pipeline.sink.checked_json(cursor, VALUE.columns) == ()
+    with compiled.at(None):
+        world.run(pipeline)
+    assert world.target(pipeline, "doc->>'text'") == [(LONG["text"],)]
+
+
+def test_a_table_gets_no_more_columns_than_postgres_allows(world, make_topic, make_pipeline, compiled):
+    topic = make_topic()
+    topic.produce(b'{"c0":{"a":1},"c1589":[2]}')
+    value = Json(", ".join(f"c{number} jsonb" for number in range(1590)))
+    pipeline = make_pipeline(topic, value=value, sink=Append(f'public."{topic.name}"'))
+    with compiled.at(None):
+        world.run(pipeline)
+    assert world.target(pipeline, "c0::text, c1589::text") == [('{"a": 1}', "[2]")]
 
 
 @pytest.mark.parametrize("type_", ["json", "text", "public.object", "jsonb storage plain"])

@@ -142,7 +142,7 @@ def _process(
     tasks = stage_tasks(pipeline, ranges, epochs, tables, settings, executors.parallelism, cluster_id)
     with hold_launch(connection, settings, pipeline, tables):
         direct = None if pipeline.is_transformed else DirectStager(executors, pipeline, tasks)
-        stager: Stager = direct or executors.transform(connection, pipeline, tasks)
+        stager: Stager = executors.transform(connection, pipeline, tasks) if direct is None else direct
         with transaction(connection) as cursor:
             check_results_exist(cursor, Ledger(connection), pipeline, batch)
             pipeline.sink.prepare(cursor, stager.columns, evolve=pipeline.evolve)
@@ -160,10 +160,10 @@ def _process(
                 if pipeline.has_row_per_record and not pipeline.checks and pipeline.forward is None
                 else None
             )
+            seen = facts_of(cursor, pipeline.sink)
             if direct is not None and not pipeline.checks:  # these read the text of documents
                 tables = replace(tables, checked=pipeline.sink.checked_json(cursor, stager.columns))
                 direct.stage_into(tables)
-            seen = facts_of(cursor, pipeline.sink)
         if staging is not None:
             partition_stager = PartitionStager(executors, pipeline, tasks, staging)
             staged = _stage_partition(connection, pipeline, tables, staging, partition_stager, times)

@@ -122,7 +122,7 @@ class JsonKernel:
                 part[READER] = CHECKED_JSON
                 part = next(parts)
                 part[FORMAT], part[READER] = JSONB, NOTHING
-                part[NAME_STOP] = -1  # no name is shorter than none
+                part[NAME_STOP] = -1  # no name has this length
         self._names = np.frombuffer(names + b"\0", np.uint8)
         self._frame = frame
         bounds = map(cell_bound, self._columns[:, FORMAT].tolist())

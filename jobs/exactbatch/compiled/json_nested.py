@@ -29,7 +29,7 @@ _DEEPEST: Final = 60  # levels: one bit of 64 says of each level whether it is a
 _MOST_PASSED_DIGITS: Final = 100
 _GREATEST_PASSED_POWER: Final = 100
 
-# Names of objects that are open at a time, each with one more: documents with more than that are not checked.
+# Entries for open objects: one for each of them, and one for each of its names. Documents with more are not checked.
 MOST_NAMES: Final = 512
 
 # What may come next.

@@ -49,9 +49,8 @@ DATE: Final = 6
 DECIMAL: Final = 7  # a number with at most PRECISION digits and SCALE places
 NUMBER_AS_TEXT: Final = 8
 JSON_AS_TEXT: Final = 9
-CHECKED_JSON: Final = (
-    10  # JSON, in the next column of the table if jsonb certainly takes it as it is, or as text
-)
+# JSON: in the next column of the table if jsonb certainly takes it as it is, or as text.
+CHECKED_JSON: Final = 10
 NOTHING: Final = 11  # a field that is not a column, and a column that takes no field
 
 _U: Final = np.uint64
@@ -324,8 +323,8 @@ def _read_value(
         return at, combined
     if first == _OPEN_BRACE or first == _OPEN_BRACKET:
         start = at
-        compared = hashes if reader == CHECKED_JSON else hashes[:0]
-        at, combined, is_unique = after_nested(buffer, at, end, compared)
+        names_seen = hashes if reader == CHECKED_JSON else hashes[:0]
+        at, combined, is_unique = after_nested(buffer, at, end, names_seen)
         if at >= end or reader == NOTHING:
             return at, combined
         if (reader != JSON_AS_TEXT and reader != CHECKED_JSON) or has_unicode_escape(buffer, start, at):

@@ -305,8 +305,10 @@ class Sink(Protocol):
         ...
 
     def checked_json(self, cursor: Cursor, columns: Sequence[Column]) -> tuple[CheckedJson, ...]:
-        """Return the second staged columns for columns of JSON. Called after prepare(); insert_staged() must then take
-        values from StagedRows.value()."""
+        """Return the second staged columns for columns of JSON. Called after prepare().
+
+        Where one has a document, the text is null: reject_rules() need not look at it, and the methods with StagedRows
+        must take values from StagedRows.value()."""
         ...
 
     # Between staging and publish.

@@ -29,7 +29,7 @@ def note_unknown(
     noted = sql.SQL('select topic, partition, "offset" from {} where task_attempt = any({})').format(
         identifier(tables.rejects), sql.Literal([note_attempt(attempt) for attempt in staged.attempts])
     )
-    rows = StagedRows(identifier(tables.rows), tables.batch_id, staged.rows)
+    rows = StagedRows(identifier(tables.rows), tables.batch_id, staged.rows, tables.checked)
     while (unknown := pipeline.sink.find_unknown(cursor, rows, columns, without=noted)) is not None:
         cursor.execute(
             sql.SQL(

@@ -119,7 +119,7 @@ def create_rejects(cursor: Cursor, tables: StagingTables) -> None:
 
 def create_rows(cursor: Cursor, tables: StagingTables, columns: Sequence[Column]) -> None:
     """Create a launch's table of rows. Columns have the types of the Arrow data, never the target's: binary COPY
-    into another type corrupts values silently."""
+    into another type corrupts values silently. `tables.checked` are written in the binary form of jsonb."""
     own = [(column.name, column.staged_type) for column in columns]
     checked = [(column.name, column.definition) for column in tables.checked]
     _create(cursor, tables.rows, [*map(_definition, LINEAGE_SCHEMA), *own, *checked])

@@ -85,7 +85,9 @@ def reject_uncastable(
         with transaction(connection) as cursor:
             for part, of_part in staged.by_part():
                 rows = identifier(tables.of_part(part).rows)
-                pipeline.sink.check_staged(cursor, StagedRows(rows, tables.batch_id, of_part.rows), columns)
+                pipeline.sink.check_staged(
+                    cursor, StagedRows(rows, tables.batch_id, of_part.rows, tables.checked), columns
+                )
     return staged
 
 

@@ -30,6 +30,8 @@ LINEAGE: Final = (
     Column("kafka_timestamp", "timestamp with time zone"),
     Column("batch_id", "bigint"),
 )
+_MOST_COLUMNS: Final = 1_600  # of a table of Postgres
+_OTHER_COLUMNS: Final = 5  # of a staging table: the lineage of the record, and task_attempt
 
 
 @dataclass(frozen=True)
@@ -123,14 +125,16 @@ class LineageTable:
 
     def checked_json(self, cursor: Cursor, columns: Sequence[Column]) -> tuple[CheckedJson, ...]:
         """Return the second staged columns for columns that are jsonb in the pipeline and in the table."""
-        if not (documents := [column for column in columns if column.type == "jsonb"]):
+        free = max(0, _MOST_COLUMNS - _OTHER_COLUMNS - len(columns))
+        if not (documents := [column for column in columns if column.type == "jsonb"][:free]):
             return ()
         stored, names = self.table.columns(cursor), {column.name for column in columns}
         return tuple(
-            CheckedJson(column.name, name, f"jsonb {storage}")
+            CheckedJson(column.name, name, f"jsonb {target.storage}")
             for number, column in enumerate(documents, 1)
-            if stored[column.name].type == "jsonb"
-            and (storage := stored[column.name].storage) is not None
+            if (target := stored.get(column.name)) is not None
+            and target.type == "jsonb"
+            and target.storage is not None
             and (name := f"checked {number}") not in names
         )
 

@@ -27,8 +27,10 @@ select c.relkind, a.attname, {SQL_NAME.format(modifier="a.atttypmod")} as type,
        t.oid::bigint as type_oid, a.atttypmod as modifier,
        (select quote_ident(cn.nspname) || '.' || quote_ident(co.collname) from pg_collation co
         join pg_namespace cn on cn.oid = co.collnamespace where co.oid = a.attcollation) as collation,
-       'storage ' || case a.attstorage when 'e' then 'external' when 'm' then 'main' when 'x' then 'extended' end ||
-       case a.attcompression when 'l' then ' compression lz4' when 'p' then ' compression pglz' else '' end as storage
+       case when position('toast_tuple_target' in coalesce(c.reloptions::text, '')) = 0 then 'storage ' ||
+       case a.attstorage when 'e' then 'external' when 'm' then 'main' when 'x' then 'extended' end ||
+       case a.attcompression when 'l' then ' compression lz4' when 'p' then ' compression pglz' else '' end
+       end as storage
 from pg_class c
 join pg_namespace n on n.oid = c.relnamespace
 join pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
@@ -42,7 +44,8 @@ where n.nspname = %s and c.relname = %s
 class StoredColumn:
     """A column of a table: `type` as a statement writes it; `required` if it has neither null nor a default.
 
-    `storage` is what `create table` writes for how large values are stored; None if they are stored as they are.
+    `storage` is what `create table` writes for how large values are stored; None if they are stored as they are, or if
+    the table has a toast_tuple_target of its own.
     """
 
     type: str
