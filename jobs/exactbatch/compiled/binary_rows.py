@@ -61,6 +61,14 @@ def put8(out: Any, at: Any, number: Any) -> Any:
 
 
 @inlined
+def _put_text(out: Any, at: Any, text: Any, start: Any, length: Any) -> Any:
+    """Write bytes of `text`; return the position after them."""
+    for byte in range(length):
+        out[at + byte] = text[start + _U(byte)]
+    return at + length
+
+
+@inlined
 def put_row(out: Any, at: Any, cells: Any, text: Any, columns: Any) -> Any:
     """Write the cells of a row, whose texts lie in `text`; return the position after them."""
     for column in range(len(cells)):
@@ -78,10 +86,7 @@ def put_row(out: Any, at: Any, cells: Any, text: Any, columns: Any) -> Any:
                 put4(out, at, after - at - 4)
                 at = after
             else:
-                at = put4(out, at, length)
-                for byte in range(length):
-                    out[at + byte] = text[start + _U(byte)]
-                at += length
+                at = _put_text(out, put4(out, at, length), text, start, length)
         elif format_ == 8:
             at = put8(out, put4(out, at, 8), cells[column, NUMBER])
         elif format_ == 2:
@@ -91,18 +96,13 @@ def put_row(out: Any, at: Any, cells: Any, text: Any, columns: Any) -> Any:
             out[at] = cells[column, NUMBER] & 255
             at += 1
         elif format_ == FIELDS:
-            start = _U(cells[column, START])
-            for byte in range(cells[column, LENGTH]):
-                out[at + byte] = text[start + _U(byte)]
-            at += cells[column, LENGTH]
+            at = _put_text(out, at, text, _U(cells[column, START]), cells[column, LENGTH])
         elif format_ == JSONB:
             # jsonb_recv() in src/backend/utils/adt/jsonb.c reads the number of the format, 1, and the text.
             start, length = _U(cells[column, START]), cells[column, LENGTH]
             at = put4(out, at, length + 1)
             out[at] = 1
-            for byte in range(length):
-                out[at + 1 + byte] = text[start + _U(byte)]
-            at += length + 1
+            at = _put_text(out, at + 1, text, start, length)
         else:
             at = put_numeric(out, at, cells[column, NUMBER], columns[column, SCALE])
     return at

@@ -295,10 +295,8 @@ def _read_value(
         if reader == NOTHING or reader == NUMBER_AS_TEXT or reader == JSON_AS_TEXT or reader == CHECKED_JSON:
             if not is_passed(power, before, after):
                 return end, combined
-            if reader == CHECKED_JSON:
-                _set_document(cells, column, start, at, True)
-            elif reader != NOTHING:
-                _set_text(cells, column, start, at, VALUE)
+            if reader != NOTHING:
+                _set_document(cells, column, start, at, reader == CHECKED_JSON)
             return at, combined
         if (
             before == 0
@@ -368,7 +366,7 @@ def _set_text(cells: Any, column: Any, start: Any, stop: Any, state: Any) -> Non
 
 @inlined
 def _set_document(cells: Any, column: Any, start: Any, stop: Any, is_checked: Any) -> None:
-    """Set the text of JSON; that of a document that is checked goes into the next column."""
+    """Set a text that jsonb, json or numeric takes; that of a document that is checked goes into the next column."""
     if is_checked and stop - start <= _U(MOST_CHECKED):
         cells[column, STATE] = NULL
         _set_text(cells, column + 1, start, stop, VALUE)

@@ -308,7 +308,8 @@ class Sink(Protocol):
         """Return the second staged columns for columns of JSON. Called after prepare().
 
         Where one has a document, the text is null: reject_rules() need not look at it, and the methods with StagedRows
-        must take values from StagedRows.value()."""
+        must take values from StagedRows.value().
+        """
         ...
 
     # Between staging and publish.

@@ -31,7 +31,6 @@ LINEAGE: Final = (
     Column("batch_id", "bigint"),
 )
 _MOST_COLUMNS: Final = 1_600  # of a table of Postgres
-_OTHER_COLUMNS: Final = 5  # of a staging table: the lineage of the record, and task_attempt
 
 
 @dataclass(frozen=True)
@@ -125,7 +124,8 @@ class LineageTable:
 
     def checked_json(self, cursor: Cursor, columns: Sequence[Column]) -> tuple[CheckedJson, ...]:
         """Return the second staged columns for columns that are jsonb in the pipeline and in the table."""
-        free = max(0, _MOST_COLUMNS - _OTHER_COLUMNS - len(columns))
+        # A staging table has as many columns as the target: task_attempt takes the place of batch_id.
+        free = max(0, _MOST_COLUMNS - len(LINEAGE) - len(columns))
         if not (documents := [column for column in columns if column.type == "jsonb"][:free]):
             return ()
         stored, names = self.table.columns(cursor), {column.name for column in columns}
