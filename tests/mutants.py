@@ -2248,6 +2248,13 @@ MUTANTS: Final = (
         ("tests/unit/test_checked_json.py",),
     ),
     Mutant(
+        "compiled code opens an object for which it has no memory of names",
+        "compiled/json_nested.py",
+        "                is_unique = top < len(hashes)\n                if is_unique:",
+        "                if top < len(hashes):",
+        ("tests/unit/test_checked_json.py",),
+    ),
+    Mutant(
         "tasks stage documents as text although there is a second column",
         "batch/job.py",
         "                direct.stage_into(tables)\n",

@@ -5,14 +5,8 @@ from typing import Any
 
 import pytest
 
-from exactbatch import Append, Json, Pipeline, ToTopic
+from exactbatch import Append, Json, ToTopic
 from exactbatch.batch.staging import stager
-from exactbatch.batch.staging.stage import stage
-from exactbatch.batch.staging.stager import stage_tasks
-from exactbatch.batch.staging.staging_tables import StagingTables, create_rejects, create_rows
-from exactbatch.batch.staging.task import Staged, StageTask
-from exactbatch.compiled.availability import VARIABLE
-from exactbatch.ledger import Ledger
 from exactbatch.postgres.connection import transaction
 from exactbatch.sinks import StagedRows
 from exactbatch.sinks.tables.lineage_table import LineageTable
@@ -20,6 +14,8 @@ from support.batch_runner import BatchRunner
 from support.fuzzed_values import Fuzzer
 from support.killed_workers import KilledWorkers
 from support.plausible_values import PlausibleValues
+from support.staged_attempts import staged_by_both, staging_task_of
+from support.topics import Topic
 
 VALUE = Json("id int, doc jsonb, other jsonb")
 LONG = {"text": "word " * 400, "numbers": list(range(500))}
@@ -41,27 +37,14 @@ def value_of(number: int, document: str) -> bytes:
     return f'{{"id":{number},"doc":{document},"other":[{number}]}}'.encode()
 
 
-def task_of(world: BatchRunner, pipeline: Pipeline) -> StageTask:
-    """The task of the topic's range, whose staging tables exist, with a second column for each document."""
-    batch_id, columns = world.plan(pipeline), pipeline.value.columns
-    with transaction(world.connection) as cursor:
-        pipeline.sink.prepare(cursor, columns)
-        tables = StagingTables(batch_id, 7, checked=pipeline.sink.checked_json(cursor, columns))
-        ranges = Ledger(world.connection).ranges(batch_id)
-        create_rejects(cursor, tables)
-        create_rows(cursor, tables, columns)
-    (task,) = stage_tasks(pipeline, ranges, {}, tables, world.settings, 1)
-    return task
-
-
-def staged_by_both(world: BatchRunner, pipeline: Pipeline, patch: pytest.MonkeyPatch) -> str:
-    """The table with the rows of the attempts 1, by ADBC, and 2, by compiled code."""
-    task = task_of(world, pipeline)
-    for attempt, setting in ((1, "off"), (2, "0")):
-        patch.setenv(VARIABLE, setting)
-        (outcome,) = stage([task], attempt)
-        assert isinstance(outcome, Staged)
-    return f"exactbatch_staging.{task.tables.rows}"
+def create_target(
+    world: BatchRunner, topic: Topic, doc: str = "jsonb", more: str = "", options: str = ""
+) -> None:
+    """Create the target of VALUE, whose column `doc` has another definition."""
+    world.execute(
+        f'create table public."{topic.name}" (id int, doc {doc}, other jsonb, {more} kafka_topic text, '
+        f"kafka_partition int, kafka_offset bigint, kafka_timestamp timestamptz, batch_id bigint) {options}"
+    )
 
 
 def test_postgres_takes_every_checked_document_and_as_what_its_text_is(
@@ -73,7 +56,9 @@ def test_postgres_takes_every_checked_document_and_as_what_its_text_is(
     topic.produce(*values, *Fuzzer(4).values(1000, fuzzed=0.3, long=2))
     topic.produce(*(b'{"i":%d,"a":%s}' % (at, each.encode()) for at, each in enumerate([*GOOD, *BAD])))
     pipeline = make_pipeline(topic, value=value, sink=Append(f'public."{topic.name}"'), max_rejects=1.0)
-    table = staged_by_both(world, pipeline, monkeypatch)
+    task = staging_task_of(world, pipeline, checks_documents=True)
+    staged_by_both(task, monkeypatch)
+    table = f"exactbatch_staging.{task.tables.rows}"
     checked = 0
     for number, column in enumerate("abc", 1):
         # 1: the text of ADBC's attempt. 2: either its own text, or the document.
@@ -149,10 +134,7 @@ def test_documents_are_stored_as_the_target_says(world, make_topic, make_pipelin
     topic = make_topic()
     topic.produce(value_of(1, json.dumps(LONG)))
     pipeline = make_pipeline(topic, value=VALUE, sink=Append(f'public."{topic.name}"'))
-    world.execute(
-        f'create table public."{topic.name}" (id int, doc jsonb storage {storage}, other jsonb, kafka_topic text, '
-        f"kafka_partition int, kafka_offset bigint, kafka_timestamp timestamptz, batch_id bigint)"
-    )
+    create_target(world, topic, f"jsonb storage {storage}")
     with compiled.at(None):
         world.run(pipeline)
     assert world.target(pipeline, "pg_column_compression(doc), doc->>'text'") == [(stored, LONG["text"])]
@@ -164,10 +146,7 @@ def test_target_with_a_threshold_of_its_own_for_large_values_gets_the_text(
     topic = make_topic()
     topic.produce(value_of(1, json.dumps(LONG)))
     pipeline = make_pipeline(topic, value=VALUE, sink=Append(f'public."{topic.name}"'))
-    world.execute(
-        f'create table public."{topic.name}" (id int, doc jsonb, other jsonb, kafka_topic text, kafka_partition int, '
-        f"kafka_offset bigint, kafka_timestamp timestamptz, batch_id bigint) with (toast_tuple_target = 8160)"
-    )
+    create_target(world, topic, options="with (toast_tuple_target = 8160)")
     with transaction(world.connection) as cursor:
         assert pipeline.sink.checked_json(cursor, VALUE.columns) == ()
     with compiled.at(None):
@@ -190,10 +169,7 @@ def test_another_type_gets_the_text(world, make_topic, make_pipeline, compiled, 
     topic = make_topic()
     topic.produce(value_of(1, '{ "b" : 1, "a":2 }'))
     world.execute("create domain public.object as jsonb check (jsonb_typeof(value) = 'object')")
-    world.execute(
-        f'create table public."{topic.name}" (id int, doc {type_}, other jsonb, kafka_topic text, '
-        f"kafka_partition int, kafka_offset bigint, kafka_timestamp timestamptz, batch_id bigint)"
-    )
+    create_target(world, topic, type_)
     pipeline = make_pipeline(topic, value=VALUE, sink=Append(f'public."{topic.name}"'))
     with compiled.at(None):
         world.run(pipeline)
@@ -233,10 +209,7 @@ def test_a_trigger_that_leaves_documents_alone_is_allowed(world, make_topic, mak
     topic = make_topic()
     topic.produce(*(value_of(number, each) for number, each in enumerate(GOOD)))
     pipeline = make_pipeline(topic, value=VALUE, sink=Append(f'public."{topic.name}"'))
-    world.execute(
-        f'create table public."{topic.name}" (id int, doc jsonb, other jsonb, seen boolean, kafka_topic text, '
-        f"kafka_partition int, kafka_offset bigint, kafka_timestamp timestamptz, batch_id bigint)"
-    )
+    create_target(world, topic, more="seen boolean,")
     world.execute(
         "create function public.see() returns trigger language plpgsql as "
         "$$ begin new.seen := true; return new; end $$"

@@ -8,21 +8,18 @@ import pyarrow as pa
 import pytest
 from psycopg2 import sql
 
-from exactbatch import Append, Json, Pipeline, Upsert
+from exactbatch import Append, Json, Upsert
 from exactbatch.batch.staging import stage as stage_module
 from exactbatch.batch.staging.stage import decode_range, stage, stage_rows
-from exactbatch.batch.staging.stager import stage_tasks
-from exactbatch.batch.staging.staging_tables import StagingTables, create_rejects, create_rows
-from exactbatch.batch.staging.task import Staged, StageTask
 from exactbatch.compiled.arrow_rows import ArrowRows
 from exactbatch.compiled.availability import VARIABLE
 from exactbatch.errors import StagedRowsDiffer
-from exactbatch.ledger import Ledger
 from exactbatch.postgres.connection import transaction
 from support.batch_runner import BatchRunner
 from support.fuzzed_values import Fuzzer
 from support.killed_workers import KilledWorkers
 from support.plausible_values import PlausibleValues
+from support.staged_attempts import staged_by_both, staging_task_of
 from support.topics import Topic
 
 _SCHEMA = (
@@ -47,30 +44,6 @@ def topic(make_topic: Any) -> Topic:
     topic.produce(*values, key=b'{"i":1}')
     topic.produce(b'{"i":1,"name":"no time"}', key=b'{"i":1}', timestamp=2**62)
     return topic
-
-
-def task_of(world: BatchRunner, pipeline: Pipeline) -> StageTask:
-    """The task of the topic's range, whose staging tables exist."""
-    batch_id = world.plan(pipeline)
-    tables = StagingTables(batch_id, 7)
-    with transaction(world.connection) as cursor:
-        ranges = Ledger(world.connection).ranges(batch_id)
-        create_rejects(cursor, tables)
-        create_rows(cursor, tables, pipeline.sink.staged_columns(pipeline.value.columns))
-    (task,) = stage_tasks(pipeline, ranges, {}, tables, world.settings, 1)
-    return task
-
-
-def staged_by(world: BatchRunner, pipeline: Pipeline, monkeypatch: Any) -> tuple[StageTask, Staged, Staged]:
-    """The task of the topic's range, and what its attempts 1, with ADBC, and 2, with compiled code, did."""
-    task = task_of(world, pipeline)
-    outcomes = []
-    for attempt, value in ((1, "off"), (2, "0")):
-        monkeypatch.setenv(VARIABLE, value)
-        (outcome,) = stage([task], attempt)
-        assert isinstance(outcome, Staged)
-        outcomes.append(outcome)
-    return task, outcomes[0], outcomes[1]
 
 
 def differences(world: BatchRunner, table: str) -> int:
@@ -103,7 +76,8 @@ def test_both_paths_stage_the_same_rows_and_rejects(world, topic, make_pipeline,
     if sink == "upsert":
         changes = {"sink": Upsert(f'public."{topic.name}"', key=("i",)), "key": Json("i int")}
     pipeline = make_pipeline(topic, value=Json(_SCHEMA), max_rejects=1.0, **changes)
-    task, by_adbc, by_compiled = staged_by(world, pipeline, monkeypatch)
+    task = staging_task_of(world, pipeline)
+    by_adbc, by_compiled = staged_by_both(task, monkeypatch)
     assert (by_adbc.records, by_adbc.rows, by_adbc.rejects, by_adbc.tombstones) == (
         by_compiled.records,
         by_compiled.rows,
@@ -121,7 +95,7 @@ def test_both_paths_give_a_transform_the_same_records_and_stage_its_rows(
     world, topic, make_pipeline, monkeypatch
 ):
     pipeline = make_pipeline(topic, value=Json(_SCHEMA), max_rejects=1.0)
-    task, columns = task_of(world, pipeline), pipeline.sink.staged_columns(pipeline.value.columns)
+    task, columns = staging_task_of(world, pipeline), pipeline.sink.staged_columns(pipeline.value.columns)
     decoded = []
     for attempt, value in ((1, "off"), (2, "0")):
         monkeypatch.setenv(VARIABLE, value)
@@ -167,7 +141,8 @@ def test_a_copy_of_which_postgres_stores_less_is_an_error(world, make_topic, mak
     topic = make_topic()
     topic.produce(*(b'{"id":%d}' % number for number in range(10)))
     pipeline = make_pipeline(topic)
-    task, _, by_compiled = staged_by(world, pipeline, monkeypatch)
+    task = staging_task_of(world, pipeline)
+    _, by_compiled = staged_by_both(task, monkeypatch)
     assert by_compiled.rows == 10
     table = f"exactbatch_staging.{task.tables.rows}"
     world.execute(
@@ -187,7 +162,8 @@ def test_an_error_of_reading_leaves_nothing_behind_and_keeps_its_class(
 ):
     topic = make_topic()
     topic.produce(*(b'{"id":%d}' % number for number in range(10)))
-    task, _, _ = staged_by(world, make_pipeline(topic), monkeypatch)
+    task = staging_task_of(world, make_pipeline(topic))
+    staged_by_both(task, monkeypatch)
 
     def broken(*_: Any, **__: Any) -> Any:
         raise StagedRowsDiffer("this reader is broken")

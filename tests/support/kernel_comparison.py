@@ -31,10 +31,12 @@ def take(
     values: Sequence[bytes | None],
     required: Collection[str] = (),
     frame: Frame | None = None,
+    checked: Collection[str] = (),
 ) -> TakenRows:
-    """What the loop makes of values at the offsets 0, 3, 6, …, at as many milliseconds after 2000."""
-    frame = _frame(format_) if frame is None else frame
-    kernel = JsonKernel(format_.columns, format_.epoch, frame, required, format_.own_members)
+    """What the loop makes of values at the offsets 0, 3, 6, …, at as many milliseconds after 2000. Each of the columns
+    `checked` has a second one for documents."""
+    frame = _frame(len(format_.columns) + len(checked)) if frame is None else frame
+    kernel = JsonKernel(format_.columns, format_.epoch, frame, required, format_.own_members, checked)
     sizes = np.array([len(value or b"") for value in values], np.uint64)
     ends = np.cumsum(sizes, dtype=np.uint64)
     offsets = np.arange(len(values)) * 3
@@ -85,11 +87,30 @@ def compare(
     columns = RowsAsArrow(decoded.rows.schema).read(of_values.data, of_values.rows)
     columns.validate(full=True)
     assert rows.write(_with_lineage(columns, indexes)) == taken.data
+    if checked := [column.name for column in format_.columns if column.type == "jsonb"]:
+        _compare_documents(format_, taken, take(format_, values, required, checked=checked))
     return Compared(len(values), taken.rows)
 
 
-def _frame(format_: Json) -> Frame:
-    return row_frame(len(_LINEAGE) + len(format_.columns), "topic", PARTITION, {})
+def _compare_documents(format_: Json, taken: TakenRows, with_second: TakenRows) -> None:
+    """Fail unless rows with second columns are the same: each document is in one of both columns."""
+    assert with_second.declined.tolist() == taken.declined.tolist()
+    for written, expected in zip(fields_of(with_second.data), fields_of(taken.data), strict=True):
+        fields = iter(written)
+        for name, field in zip(
+            [*_LINEAGE, *(column.name for column in format_.columns)], expected, strict=True
+        ):
+            text = next(fields)
+            if any(column.name == name and column.type == "jsonb" for column in format_.columns):
+                document = next(fields)
+                assert text is None or document is None
+                text = document[1:] if document is not None and document[:1] == b"\1" else text
+            assert text == field
+        assert list(fields) == []
+
+
+def _frame(columns: int) -> Frame:
+    return row_frame(len(_LINEAGE) + columns, "topic", PARTITION, {})
 
 
 def _with_lineage(rows: pa.RecordBatch, indexes: np.ndarray) -> pa.RecordBatch:
