@@ -186,8 +186,8 @@ MUTANTS: Final = (
     Mutant(
         "a row of several of a record takes the unchanged columns of another",
         "batch/transform/transform.py",
-        "        if not self._pipeline.sink.needs_lineage or gives_several_rows(self._pipeline.value):\n",
-        "        if not self._pipeline.sink.needs_lineage:\n",
+        "            or gives_several_rows(self._pipeline.value)\n",
+        "",
         ("tests/integration/test_json_members.py::test_a_transform_gets_a_row_for_each_element",),
     ),
     Mutant(
@@ -2067,7 +2067,14 @@ MUTANTS: Final = (
     ),
     Mutant(
         "executors with other code decode records for a transform",
-        "batch/transform/transform.py",
+        "batch/transform/decoded_records.py",
+        "attempt, refused = attempt_id(), other_code(identity)\n",
+        "attempt, refused = attempt_id(), None\n",
+        ("tests/integration/test_executor_code.py::test_executors_with_other_code_are_refused",),
+    ),
+    Mutant(
+        "executors with other code decode records for a transform in one pass",
+        "batch/transform/decoded_records.py",
         "        refused = other_code(identity)\n",
         "        refused = None\n",
         ("tests/integration/test_executor_code.py::test_executors_with_other_code_are_refused",),
@@ -2421,12 +2428,26 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a copy of a record's lineage is taken for a column of its value",
-        "batch/transform/transform.py",
-        "{name, of_record}.intersection(LINEAGE_NAMES)",
-        "{name}.intersection(LINEAGE_NAMES)",
+        "batch/transform/one_pass.py",
+        "return {name: of for name, of in self.unchanged.items() if of not in LINEAGE_NAMES}",
+        "return {name: of for name, of in self.unchanged.items() if name not in LINEAGE_NAMES}",
         (
             "tests/integration/test_one_pass.py::test_unchanged_columns_of_every_type_are_those_that_spark_returns",
         ),
+    ),
+    Mutant(
+        "columns that rows have as they are reach the transform as nulls",
+        "batch/transform/transform.py",
+        "used = columns.used.union(sent, PLACE)",
+        "used = columns.used.union(PLACE)",
+        ("tests/integration/test_json_members.py::test_a_transform_gets_a_row_for_each_element",),
+    ),
+    Mutant(
+        "columns of other records take the place of those with their number",
+        "transforms/narrow_plan.py",
+        "in zip(items(by.output()), items(plan.output()), strict=True)",
+        "in zip(reversed(list(items(by.output()))), items(plan.output()), strict=True)",
+        ("tests/integration/test_one_pass.py::test_rows_are_computed_from_other_records",),
     ),
     Mutant(
         "a small batch makes the worker that stages load compiled code",

@@ -3,7 +3,7 @@
 import pytest
 
 from exactbatch.batch.spark import executors
-from exactbatch.batch.transform import transform
+from exactbatch.batch.transform import decoded_records
 from exactbatch.errors import ConfigurationError
 from support.topics import record
 
@@ -22,7 +22,7 @@ def test_executors_with_other_code_are_refused(world, make_topic, make_pipeline,
     topic.produce(*map(record, range(3)))
     pipeline = make_pipeline(topic, **changes)
     with monkeypatch.context() as driver:
-        for module in (executors, transform):
+        for module in (executors, decoded_records):
             driver.setattr(module, "code_identity", lambda: "99.0 (0)")
         batch_id = world.plan(pipeline)
         with pytest.raises(

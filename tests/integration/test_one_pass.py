@@ -16,7 +16,7 @@ from exactbatch.batch.transform import transform
 from exactbatch.batch.transform.one_pass import RecordsInOrder, can_pack
 from exactbatch.compiled.availability import VARIABLE
 from exactbatch.errors import ConfigurationError, OffsetsLost, TooManyRejects
-from exactbatch.transforms.narrow_plan import columns_of_records, is_narrow
+from exactbatch.transforms.narrow_plan import columns_of_records, computed_from, is_narrow
 
 LINEAGE = "kafka_topic, kafka_partition, kafka_offset, kafka_timestamp"
 SCHEMA = (
@@ -51,11 +51,16 @@ WIDE = {
 }
 
 
-def staged(spark: Any, change: Any) -> DataFrame:
-    """As batch/transform/transform.py has it: decode, transform, stage."""
+def rows_of(spark: Any, change: Any) -> tuple[DataFrame, DataFrame]:
+    """Return rows of a transform, and the records that it gets."""
     read = spark.range(0, 2, 1, 2).mapInArrow(lambda batches: batches, SCHEMA)
     records = read.where(F.col("outcome").isNull()).drop("outcome")
-    rows = change(records) if callable(change) else spark.sql(change, records=records)
+    return change(records) if callable(change) else spark.sql(change, records=records), records
+
+
+def staged(spark: Any, change: Any) -> DataFrame:
+    """As batch/transform/transform.py has it: decode, transform, stage."""
+    rows, _ = rows_of(spark, change)
     return rows.mapInArrow(lambda batches: batches, "outcome binary")
 
 
@@ -219,12 +224,9 @@ def test_unchanged_columns_of_every_type_are_those_that_spark_returns(
 
 
 def test_columns_of_records_are_traced(spark):
-    def traced(change: Any) -> tuple[dict[str, str], set[str]]:
-        read = spark.range(0, 2, 1, 2).mapInArrow(lambda batches: batches, SCHEMA)
-        records = read.where(F.col("outcome").isNull()).drop("outcome")
-        rows = change(records) if callable(change) else spark.sql(change, records=records)
-        found = columns_of_records(rows, records)
-        return dict(found.unchanged), set(found.used) - {"outcome"}
+    def traced(change: Any) -> tuple[dict[str, str], set[str]] | None:
+        found = columns_of_records(*rows_of(spark, change))
+        return None if found is None else (dict(found.unchanged), set(found.used) - {"outcome"})
 
     lineage = {name: name for name in LINEAGE.split(", ")}
     every = {"id": "id", "name": "name", "tags": "tags", **lineage}
@@ -249,10 +251,53 @@ def test_columns_of_records_are_traced(spark):
         {"name": "name", "tags": "tags", **lineage},
         {"id"},
     )
-    assert traced(lambda r: r.union(r)) == ({}, set())
-    assert traced(lambda r: r.mapInArrow(lambda batches: batches, r.schema)) == ({}, set())
+    assert traced(lambda r: r.union(r)) is None
+    assert traced(lambda r: r.mapInArrow(lambda batches: batches, r.schema)) is None
     other = spark.createDataFrame([(1, "x")], "id int, name string")
-    assert traced(lambda _: other) == ({}, set())
+    assert traced(lambda _: other) is None
+
+
+ROWS = [
+    (1, "ab", ["x", "y"], "t", 0, 5, None, None),
+    (2, "a", [], "t", 1, 6, None, None),
+    (3, "a.b", ["z"], "t", 0, 7, None, None),
+]
+REPLACED = NARROW | {
+    "union": WIDE["union"],
+    "names with dots": lambda r: r.withColumnRenamed("name", "the.`name`").withColumn("a.b", F.lit(1)),
+    "a view": lambda r: (r.createOrReplaceTempView("seen"), r.sparkSession.sql("select id, name from seen"))[
+        1
+    ],
+}
+
+
+@pytest.mark.parametrize("change", REPLACED.values(), ids=REPLACED)
+def test_rows_are_computed_from_other_records(spark, change):
+    """These are what the transform returns for them."""
+    rows, records = rows_of(spark, change)
+    others = spark.createDataFrame(ROWS, SCHEMA)
+    expected = (
+        change(others.drop("outcome"))
+        if callable(change)
+        else spark.sql(change, records=others.drop("outcome"))
+    )
+    computed = computed_from(rows, records, others.toDF(*map(str, range(8))))
+    assert computed.schema == rows.schema
+    assert sorted(map(str, computed.collect())) == sorted(map(str, expected.collect()))
+    assert len(computed.collect()) > 0
+
+
+def test_a_transform_is_called_once(world, topic, make_pipeline):
+    """Also if its rows are computed from the columns that it uses only."""
+    calls: list[int] = []
+
+    def numbered(records: DataFrame) -> DataFrame:
+        calls.append(1)
+        return records.withColumn("call", F.lit(len(calls)))
+
+    pipeline = make_pipeline(topic, transform=numbered, max_rejects=40)
+    world.run(pipeline)
+    assert {row[0] for row in world.rows(f"select call from {pipeline.sink.target}")} == {len(calls)} == {1}
 
 
 def test_errors_of_reading_end_a_batch_in_one_pass(world, topic, make_pipeline):

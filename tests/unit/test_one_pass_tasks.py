@@ -14,6 +14,7 @@ from exactbatch.batch.rows.fast_path import Packing
 from exactbatch.batch.rows.rejects import REJECT_SCHEMA
 from exactbatch.batch.staging.task import Staged
 from exactbatch.batch.transform.one_pass import (
+    PLACE,
     HandOver,
     OnePass,
     Passed,
@@ -24,6 +25,7 @@ from exactbatch.batch.transform.one_pass import (
     staged_batch,
 )
 from exactbatch.compiled import availability
+from exactbatch.compiled.row_formats import PACKED, PACKED_TYPE
 from exactbatch.errors import ReadFailed, StagedRowsDiffer
 
 ID = UUID(int=1)
@@ -204,12 +206,22 @@ def test_a_row_of_a_record_that_was_not_kept_is_an_error(tmp_path, rows):
     assert not list(tmp_path.iterdir())
 
 
-def test_columns_that_a_transform_does_not_use_reach_it_as_nulls():
+def decoded_rows(packed: bool) -> pa.RecordBatch:
     rows = batch(RECORDS[:3]).append_column("name", pa.array(["a", "b", "c"]))
-    sent = OnePass("ab", {"name": "name"}, ("kafka_topic", "kafka_offset")).to_jvm(rows)
-    assert sent.schema.names == rows.schema.names
-    assert [column.null_count for column in sent.columns] == [0, 3, 0, 3]
-    assert OnePass("ab").to_jvm(rows) is rows
+    rows = rows.append_column("kafka_timestamp", pa.array([1, 2, 3]))
+    return rows.append_column(PACKED, pa.array([b"1", b"2", b"3"], PACKED_TYPE)) if packed else rows
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_timestamp_is_kept_beside_packed_columns(tmp_path, packed):
+    one_pass = OnePass("ab", {"label": "name", "seen": "kafka_timestamp"}, PLACE)
+    assert one_pass.of_values == {"label": "name"}
+    hand_over = HandOver("ab", 7, tmp_path)
+    hand_over.keep_rows(one_pass.kept(decoded_rows(packed)))
+    (added,) = UnchangedColumns(hand_over, one_pass.unchanged).added_to(batch(RECORDS[1:3]))
+    values = {PACKED: [b"2", b"3"]} if packed else {"label": ["b", "c"]}
+    assert added.select([*values, "seen"]).to_pydict() == values | {"seen": [2, 3]}
+    assert set(added.schema.names) == {*PLACE, *values, "seen"}
 
 
 NUMBER, TEXT, ARRAY = pa.int64(), pa.string(), pa.list_(pa.int64())
@@ -233,7 +245,7 @@ def test_a_small_batch_is_not_packed_because_its_worker_has_loaded_the_code(monk
     """The other worker would have to load it, too."""
     monkeypatch.delenv(availability.VARIABLE, raising=False)
     monkeypatch.setattr(availability, "_loaded", loaded)
-    one_pass = OnePass("ab", {"b": "a"}, ("c",), packs=True)
+    one_pass = OnePass("ab", {"b": "a", "seen": "kafka_timestamp"}, ("c",), packs=True)
     assert one_pass.packing(availability.PAYS_FROM - 1) is None
     assert one_pass.packing(availability.PAYS_FROM) == Packing(("a",), ("c",))
     assert replace(one_pass, packs=False).packing(availability.PAYS_FROM) is None

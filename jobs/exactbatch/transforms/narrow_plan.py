@@ -57,11 +57,8 @@ def is_narrow(frame: DataFrame) -> bool:
     return kind == _TASKS and functions == 2
 
 
-def columns_of_records(rows: DataFrame, decoded: DataFrame) -> ColumnsOfRecords:
-    """Return how the rows of a transform use the columns of the decoded records.
-
-    Where the plan does not show it, no column is unchanged.
-    """
+def columns_of_records(rows: DataFrame, decoded: DataFrame) -> ColumnsOfRecords | None:
+    """Return how the rows of a transform use the columns of the decoded records; None if the plan does not show it."""
     plan = analyzed_plan(rows)
     traced = {attribute.name(): _id(attribute) for attribute in items(plan.output())}
     used: set[int] = set()
@@ -75,13 +72,13 @@ def columns_of_records(rows: DataFrame, decoded: DataFrame) -> ColumnsOfRecords:
         if kind == "CTERelationRef":
             table = tables.get(plan.cteId())
             if table is None:
-                return _NOTHING_KNOWN
+                return None
             below = dict(zip(map(_id, items(plan.output())), map(_id, items(table.output())), strict=True))
             plan = table
         else:
             children = list(items(plan.children()))
             if len(children) != 1:
-                return _NOTHING_KNOWN
+                return None
             (plan_below,) = children
             below = {id_: id_ for id_ in map(_id, items(plan_below.output()))}
             for expression in items(plan.projectList() if kind == "Project" else plan.expressions()):
@@ -93,7 +90,7 @@ def columns_of_records(rows: DataFrame, decoded: DataFrame) -> ColumnsOfRecords:
         used = {below.get(id_, id_) for id_ in used}
         traced = {name: below[id_] for name, id_ in traced.items() if id_ in below}
     if not plan.sameResult(_source(analyzed_plan(decoded))):
-        return _NOTHING_KNOWN
+        return None
     names = {_id(attribute): attribute.name() for attribute in items(plan.output())}
     return ColumnsOfRecords(
         {name: names[id_] for name, id_ in traced.items() if id_ in names},
@@ -101,7 +98,33 @@ def columns_of_records(rows: DataFrame, decoded: DataFrame) -> ColumnsOfRecords:
     )
 
 
-_NOTHING_KNOWN: Final = ColumnsOfRecords({}, frozenset())
+def computed_from(rows: DataFrame, decoded: DataFrame, records: DataFrame) -> DataFrame:
+    """Return the rows of a transform, computed from `records` instead of those that the Python function below `decoded`
+    returns. `records` has the same columns, whatever their names.
+
+    The transform itself is not called again: it may have started jobs of its own to plan.
+    """
+    session = rows.sparkSession
+    jvm: Any = session._jvm
+    expressions = jvm.org.apache.spark.sql.catalyst.expressions
+    replaced, by = _source(analyzed_plan(decoded)), analyzed_plan(records)
+
+    def scala(values: list[Any]) -> Any:
+        return jvm.org.apache.spark.api.python.PythonUtils.toSeq(values)
+
+    def of_records(plan: Any) -> Any:
+        if class_of(plan) == _SOURCE and plan.sameResult(replaced):
+            columns = [
+                expressions.Alias(
+                    column, old.name(), old.exprId(), scala([]), jvm.scala.Option.empty(), scala([])
+                )
+                for column, old in zip(items(by.output()), items(plan.output()), strict=True)
+            ]
+            return jvm.org.apache.spark.sql.catalyst.plans.logical.Project(scala(columns), by)
+        return plan.withNewChildren(scala(list(map(of_records, items(plan.children())))))
+
+    plan = of_records(analyzed_plan(rows))
+    return DataFrame(jvm.org.apache.spark.sql.classic.Dataset.ofRows(session._jsparkSession, plan), session)
 
 
 def _input_of(expression: Any) -> int | None:

@@ -6,10 +6,9 @@ task has one connection to Postgres. So do the columns that the transform return
 through the JVM.
 """
 
-import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -17,39 +16,39 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark import SparkFiles, TaskContext
+from pyspark import SparkFiles
 
 from exactbatch.batch.rows.fast_path import Packing, is_fast
 from exactbatch.batch.rows.rejects import REJECT_SCHEMA
 from exactbatch.batch.staging.task import Staged, StagedBatch, by_attempt, dump, load
+from exactbatch.columns import LINEAGE_NAMES
 from exactbatch.compiled.row_formats import PACKED, is_encodable
 from exactbatch.errors import ExactbatchError, StagedRowsDiffer
 from exactbatch.offsets import OffsetRange
 
-# The local property of a Spark job that stages in one pass; its value is what OnePass.text() returns.
-ONE_PASS: Final = "exactbatch.one_pass"
-_PLACE: Final = ("kafka_topic", "kafka_partition", "kafka_offset")
+# The columns that name a row's record. They go through the JVM in any case.
+PLACE: Final = ("kafka_topic", "kafka_partition", "kafka_offset")
 
 
 @dataclass(frozen=True, slots=True)
 class OnePass:
-    """What the workers that decode must know of a job that stages in one pass.
+    """What the two workers of a task do with the columns of the decoded records.
 
     launch: the launch of the batch, as text
     unchanged: the columns of the rows that the workers that stage take from files, with their names in the records
-    used: the columns that the transform computes something with, or the lineage; None if that may be all columns
-    packs: True if the unchanged columns may be packed, as can_pack() says
+    used: the columns of the records that go through the JVM
+    packs: True if the unchanged columns of values may be packed, as can_pack() says
     """
 
     launch: str
-    unchanged: Mapping[str, str] = field(default_factory=dict)
-    used: tuple[str, ...] | None = None
+    unchanged: Mapping[str, str]
+    used: tuple[str, ...]
     packs: bool = False
 
     @property
-    def kept(self) -> tuple[str, ...]:
-        """The columns of the records that the workers that decode keep in files."""
-        return tuple(dict.fromkeys(self.unchanged.values()))
+    def of_values(self) -> dict[str, str]:
+        """The unchanged columns but for those of the lineage."""
+        return {name: of for name, of in self.unchanged.items() if of not in LINEAGE_NAMES}
 
     def packing(self, slot_offsets: int) -> Packing | None:
         """Return how a worker packs the unchanged columns of a batch of which each slot of Spark reads so many offsets;
@@ -59,32 +58,18 @@ class OnePass:
         """
         if not (self.packs and is_fast(slot_offsets, anew=True)):
             return None
-        return Packing(tuple(self.unchanged.values()), self.used or ())
+        return Packing(tuple(self.of_values.values()), self.used)
 
-    def text(self) -> str:
-        """Return this as the value of a property."""
-        return json.dumps([self.launch, self.unchanged, self.used, self.packs])
+    def kept(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return what the worker that decodes keeps of decoded rows, in a file."""
+        return rows.select(list(dict.fromkeys([*_added_columns(self.unchanged, rows).values(), *PLACE])))
 
-    @classmethod
-    def of_job(cls) -> "OnePass | None":
-        """Return it for the job of this Spark task; None if the job does not stage in one pass."""
-        context = TaskContext.get()
-        text = None if context is None else context.getLocalProperty(ONE_PASS)
-        if text is None:
-            return None
-        launch, unchanged, used, packs = json.loads(text)
-        return cls(launch, unchanged, None if used is None else tuple(used), packs)
 
-    def to_jvm(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Return decoded rows with nulls in the columns that the transform does not use, and without PACKED."""
-        if self.used is None:
-            return rows
-        columns = {
-            field.name: column if field.name in self.used else pa.nulls(len(rows), field.type)
-            for field, column in zip(rows.schema, rows.columns, strict=True)
-            if field.name != PACKED
-        }
-        return pa.RecordBatch.from_arrays(list(columns.values()), list(columns))
+def _added_columns(unchanged: Mapping[str, str], rows: pa.RecordBatch) -> Mapping[str, str]:
+    """Return the columns to add to rows of a transform, with their names in `rows`, of which some may be packed."""
+    if PACKED not in rows.schema.names:
+        return unchanged
+    return {PACKED: PACKED, **{name: of for name, of in unchanged.items() if of in LINEAGE_NAMES}}
 
 
 def can_pack(unchanged: Mapping[str, str], records: pa.Schema, rows: pa.Schema) -> bool:
@@ -199,7 +184,7 @@ class UnchangedColumns:
 
         Raises StagedRowsDiffer if they do not.
         """
-        topics, partitions, offsets = (rows.column(name) for name in _PLACE)
+        topics, partitions, offsets = (rows.column(name) for name in PLACE)
         numbers = offsets.to_numpy()
         for start, end in _runs(topics, partitions) if len(rows) else ():
             place = topics[start].as_py(), partitions[start].as_py()
@@ -219,7 +204,7 @@ class UnchangedColumns:
         ):
             if (kept := self._hand_over.take_rows()) is None:
                 raise _not_decoded(*place, offset)
-            topic, partition, offsets = (kept.column(name) for name in _PLACE)
+            topic, partition, offsets = (kept.column(name) for name in PLACE)
             self._rows, self._place = kept, (topic[0].as_py(), partition[0].as_py())
             self._offsets = offsets.to_numpy()
 
@@ -234,7 +219,7 @@ class UnchangedColumns:
             of_records = self._rows.slice(first, count)
         else:
             of_records = self._rows.take(pa.array(indexes))
-        added = {PACKED: PACKED} if PACKED in of_records.schema.names else self._unchanged
+        added = _added_columns(self._unchanged, of_records)
         columns = [*rows.columns, *map(of_records.column, added.values())]
         return pa.RecordBatch.from_arrays(columns, [*rows.schema.names, *added])
 
@@ -272,7 +257,7 @@ class RecordsInOrder:
         """Add the rows that come next, with their lineage."""
         if not self._in_order or not len(rows):
             return
-        topics, partitions, offsets = (rows.column(name) for name in _PLACE)
+        topics, partitions, offsets = (rows.column(name) for name in PLACE)
         if topics.null_count or partitions.null_count or offsets.null_count:
             self._in_order = False
             return

@@ -6,7 +6,6 @@ same at the end.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 
@@ -15,28 +14,26 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.storagelevel import StorageLevel
 
-from exactbatch.batch.rows.decode import shared_reads
 from exactbatch.batch.spark.executors import AcceptedOutcomes, collect_outcomes, tasks_failed
 from exactbatch.batch.spark.spark_errors import cause, may_be_of_a_record, setting_refused, settings_of
 from exactbatch.batch.staging.shares import (
     attempt_id,
     distribute,
     freeze_modules,
-    grouped,
     loaded,
     partition_id,
 )
-from exactbatch.batch.staging.stage import decode_range, stage_lineage, stage_rows
+from exactbatch.batch.staging.stage import stage_lineage, stage_rows
 from exactbatch.batch.staging.staged_lineage import check_staged_lineage, records_with_rows
 from exactbatch.batch.staging.stager import is_worth_parts
 from exactbatch.batch.staging.staging_tables import StagingTables, create_lineage, decoded_schema, row_schema
 from exactbatch.batch.staging.task import Staged, StagedBatch, StageTask, by_attempt, dump
+from exactbatch.batch.transform.decoded_records import decoded_in_one_pass, decoded_records
 from exactbatch.batch.transform.failing_record import SEARCH_TIME, FailingRecordSearch
 from exactbatch.batch.transform.one_pass import (
-    ONE_PASS,
+    PLACE,
     HandOver,
     OnePass,
     Passed,
@@ -48,9 +45,7 @@ from exactbatch.batch.transform.one_pass import (
 )
 from exactbatch.batch.transform.spark_columns import columns_of, nested_as_json
 from exactbatch.batch.transform.transform_plan import check_transform, plan_transform
-from exactbatch.code_identity import code_identity, other_code
 from exactbatch.columns import LINEAGE_NAMES, Column
-from exactbatch.compiled.row_formats import PACKED
 from exactbatch.errors import (
     ExactbatchError,
     StagedRowsDiffer,
@@ -60,12 +55,11 @@ from exactbatch.errors import (
 )
 from exactbatch.failpoints import failpoint
 from exactbatch.formats.format import gives_several_rows
-from exactbatch.kafka.shared_reads import SharedReads
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import OUTCOME, Pipeline
 from exactbatch.postgres.connection import Connection, transaction
 from exactbatch.transforms.lineage import passes_lineage_through
-from exactbatch.transforms.narrow_plan import columns_of_records, is_narrow
+from exactbatch.transforms.narrow_plan import columns_of_records, computed_from, is_narrow
 
 
 class TransformStager:
@@ -83,7 +77,7 @@ class TransformStager:
         self._spark, self._connection, self._pipeline, self._tasks = spark, connection, pipeline, tasks
         self._bins = distribute(tasks, pipeline.max_connections)
         self._in_parts = False
-        self._read = _read(spark, self._bins).persist(StorageLevel.DISK_ONLY)
+        self._read = decoded_records(spark, self._bins).persist(StorageLevel.DISK_ONLY)
         self._decoded = self._read.where(F.col(OUTCOME).isNull()).drop(OUTCOME)
         try:
             transformed = self._transformed()
@@ -150,20 +144,17 @@ class TransformStager:
         stage in others, or encrypts what it writes to disks, which the files of a hand-over are not."""
         if not self._is_proven or settings_of(self._spark).get("spark.io.encryption.enabled") == "true":
             return None
-        self._read.unpersist()
         try:
             task = self._tasks[0]
             unchanged, used = self._columns_of_records()
+            one_pass = OnePass(f"{task.tables.launch:x}", unchanged, used)
             rows = row_schema(self._pipeline.sink.staged_columns(self.columns))
-            packs = can_pack(unchanged, decoded_schema(task.columns), rows)
-            one_pass = OnePass(f"{task.tables.launch:x}", unchanged, used, packs)
-            if is_narrow(staged := self._rows_in_one_pass(one_pass, None)):
-                return one_pass, staged
+            packs = can_pack(one_pass.of_values, decoded_schema(task.columns), rows)
+            one_pass = replace(one_pass, packs=packs)
+            staged = self._rows_in_one_pass(one_pass, None)
+            return (one_pass, staged) if is_narrow(staged) else None
         except (PySparkException, Py4JJavaError) as error:
-            self._read.persist(StorageLevel.DISK_ONLY)  # the search for a record reads them several times
             raise self._failure(error) from error
-        self._read.persist(StorageLevel.DISK_ONLY)
-        return None
 
     def _staged_in_one_pass(
         self, one_pass: OnePass, rows: DataFrame, finished: Callable[[StagedBatch], None] | None
@@ -179,10 +170,8 @@ class TransformStager:
             return [bytes(row.outcome) for row in rows.collect()]
 
         try:
-            with self._job_in_one_pass(one_pass):
-                outcomes = collect_outcomes(context, collect, accepted, report)
+            outcomes = collect_outcomes(context, collect, accepted, report)
         except (PySparkException, Py4JJavaError) as error:
-            self._read.persist(StorageLevel.DISK_ONLY)
             raise self._failure(error) from error
         done: list[Passed] = loaded(outcomes)
         staged = staged_batch(done)
@@ -194,18 +183,24 @@ class TransformStager:
             with_rows = records_with_rows(self._connection, self._tasks[0].tables, staged)
         return replace(staged, dropped=sum(piece.decoded for piece in staged.pieces) - with_rows)
 
-    def _columns_of_records(self) -> tuple[Mapping[str, str], tuple[str, ...] | None]:
+    def _columns_of_records(self) -> tuple[Mapping[str, str], tuple[str, ...]]:
         """Return the columns of the rows that need not go through the JVM, because they are columns of the records,
-        with their names there; and the columns of the records that must go through it, None for all."""
-        if not self._pipeline.sink.needs_lineage or gives_several_rows(self._pipeline.value):
-            return {}, None  # rows do not name the records, or decoded rows, to take columns from
+        with their names there; and the columns of the records that must go through it."""
+        decoded = decoded_schema(self._tasks[0].columns).names
         columns = columns_of_records(self._rows, self._decoded)
-        unchanged = {
-            name: of_record
-            for name, of_record in columns.unchanged.items()
-            if not {name, of_record}.intersection(LINEAGE_NAMES)
-        }
-        return unchanged, (*columns.used, *LINEAGE_NAMES) if unchanged else None
+        if columns is None:
+            return {}, tuple(decoded)
+        unchanged = {name: of_record for name, of_record in columns.unchanged.items() if name not in PLACE}
+        # Rows must name the records, or decoded rows, to take columns from. The timestamp alone is not worth a file.
+        if (
+            not self._pipeline.sink.needs_lineage
+            or gives_several_rows(self._pipeline.value)
+            or set(LINEAGE_NAMES).issuperset(unchanged.values())
+        ):
+            unchanged = {}
+        sent = {of_record for name, of_record in columns.unchanged.items() if name not in unchanged}
+        used = columns.used.union(sent, PLACE)
+        return unchanged, tuple(name for name in decoded if name in used)
 
     def _rows_in_one_pass(self, one_pass: OnePass, accepted: AcceptedOutcomes | None) -> DataFrame:
         """Return the outcomes of tasks that stage the transformed rows, and what the same tasks have read.
@@ -215,7 +210,7 @@ class TransformStager:
         task, in_parts = self._tasks[0], self._in_parts
         tables, postgres = task.tables, task.postgres
         columns = self._pipeline.sink.staged_columns(self.columns)
-        launch, unchanged = one_pass.launch, one_pass.unchanged
+        launch, unchanged, packed = one_pass.launch, one_pass.unchanged, list(one_pass.of_values)
         names = [name for name in self._rows.columns if name not in unchanged]
         ranges = [[task.range for task in bin_] for bin_ in self._bins]
         slot_offsets = task.slot_offsets
@@ -244,7 +239,7 @@ class TransformStager:
                     attempt,
                     slot_offsets=slot_offsets,
                     rejects=hand_over.rejects,
-                    packed=list(unchanged),
+                    packed=packed,
                 )
                 outcome = (
                     rows
@@ -259,19 +254,11 @@ class TransformStager:
                 accepted.add(dumped)
             yield pa.RecordBatch.from_arrays([pa.array([dumped], pa.binary())], ["outcome"])
 
-        numbered = self._rows.toDF(*map(str, range(len(self._rows.columns))))
+        records = decoded_in_one_pass(self._spark, self._bins, one_pass)
+        rows = computed_from(self._rows, self._decoded, records)
+        numbered = rows.toDF(*map(str, range(len(rows.columns))))
         sent = [str(number) for number, name in enumerate(self._rows.columns) if name not in unchanged]
         return numbered.select(*sent).mapInArrow(run, "outcome binary")
-
-    @contextmanager
-    def _job_in_one_pass(self, one_pass: OnePass) -> Iterator[None]:
-        """Tell the tasks of the Spark jobs in this block that they stage the rows as well."""
-        context = self._spark.sparkContext
-        context.setLocalProperty(ONE_PASS, one_pass.text())
-        try:
-            yield
-        finally:
-            context.setLocalProperty(ONE_PASS, None)  # type: ignore[arg-type]  # which removes it
 
     def _transformed(self) -> DataFrame:
         try:
@@ -402,69 +389,3 @@ def failure_of(
         topic=first.topic,
         partition=first.partition,
     )
-
-
-def _read(spark: SparkSession, bins: Sequence[Sequence[StageTask]]) -> DataFrame:
-    """Return decoded rows with their lineage and, in one more row for each task, its outcome."""
-    schema = decoded_schema(bins[0][0].columns).append(pa.field(OUTCOME, pa.binary()))
-    identity = code_identity()
-
-    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:  # on an executor
-        attempt, one_pass = attempt_id(), OnePass.of_job()
-        hand_over = None if one_pass is None else HandOver(one_pass.launch, attempt)
-        refused = other_code(identity)
-        for batch in batches:
-            for index in batch.column(0).to_pylist():
-                if refused is not None:
-                    if hand_over is None:
-                        yield _with_outcome(refused, schema)
-                    else:
-                        hand_over.finish([refused])
-                    continue
-                if one_pass is None or hand_over is None:
-                    for task, reads in _with_reads(bins[index]):
-                        for decoded in decode_range(task, attempt, reads=reads):
-                            yield _with_outcome(decoded, schema)
-                    continue
-                for rows in decoded_rows(bins[index], attempt, one_pass, hand_over):
-                    yield _with_outcome(rows, schema)
-        freeze_modules()
-
-    def decoded_rows(
-        tasks: Sequence[StageTask], attempt: int, one_pass: OnePass, hand_over: HandOver
-    ) -> Iterator[pa.RecordBatch]:
-        """Yield decoded rows, and hand over everything else."""
-        outcomes: list[Staged | ExactbatchError] = []
-        try:
-            packing = one_pass.packing(tasks[0].slot_offsets)
-        except ExactbatchError as error:
-            hand_over.finish([error])
-            return
-        kept = one_pass.kept if packing is None else (PACKED,)
-        for task, reads in _with_reads(tasks):
-            for decoded in decode_range(task, attempt, hand_over.keep, reads, packing):
-                if not isinstance(decoded, pa.RecordBatch):
-                    outcomes.append(decoded)
-                elif len(decoded):
-                    if kept:
-                        hand_over.keep_rows(decoded.select([*kept, *LINEAGE_NAMES[:3]]))
-                    yield one_pass.to_jvm(decoded)
-        hand_over.finish(outcomes)
-
-    spark_schema = from_arrow_schema(schema, prefer_timestamp_ntz=True)
-    return spark.range(0, len(bins), 1, len(bins)).mapInArrow(run, spark_schema)
-
-
-def _with_reads(tasks: Sequence[StageTask]) -> Iterator[tuple[StageTask, SharedReads | None]]:
-    """Yield the tasks with the reads that they share with others, if they do."""
-    for group in grouped(tasks):
-        reads = shared_reads(group)
-        for task in group:
-            yield task, reads
-
-
-def _with_outcome(decoded: pa.RecordBatch | Staged | ExactbatchError, schema: pa.Schema) -> pa.RecordBatch:
-    if isinstance(decoded, pa.RecordBatch):
-        return decoded.append_column(OUTCOME, pa.nulls(len(decoded), pa.binary()))
-    *nulls, _ = (pa.nulls(1, field.type) for field in schema)
-    return pa.RecordBatch.from_arrays([*nulls, pa.array([dump(decoded)], pa.binary())], schema=schema)
