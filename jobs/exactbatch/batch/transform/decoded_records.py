@@ -30,14 +30,13 @@ def decoded_records(spark: SparkSession, bins: Sequence[Sequence[StageTask]]) ->
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:  # on an executor
         attempt, refused = attempt_id(), other_code(identity)
-        for batch in batches:
-            for index in batch.column(0).to_pylist():
-                if refused is not None:
-                    yield _with_outcome(refused, schema)
-                    continue
-                for task, reads in _with_reads(bins[index]):
-                    for decoded in decode_range(task, attempt, reads=reads):
-                        yield _with_outcome(decoded, schema)
+        for tasks in _assigned(bins, batches):
+            if refused is not None:
+                yield _with_outcome(refused, schema)
+                continue
+            for task, reads in _with_reads(tasks):
+                for decoded in decode_range(task, attempt, reads=reads):
+                    yield _with_outcome(decoded, schema)
         freeze_modules()
 
     return spark.range(0, len(bins), 1, len(bins)).mapInArrow(run, _spark_schema(schema))
@@ -54,25 +53,26 @@ def decoded_in_one_pass(
     identity, used = code_identity(), one_pass.used
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:  # on an executor
-        hand_over = HandOver(one_pass.launch, attempt_id())
+        attempt = attempt_id()
+        hand_over = HandOver(one_pass.launch, attempt)
         refused = other_code(identity)
-        for batch in batches:
-            for index in batch.column(0).to_pylist():
-                if refused is not None:
-                    hand_over.finish([refused])
-                    continue
-                for rows in decoded_rows(bins[index], hand_over):
-                    yield pa.RecordBatch.from_arrays(list(map(rows.column, used)), numbered.names)
+        for tasks in _assigned(bins, batches):
+            if refused is not None:
+                hand_over.finish([refused])
+                continue
+            for rows in decoded_rows(tasks, attempt, hand_over):
+                yield pa.RecordBatch.from_arrays(list(map(rows.column, used)), numbered.names)
         freeze_modules()
 
-    def decoded_rows(tasks: Sequence[StageTask], hand_over: HandOver) -> Iterator[pa.RecordBatch]:
+    def decoded_rows(
+        tasks: Sequence[StageTask], attempt: int, hand_over: HandOver
+    ) -> Iterator[pa.RecordBatch]:
         outcomes: list[Staged | ExactbatchError] = []
         try:
             packing = one_pass.packing(tasks[0].slot_offsets)
         except ExactbatchError as error:
             hand_over.finish([error])
             return
-        attempt = attempt_id()
         for task, reads in _with_reads(tasks):
             for decoded in decode_range(task, attempt, hand_over.keep, reads, packing):
                 if not isinstance(decoded, pa.RecordBatch):
@@ -96,6 +96,13 @@ def decoded_in_one_pass(
 
 def _spark_schema(schema: pa.Schema) -> StructType:
     return from_arrow_schema(schema, prefer_timestamp_ntz=True)
+
+
+def _assigned(
+    bins: Sequence[Sequence[StageTask]], batches: Iterable[pa.RecordBatch]
+) -> Iterator[Sequence[StageTask]]:
+    """Yield the tasks of each bin whose number this task of Spark has got."""
+    return (bins[index] for batch in batches for index in batch.column(0).to_pylist())
 
 
 def _with_reads(tasks: Sequence[StageTask]) -> Iterator[tuple[StageTask, SharedReads | None]]:
