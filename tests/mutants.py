@@ -965,8 +965,8 @@ MUTANTS: Final = (
     Mutant(
         "columns that a transform computes something with reach it as nulls",
         "transforms/narrow_plan.py",
-        "                    used |= set(map(_id, items(expression.references().toSeq())))\n",
-        "                    pass\n",
+        "                used |= _references(items(plan.expressions()))\n",
+        "                pass\n",
         ("tests/integration/test_one_pass.py::test_columns_of_records_are_traced",),
     ),
     Mutant(
@@ -2443,10 +2443,27 @@ MUTANTS: Final = (
         ("tests/integration/test_json_members.py::test_a_transform_gets_a_row_for_each_element",),
     ),
     Mutant(
+        "columns that a projection computes something with reach it as nulls",
+        "transforms/narrow_plan.py",
+        "                used |= _references(computed)\n",
+        "",
+        ("tests/integration/test_one_pass.py::test_columns_of_records_are_traced",),
+    ),
+    Mutant(
+        "a projection that computes is taken for one that does not",
+        "transforms/spark_plan.py",
+        "return bool(projection.outputSet().subsetOf(projection.child().outputSet()))",
+        "return True",
+        (
+            "tests/integration/test_one_pass.py::test_columns_of_records_are_traced",
+            "tests/integration/test_transform.py",
+        ),
+    ),
+    Mutant(
         "columns of other records take the place of those with their number",
         "transforms/narrow_plan.py",
-        "in zip(items(by.output()), items(plan.output()), strict=True)",
-        "in zip(reversed(list(items(by.output()))), items(plan.output()), strict=True)",
+        "dict(zip(places, items(by.output()), strict=True))",
+        "dict(zip(sorted(places), items(by.output()), strict=True))",
         ("tests/integration/test_one_pass.py::test_rows_are_computed_from_other_records",),
     ),
     Mutant(

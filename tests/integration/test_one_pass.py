@@ -281,10 +281,22 @@ def test_rows_are_computed_from_other_records(spark, change):
         if callable(change)
         else spark.sql(change, records=others.drop("outcome"))
     )
-    computed = computed_from(rows, records, others.toDF(*map(str, range(8))))
+    places = [7, *range(3, 7), 2, 0, 1]
+    given = others.select(*(others.columns[place] for place in places)).toDF(*map(str, places))
+    computed = computed_from(rows, records, given, places)
     assert computed.schema == rows.schema
     assert sorted(map(str, computed.collect())) == sorted(map(str, expected.collect()))
     assert len(computed.collect()) > 0
+
+
+def test_columns_without_a_record_of_them_are_null(spark):
+    rows, records = rows_of(spark, f"select id, name, {LINEAGE} from {{records}}")
+    given = spark.createDataFrame([("t", 7), ("u", 8)], "`0` string, `1` int")
+    computed = computed_from(rows, records, given, [3, 0])
+    assert [tuple(row) for row in computed.collect()] == [
+        (7, None, "t", None, None, None),
+        (8, None, "u", None, None, None),
+    ]
 
 
 def test_a_transform_is_called_once(world, topic, make_pipeline):

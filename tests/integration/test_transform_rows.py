@@ -269,7 +269,7 @@ def test_the_search_for_a_record_takes_few_jobs_and_ends_in_time(
 
 @pytest.mark.parametrize(
     ("change", "before"),
-    [(lambda frame: frame, "_rows_in_one_pass"), (lambda frame: frame.repartition(1), "_outcomes")],
+    [(lambda frame: frame, "_staged_rows"), (lambda frame: frame.repartition(1), "_outcomes")],
     ids=["one pass", "two jobs"],
 )
 def test_nothing_is_searched_where_postgres_has_failed(

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame
 from exactbatch.columns import LINEAGE_NAMES
 from exactbatch.errors import TransformRefused
 from exactbatch.transforms.allowed_plan import RECORDS
-from exactbatch.transforms.spark_plan import analyzed_plan, class_of, items
+from exactbatch.transforms.spark_plan import analyzed_plan, class_of, id_of, items, names_of, renames_nothing
 
 # Operators that return the rows of their only input, or some of them, or several for one, with unchanged columns.
 _PASS_THROUGH: Final = {
@@ -53,8 +53,8 @@ def passes_lineage_through(pipeline_name: str, transformed: DataFrame, decoded: 
     """Return True if the plan proves that each row has the lineage of a decoded record, or null from an outer
     join. Raises TransformRefused for lineage that the transform computes."""
     plan = analyzed_plan(transformed)
-    ids = {attribute.name(): _id(attribute) for attribute in items(plan.output())}
-    lineage = [ids[name] for name in LINEAGE_NAMES]
+    output, names = plan.output(), transformed.columns
+    lineage = [id_of(output.apply(names.index(name))) for name in LINEAGE_NAMES]
     try:
         return _is_lineage(plan, lineage, _source(analyzed_plan(decoded)), {})
     except _Computed as computed:
@@ -72,9 +72,8 @@ def _is_lineage(plan: Any, ids: Sequence[int], source: Any, tables: Mapping[int,
     """Return True if the columns of a plan with these ids are the lineage of one record of the source."""
     kind = class_of(plan)
     if kind == _SOURCE and plan.sameResult(source):
-        output = list(items(plan.output()))
-        names = {_id(attribute): attribute.name() for attribute in output}
-        return tuple(names.get(id_) for id_ in ids) == LINEAGE_NAMES
+        output, names = plan.output(), names_of(plan)
+        return [id_of(output.apply(names.index(name))) for name in LINEAGE_NAMES] == list(ids)
     if kind == "WithCTE":
         own = {table.id(): table.child() for table in items(plan.cteDefs())}
         return _is_lineage(plan.plan(), ids, source, {**tables, **own})
@@ -82,17 +81,21 @@ def _is_lineage(plan: Any, ids: Sequence[int], source: Any, tables: Mapping[int,
         table = tables.get(plan.cteId())
         return table is not None and _same_positions(plan, ids, table, source, tables)
     if kind == "Project":
+        if renames_nothing(plan):
+            return _is_lineage(plan.child(), ids, source, tables)
         inputs = [_input_of(plan, id_, name) for id_, name in zip(ids, LINEAGE_NAMES, strict=True)]
         known = [input_ for input_ in inputs if input_ is not None]
         return len(known) == len(ids) and _is_lineage(plan.child(), known, source, tables)
     if kind == "Union":
         return all(_same_positions(plan, ids, child, source, tables) for child in items(plan.children()))
-    if kind == "Join" or kind in _PASS_THROUGH:
+    if kind in _PASS_THROUGH:
+        return _is_lineage(plan.child(), ids, source, tables)
+    if kind == "Join":
         # All columns come from one side of a join, and so from one record.
         return any(
             _is_lineage(child, ids, source, tables)
             for child in items(plan.children())
-            if set(ids) <= set(map(_id, items(child.output())))
+            if set(ids) <= set(map(id_of, items(child.output())))
         )
     return False
 
@@ -101,8 +104,8 @@ def _same_positions(
     plan: Any, ids: Sequence[int], other: Any, source: Any, tables: Mapping[int, Any]
 ) -> bool:
     """Return True if the columns that another plan has at the same positions are the lineage."""
-    positions = {_id(attribute): position for position, attribute in enumerate(items(plan.output()))}
-    others = list(map(_id, items(other.output())))
+    positions = {id_of(attribute): position for position, attribute in enumerate(items(plan.output()))}
+    others = list(map(id_of, items(other.output())))
     return set(ids) <= set(positions) and _is_lineage(
         other, [others[positions[id_]] for id_ in ids], source, tables
     )
@@ -112,12 +115,12 @@ def _input_of(project: Any, id_: int, name: str) -> int | None:
     """Return the input column that a column of a projection is, whatever its aliases; None if it cannot be known.
     Raises _Computed, with the column's name in the lineage."""
     for expression in items(project.projectList()):
-        if _id(expression) != id_:
+        if id_of(expression) != id_:
             continue
         while (kind := class_of(expression)) == "Alias":
             expression = expression.child()
         if kind == "AttributeReference":
-            return _id(expression)
+            return id_of(expression)
         if _is_computed(expression):
             raise _Computed(f"{name}, as {expression.sql().replace(f'{RECORDS}.', '')}")
     return None
@@ -147,7 +150,3 @@ def _source(plan: Any) -> Any:
     while class_of(plan) != _SOURCE:
         plan = plan.children().apply(0)
     return plan
-
-
-def _id(attribute: Any) -> int:
-    return int(attribute.exprId().id())

@@ -1,12 +1,12 @@
 """Whether Spark computes the rows of a transform task by task, as it reads the records, and from which columns."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from pyspark.sql import DataFrame
 
-from exactbatch.transforms.spark_plan import analyzed_plan, class_of, items
+from exactbatch.transforms.spark_plan import analyzed_plan, class_of, id_of, items, names_of, renames_nothing
 
 # Physical operators that return the rows that one partition of their only input gives, in its order.
 _NARROW: Final = frozenset(
@@ -60,7 +60,7 @@ def is_narrow(frame: DataFrame) -> bool:
 def columns_of_records(rows: DataFrame, decoded: DataFrame) -> ColumnsOfRecords | None:
     """Return how the rows of a transform use the columns of the decoded records; None if the plan does not show it."""
     plan = analyzed_plan(rows)
-    traced = {attribute.name(): _id(attribute) for attribute in items(plan.output())}
+    traced = dict(zip(rows.columns, map(id_of, items(plan.output())), strict=True))
     used: set[int] = set()
     tables: dict[int, Any] = {}
     while class_of(plan) != _SOURCE:
@@ -69,38 +69,47 @@ def columns_of_records(rows: DataFrame, decoded: DataFrame) -> ColumnsOfRecords 
             tables |= {table.id(): table.child() for table in items(plan.cteDefs())}
             plan = plan.plan()
             continue
+        below: dict[int, int] = {}  # the columns of the input that are columns of the plan, by the latter
         if kind == "CTERelationRef":
             table = tables.get(plan.cteId())
             if table is None:
                 return None
-            below = dict(zip(map(_id, items(plan.output())), map(_id, items(table.output())), strict=True))
-            plan = table
+            below = dict(
+                zip(map(id_of, items(plan.output())), map(id_of, items(table.output())), strict=True)
+            )
+            plan_below = table
         else:
             children = list(items(plan.children()))
             if len(children) != 1:
                 return None
             (plan_below,) = children
-            below = {id_: id_ for id_ in map(_id, items(plan_below.output()))}
-            for expression in items(plan.projectList() if kind == "Project" else plan.expressions()):
-                if kind == "Project" and (input_ := _input_of(expression)) is not None:
-                    below[_id(expression)] = input_
-                else:
-                    used |= set(map(_id, items(expression.references().toSeq())))
-            plan = plan_below
+            if kind != "Project":
+                used |= _references(items(plan.expressions()))
+            elif not renames_nothing(plan):
+                computed = []
+                for expression in items(plan.projectList()):
+                    if (input_ := _input_of(expression)) is None:
+                        computed.append(expression)
+                    else:
+                        below[id_of(expression)] = input_
+                used |= _references(computed)
+        plan = plan_below
         used = {below.get(id_, id_) for id_ in used}
-        traced = {name: below[id_] for name, id_ in traced.items() if id_ in below}
+        traced = {name: below.get(id_, id_) for name, id_ in traced.items()}
     if not plan.sameResult(_source(analyzed_plan(decoded))):
         return None
-    names = {_id(attribute): attribute.name() for attribute in items(plan.output())}
+    names = dict(zip(map(id_of, items(plan.output())), names_of(plan), strict=True))
     return ColumnsOfRecords(
         {name: names[id_] for name, id_ in traced.items() if id_ in names},
         frozenset(names[id_] for id_ in used if id_ in names),
     )
 
 
-def computed_from(rows: DataFrame, decoded: DataFrame, records: DataFrame) -> DataFrame:
+def computed_from(
+    rows: DataFrame, decoded: DataFrame, records: DataFrame, places: Sequence[int]
+) -> DataFrame:
     """Return the rows of a transform, computed from `records` instead of those that the Python function below `decoded`
-    returns. `records` has the same columns, whatever their names.
+    returns. `records` has the columns at these places of those; the others are null.
 
     The transform itself is not called again: it may have started jobs of its own to plan.
     """
@@ -108,37 +117,39 @@ def computed_from(rows: DataFrame, decoded: DataFrame, records: DataFrame) -> Da
     jvm: Any = session._jvm
     expressions = jvm.org.apache.spark.sql.catalyst.expressions
     replaced, by = _source(analyzed_plan(decoded)), analyzed_plan(records)
+    to_scala = jvm.org.apache.spark.api.python.PythonUtils.toSeq
+    nothing, none = to_scala([]), jvm.scala.Option.empty()
 
-    def scala(values: list[Any]) -> Any:
-        return jvm.org.apache.spark.api.python.PythonUtils.toSeq(values)
+    def projection(plan: Any) -> Any:
+        """Return a projection of the records with the columns of a plan, which keep their IDs."""
+        given = dict(zip(places, items(by.output()), strict=True))
+        columns = []
+        for place, (name, column) in enumerate(zip(names_of(plan), items(plan.output()), strict=True)):
+            value = given[place] if place in given else expressions.Literal(None, column.dataType())
+            columns.append(expressions.Alias(value, name, column.exprId(), nothing, none, nothing))
+        return jvm.org.apache.spark.sql.catalyst.plans.logical.Project(to_scala(columns), by)
 
     def of_records(plan: Any) -> Any:
         if class_of(plan) == _SOURCE and plan.sameResult(replaced):
-            columns = [
-                expressions.Alias(
-                    column, old.name(), old.exprId(), scala([]), jvm.scala.Option.empty(), scala([])
-                )
-                for column, old in zip(items(by.output()), items(plan.output()), strict=True)
-            ]
-            return jvm.org.apache.spark.sql.catalyst.plans.logical.Project(scala(columns), by)
-        return plan.withNewChildren(scala(list(map(of_records, items(plan.children())))))
+            return projection(plan)
+        return plan.withNewChildren(to_scala(list(map(of_records, items(plan.children())))))
 
     plan = of_records(analyzed_plan(rows))
     return DataFrame(jvm.org.apache.spark.sql.classic.Dataset.ofRows(session._jsparkSession, plan), session)
+
+
+def _references(expressions: Iterable[Any]) -> set[int]:
+    return {id_of(column) for expression in expressions for column in items(expression.references().toSeq())}
 
 
 def _input_of(expression: Any) -> int | None:
     """Return the input column that an expression of a projection is, whatever its aliases; None if it is another."""
     while (kind := class_of(expression)) == "Alias":
         expression = expression.child()
-    return _id(expression) if kind == "AttributeReference" else None
+    return id_of(expression) if kind == "AttributeReference" else None
 
 
 def _source(plan: Any) -> Any:
     while class_of(plan) != _SOURCE:
         plan = plan.children().apply(0)
     return plan
-
-
-def _id(attribute: Any) -> int:
-    return int(attribute.exprId().id())

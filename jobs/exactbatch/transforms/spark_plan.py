@@ -1,5 +1,7 @@
-"""Access to the nodes of Spark's plans, which are Scala objects."""
+"""Access to the nodes of Spark's plans, which are Scala objects. Each call of one is a message to the JVM, so a plan
+with many columns takes a thousand times as long as in the JVM itself."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +22,22 @@ def class_of(node: Any) -> str:
     """Return the simple class name of one of Spark's objects, and the full one of any other."""
     name = str(node.getClass().getName())
     return name.rpartition(".")[2].removesuffix("$") if name.startswith("org.apache.spark.sql.") else name
+
+
+def id_of(column: Any) -> int:
+    """Return the ID of a column, which no other column of the session has."""
+    return int(column.exprId().id())
+
+
+def names_of(plan: Any) -> list[str]:
+    """Return the names of the columns that a plan returns."""
+    return [field["name"] for field in json.loads(plan.schema().json())["fields"]]
+
+
+def renames_nothing(projection: Any) -> bool:
+    """True if a projection returns columns of its input, as they are, and nothing else: what it computes or renames
+    has a new ID."""
+    return bool(projection.outputSet().subsetOf(projection.child().outputSet()))
 
 
 def sql_text(node: Any) -> str:

@@ -5,7 +5,6 @@ from typing import Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
@@ -45,7 +44,7 @@ def decoded_records(spark: SparkSession, bins: Sequence[Sequence[StageTask]]) ->
 def decoded_in_one_pass(
     spark: SparkSession, bins: Sequence[Sequence[StageTask]], one_pass: OnePass
 ) -> DataFrame:
-    """Return what decoded_records() does, with nulls in the columns that the transform does not use.
+    """Return the columns of decoded rows that go through the JVM, with numbers for names.
 
     The workers leave everything else to those of the same tasks that stage.
     """
@@ -83,15 +82,8 @@ def decoded_in_one_pass(
                     yield decoded
         hand_over.finish(outcomes)
 
-    # Numbers for names: Spark parses a dot in the name of a column that it is asked for as syntax.
     numbered = pa.schema([(str(place), decoded.field(name).type) for place, name in enumerate(used)])
-    read = spark.range(0, len(bins), 1, len(bins)).mapInArrow(run, _spark_schema(numbered))
-    return read.select(
-        *(
-            F.col(str(used.index(field.name))) if field.name in used else F.lit(None).cast(field.dataType)
-            for field in _spark_schema(decoded.append(_OUTCOME_FIELD))
-        )
-    )
+    return spark.range(0, len(bins), 1, len(bins)).mapInArrow(run, _spark_schema(numbered))
 
 
 def _spark_schema(schema: pa.Schema) -> StructType:

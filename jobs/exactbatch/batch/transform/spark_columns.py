@@ -113,6 +113,8 @@ def repeated_names(names: Sequence[str]) -> str:
 
 def nested_as_json(transformed: DataFrame) -> DataFrame:
     """Return the rows with structs and maps as JSON text."""
+    if not any(_is_nested(field.dataType) for field in transformed.schema):
+        return transformed
     return transformed.select(
         *(
             _json(_column(field.name), field.dataType).alias(field.name)

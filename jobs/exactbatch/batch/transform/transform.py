@@ -140,8 +140,9 @@ class TransformStager:
 
     @cached_property
     def _one_pass(self) -> tuple[OnePass, DataFrame] | None:
-        """How the same Spark tasks read, transform and stage, and what does that into one table; None if Spark would
-        stage in others, or encrypts what it writes to disks, which the files of a hand-over are not."""
+        """How the same Spark tasks read, transform and stage, and the columns of the rows that go through the JVM; None
+        if Spark would stage in other tasks, or encrypts what it writes to disks, which the files of a hand-over are
+        not."""
         if not self._is_proven or settings_of(self._spark).get("spark.io.encryption.enabled") == "true":
             return None
         try:
@@ -151,25 +152,25 @@ class TransformStager:
             rows = row_schema(self._pipeline.sink.staged_columns(self.columns))
             packs = can_pack(one_pass.of_values, decoded_schema(task.columns), rows)
             one_pass = replace(one_pass, packs=packs)
-            staged = self._rows_in_one_pass(one_pass, None)
-            return (one_pass, staged) if is_narrow(staged) else None
+            sent = self._sent_rows(one_pass)
+            return (one_pass, sent) if is_narrow(self._staged_rows(one_pass, sent, None)) else None
         except (PySparkException, Py4JJavaError) as error:
             raise self._failure(error) from error
 
     def _staged_in_one_pass(
-        self, one_pass: OnePass, rows: DataFrame, finished: Callable[[StagedBatch], None] | None
+        self, one_pass: OnePass, sent: DataFrame, finished: Callable[[StagedBatch], None] | None
     ) -> StagedBatch:
-        """Read, transform and stage in the same Spark tasks; `rows` does that into one table."""
+        """Read, transform and stage in the same Spark tasks; `sent` are the rows as they come from the JVM."""
         context = self._spark.sparkContext
         report = None if finished is None else lambda done: finished(staged_batch(done))
         accepted = None if finished is None else AcceptedOutcomes(context)
-        if self._in_parts:
-            rows = self._rows_in_one_pass(one_pass, accepted)
-
-        def collect() -> list[bytes]:
-            return [bytes(row.outcome) for row in rows.collect()]
 
         try:
+            staged_rows = self._staged_rows(one_pass, sent, accepted)
+
+            def collect() -> list[bytes]:
+                return [bytes(row.outcome) for row in staged_rows.collect()]
+
             outcomes = collect_outcomes(context, collect, accepted, report)
         except (PySparkException, Py4JJavaError) as error:
             raise self._failure(error) from error
@@ -202,10 +203,21 @@ class TransformStager:
         used = columns.used.union(sent, PLACE)
         return unchanged, tuple(name for name in decoded if name in used)
 
-    def _rows_in_one_pass(self, one_pass: OnePass, accepted: AcceptedOutcomes | None) -> DataFrame:
+    def _sent_rows(self, one_pass: OnePass) -> DataFrame:
+        """Return the columns of the rows that go through the JVM, with numbers for names: mapInArrow parses a dot in a
+        name as syntax."""
+        names = [*decoded_schema(self._tasks[0].columns).names, OUTCOME]
+        records = decoded_in_one_pass(self._spark, self._bins, one_pass)
+        rows = computed_from(self._rows, self._decoded, records, list(map(names.index, one_pass.used)))
+        sent = [str(number) for number, name in enumerate(rows.columns) if name not in one_pass.unchanged]
+        return rows.toDF(*map(str, range(len(rows.columns)))).select(*sent)
+
+    def _staged_rows(
+        self, one_pass: OnePass, sent: DataFrame, accepted: AcceptedOutcomes | None
+    ) -> DataFrame:
         """Return the outcomes of tasks that stage the transformed rows, and what the same tasks have read.
 
-        The tasks add their outcomes to `accepted`, too.
+        `sent` are the rows as they come from the JVM. The tasks add their outcomes to `accepted`, too.
         """
         task, in_parts = self._tasks[0], self._in_parts
         tables, postgres = task.tables, task.postgres
@@ -254,11 +266,7 @@ class TransformStager:
                 accepted.add(dumped)
             yield pa.RecordBatch.from_arrays([pa.array([dumped], pa.binary())], ["outcome"])
 
-        records = decoded_in_one_pass(self._spark, self._bins, one_pass)
-        rows = computed_from(self._rows, self._decoded, records)
-        numbered = rows.toDF(*map(str, range(len(rows.columns))))
-        sent = [str(number) for number, name in enumerate(self._rows.columns) if name not in unchanged]
-        return numbered.select(*sent).mapInArrow(run, "outcome binary")
+        return sent.mapInArrow(run, "outcome binary")
 
     def _transformed(self) -> DataFrame:
         try:
