@@ -1,5 +1,8 @@
-"""Access to the nodes of Spark's plans, which are Scala objects. Each call of one is a message to the JVM, so a plan
-with many columns takes a thousand times as long as in the JVM itself."""
+"""Access to the nodes of Spark's plans, which are Scala objects in the JVM.
+
+Each call of one of their methods is a message of about 0.2 ms: to look at every column of every node of a plan would
+take longer than a small batch.
+"""
 
 import json
 from collections.abc import Iterator
