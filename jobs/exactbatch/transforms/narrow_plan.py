@@ -135,6 +135,7 @@ def computed_from(
         return plan.withNewChildren(to_scala(list(map(of_records, items(plan.children())))))
 
     plan = of_records(analyzed_plan(rows))
+    plan.setAnalyzed()  # Spark shall not analyze again what it has analyzed with the transform
     return DataFrame(jvm.org.apache.spark.sql.classic.Dataset.ofRows(session._jsparkSession, plan), session)
 
 

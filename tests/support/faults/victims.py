@@ -25,7 +25,7 @@ from exactbatch.batch.engines.driver_engine import DriverEngine
 from exactbatch.batch.publishing import insert_rows
 from exactbatch.batch.publishing.publish import Published
 from exactbatch.batch.staging import direct, stage_partition, stager
-from exactbatch.batch.transform import transform
+from exactbatch.batch.transform import decoded_records, transform
 from exactbatch.errors import Fenced, RetryableError
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger, migrate
@@ -79,7 +79,7 @@ _WORK: Final = {
     ("stage", "transform"): (transform, "stage_rows"),
     ("stage", "shuffle"): (transform, "stage_rows"),
     ("stage", "by_batch"): (stage_partition, "stage_pieces"),
-    ("stage.after_rejects", "shuffle"): (transform, "decode_range"),
+    ("stage.after_rejects", "shuffle"): (decoded_records, "decode_range"),
     ("partition", "partition"): (batch_job, "commit_ranges"),
 }
 
