@@ -14,6 +14,7 @@ from exactbatch.batch.by_partition import partition_commit
 from exactbatch.batch.engines import driver_engine
 from exactbatch.batch.rows import decode
 from exactbatch.batch.staging import reread
+from exactbatch.compiled import availability
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger
 from exactbatch.local import LocalStack
@@ -87,6 +88,8 @@ def case(
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
 ) -> AnsweredBatches:
+    # A process that has loaded compiled code uses it for ranges of any size, and these tests would depend on the order.
+    monkeypatch.setenv(availability.VARIABLE, "off")
     monkeypatch.setattr(driver_engine, "batch_session", lambda spark, _pipeline: nullcontext(spark))
     monkeypatch.setattr(driver_engine, "launch_timeout", lambda *_: nullcontext())
     monkeypatch.setattr(driver_engine, "on_executors", on_this_process)
