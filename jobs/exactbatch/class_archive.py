@@ -23,6 +23,7 @@ FOLDER: Final = "EXACTBATCH_ARCHIVES"  # the environment variable that names ano
 SUBMIT_OPTIONS: Final = (
     "SPARK_SUBMIT_OPTS"  # options of the JVM that spark-submit starts: in client mode, the driver's
 )
+_SMALL: Final = 100_000  # offsets: a transform of fewer ends before Java's other compiler has saved time
 _BUILD_TIMEOUT: Final = 300  # seconds
 # Loads the classes that a batch needs, with and without a transform, and waits until the JVM has written them.
 _BATCH: Final = """
@@ -58,12 +59,17 @@ def archive_file(folder: Path) -> Path | None:
 
 
 def with_archive(
-    environment: Mapping[str, str], folder: Path | None = None, *, is_small: bool = False
+    environment: Mapping[str, str],
+    folder: Path | None = None,
+    *,
+    is_transformed: bool = True,
+    offsets: int | None = None,
 ) -> dict[str, str]:
     """Return the variables that make spark-submit use the archive; none if there is no archive for this Java.
 
-    With `is_small`, for a JVM that lives for seconds, Java's quick compiler alone is used, too. Options that the
-    environment has already are kept and take precedence; if they are about archives, nothing is added.
+    A driver whose JVM runs little code often, because no record passes through it or because there are few
+    `offsets`, uses Java's quick compiler alone, too. Options that the environment has already are kept and take
+    precedence; if they are about archives, nothing is added.
     """
     given = environment.get(SUBMIT_OPTIONS, "")
     archive = archive_file(folder or archive_folder())
@@ -74,7 +80,8 @@ def with_archive(
         or not os.access(archive, os.R_OK)
     ):
         return {}
-    quick = " -XX:TieredStopAtLevel=1" if is_small else ""
+    is_quick = not is_transformed or (offsets is not None and offsets < _SMALL)
+    quick = " -XX:TieredStopAtLevel=1" if is_quick else ""
     return {SUBMIT_OPTIONS: f"{archive_options(archive)}{quick} {given}".strip()}
 
 

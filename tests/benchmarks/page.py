@@ -193,13 +193,15 @@ def latency_section(latency: Mapping[str, Any]) -> list[str]:
     axes.bar_label(bars, [f"{median:.2f} s" for median in medians], padding=3)
     axes.invert_yaxis()
     axes.margins(x=0.1)
-    axes.set_xlabel(f"seconds from the start of a job to its commit, {latency['rows']:,} records")
+    axes.set_xlabel(
+        f"seconds from the start of a job over {latency['rows']:,} records to its commit, or to its end"
+    )
     _save(figure, "latency")
     return [
         "## Latency",
         "",
-        f"`tests/benchmarks/latency.py` processes batches of {latency['rows']:,} records. A new process is",
-        "`exactbatch run`, after `exactbatch archive`.",
+        f"`tests/benchmarks/latency.py` processes batches of {latency['rows']:,} records, from the start of a",
+        "job to its commit. A new process is `exactbatch run`, after `exactbatch archive`; it also takes time to end.",
         "",
         "![Latency of a small batch](benchmark/latency.svg)",
         "",

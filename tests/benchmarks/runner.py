@@ -115,6 +115,12 @@ class Servers:
             cursor.execute(f"select count(*) from {target}")
             return int(cursor.fetchone()[0])
 
+    def committed_at(self) -> float:
+        """When the last batch was committed, in seconds since 1970."""
+        with self._cursor() as cursor:
+            cursor.execute("select extract(epoch from max(committed_at)) from exactbatch.batch")
+            return float(cursor.fetchone()[0])
+
     def version(self) -> str:
         """The version of Postgres."""
         with self._cursor() as cursor:

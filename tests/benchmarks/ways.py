@@ -26,6 +26,7 @@ from exactbatch.batch import job
 from exactbatch.batch.engines.driver_engine import DriverEngine
 from exactbatch.batch.job import process_batch
 from exactbatch.batch.staging.engine import Engine
+from exactbatch.class_archive import archive_folder, build_archive, with_archive
 from exactbatch.compiled.availability import pays
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger, migrate
@@ -324,6 +325,9 @@ def _changed(place: Place, way: Way, **changes: Any) -> Pipeline:
 
 def exactbatch_session(place: Place, pipeline: Pipeline) -> Session:
     """exactbatch: plan a batch over the topic, and process it."""
+    # As `exactbatch run` does.
+    build_archive(archive_folder())
+    os.environ.update(with_archive(os.environ, is_transformed=pipeline.is_transformed, offsets=place.rows))
     spark = _session(place, jars=False)
     settings = Settings(kafka=place.kafka, postgres=place.postgres)
     register(place, pipeline)

@@ -57,9 +57,24 @@ def test_other_options_are_kept(archive, tmp_path):
     options = with_archive({"SPARK_SUBMIT_OPTS": "-Dspark.a=b"}, tmp_path)["SPARK_SUBMIT_OPTS"]
     assert options.startswith(f"-XX:SharedArchiveFile={archive} ")
     assert options.endswith(" -Dspark.a=b")  # Java takes the last of two contradicting options
-    assert "TieredStopAtLevel" not in options
-    small = with_archive({"SPARK_SUBMIT_OPTS": "-Dspark.a=b"}, tmp_path, is_small=True)["SPARK_SUBMIT_OPTS"]
-    assert "-XX:TieredStopAtLevel=1 -Dspark.a=b" in small
+    quick = with_archive({"SPARK_SUBMIT_OPTS": "-Dspark.a=b"}, tmp_path, offsets=1)["SPARK_SUBMIT_OPTS"]
+    assert "-XX:TieredStopAtLevel=1 -Dspark.a=b" in quick
+
+
+@pytest.mark.usefixtures("archive")
+@pytest.mark.parametrize(
+    ("is_transformed", "offsets", "is_quick"),
+    [
+        (True, 99_999, True),
+        (True, 100_000, False),
+        (True, None, False),
+        (False, 100_000, True),
+        (False, None, True),
+    ],
+)
+def test_a_jvm_with_little_to_compile_uses_the_quick_compiler(tmp_path, is_transformed, offsets, is_quick):
+    options = with_archive({}, tmp_path, is_transformed=is_transformed, offsets=offsets)["SPARK_SUBMIT_OPTS"]
+    assert ("-XX:TieredStopAtLevel=1" in options) == is_quick
 
 
 def test_java_starts_with_a_damaged_archive_and_prints_nothing_about_it(archive):

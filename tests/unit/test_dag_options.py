@@ -17,6 +17,7 @@ from exactbatch.discovery import reference_of
 from exactbatch.errors import ConfigurationError
 
 PIPELINE = Pipeline(name="shop", topics=("t",), value=Json("id int"), sink=Append("public.shop"))
+QUERIED = replace(PIPELINE, name="queried", sql="select * from records")
 FORWARDING = replace(PIPELINE, name="forwarding", forward=ToTopic("late"))
 HOSTILE = Pipeline(
     name="hostile", topics=("t",), value=Json('"a|b <img src=x>" int'), sink=Append("public.shop")
@@ -102,6 +103,13 @@ def test_schedules(schedule, timetable):
 def test_pools_that_are_asked_for():
     dag = pipeline_dag(PIPELINE, pool="one", replay_pool="some")
     assert [dag.task_dict[each].pool for each in ("process_batch", "process_replay")] == ["one", "some"]
+
+
+@pytest.mark.parametrize(("pipeline", "is_transformed"), [(PIPELINE, False), (QUERIED, True)])
+def test_operators_know_whether_records_pass_through_the_jvm(pipeline, is_transformed):
+    dag = pipeline_dag(pipeline)
+    for task in ("process_batch", "process_replay"):
+        assert dag.task_dict[task].is_transformed == is_transformed
 
 
 def test_names_of_columns_are_text_in_the_documentation():

@@ -66,13 +66,14 @@ class Launches:
             _connection={"deploy_mode": None}, _submit_sp=SimpleNamespace(returncode=returncode)
         )
 
-    def execute(self, batch_id: Any, plan_id: Any = "") -> ProcessBatchOperator:
+    def execute(self, batch_id: Any, plan_id: Any = "", **named: Any) -> ProcessBatchOperator:
         operator = ProcessBatchOperator(
             task_id="process_batch",
             connections=self.connections,  # type: ignore[arg-type]
             pipeline="p:p",
             batch_id=batch_id,
             plan_id=plan_id,
+            **named,
         )
         operator._get_hook = lambda: self.hook  # type: ignore[method-assign]
         operator.execute({"ti": TI})
@@ -211,9 +212,13 @@ def test_a_note_that_airflow_refuses_fails_nothing(monkeypatch, caplog):
     assert "the task's note was not written: RuntimeError: 401" in caplog.text
 
 
-@pytest.mark.parametrize(("offsets", "small"), [(99_999, True), (100_000, False)])
-def test_a_driver_uses_the_archive_and_for_a_small_batch_the_quick_compiler(
-    monkeypatch, tmp_path, offsets, small
+@pytest.mark.parametrize(
+    ("offsets", "named", "is_quick"),
+    [(99_999, {}, True), (100_000, {}, False), (100_000, {"is_transformed": False}, True)],
+    ids=["small", "large", "without a transform"],
+)
+def test_a_driver_uses_the_archive_and_the_quick_compiler_where_there_is_little_to_compile(
+    monkeypatch, tmp_path, offsets, named, is_quick
 ):
     file = archive_file(tmp_path)
     assert file is not None
@@ -226,7 +231,7 @@ def test_a_driver_uses_the_archive_and_for_a_small_batch_the_quick_compiler(
     monkeypatch.setattr(
         SparkSubmitOperator, "execute", lambda *_: seen.append(os.environ["SPARK_SUBMIT_OPTS"])
     )
-    launches.execute("17")
+    launches.execute("17", **named)
     assert f"-XX:SharedArchiveFile={file} " in seen[0]
-    assert ("TieredStopAtLevel=1" in seen[0]) == small
+    assert ("TieredStopAtLevel=1" in seen[0]) == is_quick
     assert "SPARK_SUBMIT_OPTS" not in os.environ

@@ -15,10 +15,10 @@ from exactbatch.settings import Settings
 LIFE = UUID(int=1)
 
 
-def pieces(parallelism: int, **changes: Any) -> list[OffsetRange]:
+def pieces(parallelism: int, offsets: int = 5_000_000, **changes: Any) -> list[OffsetRange]:
     changes = {"sink": Append("public.t"), "max_connections": 8, **changes}
     pipeline = Pipeline(name="p", topics=("t",), value=Json("id int"), **changes)
-    ranges = [OffsetRange("t", 0, 0, 5_000_000, LIFE), OffsetRange("t", 1, 0, 10, LIFE)]
+    ranges = [OffsetRange("t", 0, 0, offsets, LIFE), OffsetRange("t", 1, 0, 10, LIFE)]
     settings = Settings(kafka={"bootstrap.servers": "localhost:9"}, postgres="")
     tasks = stage_tasks(pipeline, ranges, {}, StagingTables(1, 1), settings, parallelism)
     return [each.range for each in tasks]
@@ -31,13 +31,22 @@ def test_what_transform_gets_is_cut_in_same_way_on_any_cluster(parallelism):
     assert len(cut) == 9
 
 
+@pytest.mark.parametrize(
+    ("offsets", "expected"),
+    [(199_000, 1), (400_000, 4), (1_600_000, 8), (2_400_000, 12), (50_000_000, 32)],
+)
+def test_what_transform_gets_is_cut_into_few_pieces_that_are_worth_their_connections(offsets, expected):
+    cut = pieces(2, offsets, sql="select * from records", max_connections=32)
+    assert len(cut) == expected + 1  # the other partition has ten offsets
+
+
 def test_what_needs_no_transform_is_cut_for_the_cluster():
     upsert = Upsert("public.t", key=("id",))
     assert [len(pieces(each, sink=upsert)) for each in (1, 4, 400)] == [2, 5, 9]
 
 
 def test_what_is_inserted_in_parts_is_cut_for_several_tasks_of_each_slot():
-    assert [len(pieces(each, max_connections=12)) for each in (1, 2, 400)] == [9, 13, 13]
+    assert [len(pieces(each, max_connections=12)) for each in (1, 2, 400)] == [5, 9, 13]
 
 
 def test_cutting_takes_ten_times_as_long_for_ten_times_as_many_partitions(monkeypatch):

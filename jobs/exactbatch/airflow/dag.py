@@ -131,6 +131,7 @@ def _process_task(
         return ProcessBatchOnServerOperator(**batch, **arguments)
     return ProcessBatchOperator(
         **batch,
+        is_transformed=pipeline.is_transformed,
         name=f"exactbatch-{pipeline.name}",
         conf={"spark.log.level": "WARN", **pipeline.spark_conf},
         **arguments,

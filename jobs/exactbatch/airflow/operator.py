@@ -15,7 +15,6 @@ from exactbatch.airflow.submit import APPLICATIONS, SubmitOperator, search_path
 from exactbatch.class_archive import with_archive
 from exactbatch.errors.exit_status import TERMINAL
 
-_SMALL: Final = 100_000  # offsets: the JVM of a driver has nothing to compile that would run for long
 APPLICATION: Final = APPLICATIONS / "process_batch.py"
 
 
@@ -38,6 +37,7 @@ class ProcessBatchOperator(BatchLineage, SubmitOperator):
         plan_id: str = "",
         application: str = "",
         replays_compacted: bool = False,
+        is_transformed: bool = True,
         **kwargs: Any,
     ) -> None:
         super().__init__(
@@ -50,6 +50,7 @@ class ProcessBatchOperator(BatchLineage, SubmitOperator):
         self.kafka_conn_id = connections.kafka
         self.postgres_conn_id = connections.postgres
         self.replays_compacted = replays_compacted
+        self.is_transformed = is_transformed
         self.spark_history = connections.spark_history
         self.operator_extra_links = links_of(connections)
         self.batch_id = batch_id
@@ -66,7 +67,7 @@ class ProcessBatchOperator(BatchLineage, SubmitOperator):
             batch_id, plan_id = named_batch(self.batch_id, self.plan_id)
             settings = self.connections.settings()
             done = done_already(settings, batch_id, plan_id, ti)
-            is_small = not done and planned_offsets(settings, batch_id) < _SMALL
+            offsets = 0 if done else planned_offsets(settings, batch_id)
         if done:
             self.log.info(done)
             self.connections.note(ti, done)
@@ -77,7 +78,7 @@ class ProcessBatchOperator(BatchLineage, SubmitOperator):
             self.application_args += ["--plan-id", str(plan_id)]
         hook = self.checked_hook()
         variables = {
-            **with_archive(os.environ, is_small=is_small),
+            **with_archive(os.environ, is_transformed=self.is_transformed, offsets=offsets),
             **search_path(self.pipeline),
             **settings.as_environment(),
         }

@@ -53,11 +53,11 @@ def run(reference: Reference, master: Master = _LOCAL_MASTER, as_json: AsJson = 
         return
     with ledger_connection(settings, pipeline) as connection:
         batch_id = freeze_advance(connection, KafkaBroker(settings.kafka), pipeline, origin="cli")
-        batch = None if batch_id is None else _batch(connection, batch_id)
-    if batch is None:
+        planned = None if batch_id is None else _planned(connection, batch_id)
+    if planned is None:
         print_json({"batch_id": None}) if as_json else out.print("Nothing new.")
         return
-    _process(pipeline, settings, batch, master, as_json=as_json)
+    _process(pipeline, settings, *planned, master, as_json=as_json)
 
 
 def replay(
@@ -207,25 +207,29 @@ def _replay(
             confirm("Retract these results and process the ranges again?")
         batch_id = freeze_replay(connection, broker, pipeline, request, origin="cli").batch_id
     if batch_id is not None:
-        _process(pipeline, settings, _batch(connection, batch_id), options.master, as_json=options.as_json)
+        _process(pipeline, settings, *_planned(connection, batch_id), options.master, as_json=options.as_json)
     elif options.as_json:
         print_json({"batch_id": None})
 
 
-def _batch(connection: Connection, batch_id: int) -> Batch:
+def _planned(connection: Connection, batch_id: int) -> tuple[Batch, int]:
+    """Return a batch, and how many offsets its ranges have."""
     with transaction(connection):
-        return Ledger(connection).batch(batch_id)
+        ledger = Ledger(connection)
+        return ledger.batch(batch_id), sum(map(len, ledger.ranges(batch_id)))
 
 
-def _process(pipeline: Pipeline, settings: Settings, batch: Batch, master: str, *, as_json: bool) -> None:
-    """Process a planned batch with Spark, and print its report."""
+def _process(
+    pipeline: Pipeline, settings: Settings, batch: Batch, offsets: int, master: str, *, as_json: bool
+) -> None:
+    """Process a planned batch of so many offsets with Spark, and print its report."""
     # Imported here: Spark takes long to import, and no other command needs it.
     from exactbatch.batch.job import process_batch
     from exactbatch.operations.report import load_report
 
     with (
         counting(f"Batch {batch.batch_id} with Spark on {master}") as update,
-        _engine(pipeline, master) as engine,
+        _engine(pipeline, master, offsets) as engine,
         following(batch, settings, update),
     ):
         process_batch(engine, pipeline, batch.batch_id, settings, batch.plan_id)
@@ -235,8 +239,9 @@ def _process(pipeline: Pipeline, settings: Settings, batch: Batch, master: str, 
 
 
 @contextmanager
-def _engine(pipeline: Pipeline, master: str) -> "Iterator[Engine]":
-    """Start a Spark driver in this process, or use the Spark Connect server that `master` names."""
+def _engine(pipeline: Pipeline, master: str, offsets: int) -> "Iterator[Engine]":
+    """Start a Spark driver in this process, for so many offsets, or use the Spark Connect server that `master`
+    names."""
     if master.startswith("sc://"):
         from exactbatch.batch.engines.connect_engine import ConnectEngine
 
@@ -245,5 +250,5 @@ def _engine(pipeline: Pipeline, master: str) -> "Iterator[Engine]":
     from exactbatch.batch.engines.driver_engine import DriverEngine
     from exactbatch.batch.spark.session import spark_session
 
-    with spark_session(pipeline, master=master) as spark:
+    with spark_session(pipeline, master=master, offsets=offsets) as spark:
         yield DriverEngine(spark)

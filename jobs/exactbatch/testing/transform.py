@@ -64,7 +64,7 @@ def _spark(pipeline: Pipeline) -> SparkSession:
         return running
     small = copy(pipeline)
     object.__setattr__(small, "spark_conf", {**_SMALL, **pipeline.spark_conf})
-    return _started.enter_context(spark_session(small, master=_MASTER))
+    return _started.enter_context(spark_session(small, master=_MASTER, offsets=0))
 
 
 def _decoded(session: SparkSession, rows: pa.Table) -> DataFrame:

@@ -34,8 +34,12 @@ _lock = threading.Lock()
 
 
 @contextmanager
-def spark_session(pipeline: Pipeline | Tables, *, master: str | None = None) -> Iterator[SparkSession]:
+def spark_session(
+    pipeline: Pipeline | Tables, *, master: str | None = None, offsets: int | None = None
+) -> Iterator[SparkSession]:
     """Start a session with the pipeline's Spark properties; without `master`, with the master of spark-submit.
+
+    `offsets` is how many the session is to process, if that is known.
 
     Executors run the Python that PYSPARK_PYTHON names, by default the one that runs now: it has the package.
     Raises ConfigurationError if a setting prevents the start, and TasksFailed if Spark does not start or its
@@ -65,6 +69,9 @@ def spark_session(pipeline: Pipeline | Tables, *, master: str | None = None) -> 
         builder = builder.master(master)
     for name, value in own.items():
         builder = builder.config(name, value)
+    if SparkContext._gateway is None:
+        is_transformed = isinstance(pipeline, Tables) or pipeline.is_transformed
+        os.environ.update(with_archive(os.environ, is_transformed=is_transformed, offsets=offsets))
     settings = _settings({**own, **({"spark.master": master} if master else {})})
     _check_directories(settings)
     try:
@@ -111,8 +118,6 @@ def _settings(own: Mapping[str, str]) -> dict[str, str]:
     conf = SparkConf(loadDefaults=False)
     for name, value in own.items():
         conf.set(name, value)
-    if SparkContext._gateway is None:
-        os.environ.update(with_archive(os.environ))
     try:
         SparkContext._ensure_initialized(conf=conf)
     except (PySparkException, OSError) as error:
