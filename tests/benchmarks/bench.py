@@ -241,7 +241,7 @@ def _facts(servers: Servers) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "spark_master": f"local[{CORES}]",
         "partitions": PARTITIONS,
-        "spark_conf": SPARK_CONF,
+        "spark_conf": {name: value for name, value in SPARK_CONF.items() if name != "spark.pyspark.python"},
         "kafka_source_options": KAFKA_SOURCE,
         "jdbc_options": {**JDBC, "reWriteBatchedInserts": "true"},
         "postgres": servers.version(),

@@ -58,6 +58,9 @@ def introduction(bench: Mapping[str, Any]) -> list[str]:
         f"- Kafka, Postgres and the way that runs share {facts['cores']} cores; a topic has {facts['partitions']} "
         "partitions.",
         "- Each way has a process of its own, which is warm. The ways take turns.",
+        "- The numbers of a shape of records are of one run. Compare ways within a shape: another section may be of "
+        "another",
+        "  run, on a faster or a slower machine.",
         "- Every way is tuned: large fetches, batches of 10,000 rows, one connection for each core.",
         "- After each round, row counts and sums of columns are compared. The targets of exactbatch are audited, with",
         "  values where they follow from the records alone.",
