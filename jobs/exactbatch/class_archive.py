@@ -23,7 +23,7 @@ FOLDER: Final = "EXACTBATCH_ARCHIVES"  # the environment variable that names ano
 SUBMIT_OPTIONS: Final = (
     "SPARK_SUBMIT_OPTS"  # options of the JVM that spark-submit starts: in client mode, the driver's
 )
-_SMALL: Final = 100_000  # offsets: a transform of fewer ends before Java's other compiler has saved time
+_SMALL: Final = 100_000  # offsets: a transform of fewer ends before Java's optimizing compiler saves time
 _BUILD_TIMEOUT: Final = 300  # seconds
 # Loads the classes that a batch needs, with and without a transform, and waits until the JVM has written them.
 _BATCH: Final = """

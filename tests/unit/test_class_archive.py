@@ -57,6 +57,7 @@ def test_other_options_are_kept(archive, tmp_path):
     options = with_archive({"SPARK_SUBMIT_OPTS": "-Dspark.a=b"}, tmp_path)["SPARK_SUBMIT_OPTS"]
     assert options.startswith(f"-XX:SharedArchiveFile={archive} ")
     assert options.endswith(" -Dspark.a=b")  # Java takes the last of two contradicting options
+    assert "TieredStopAtLevel" not in options
     quick = with_archive({"SPARK_SUBMIT_OPTS": "-Dspark.a=b"}, tmp_path, offsets=1)["SPARK_SUBMIT_OPTS"]
     assert "-XX:TieredStopAtLevel=1 -Dspark.a=b" in quick
 

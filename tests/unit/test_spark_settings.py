@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pyspark
 import pytest
+from pyspark import SparkContext
 from pyspark.errors import PySparkException
 
 from exactbatch.batch.spark.session import (
@@ -59,6 +60,23 @@ def test_spark_connect_in_the_pipelines_properties_is_refused():
     pipeline = flights_pipeline(spark_conf={"spark.remote": "sc://localhost"})
     with pytest.raises(ConfigurationError, match=r"spark_conf has spark\.remote"), spark_session(pipeline):
         pass
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_transformed"), [({}, False), ({"sql": "select * from records"}, True)]
+)
+def test_a_jvm_that_starts_is_fitted_to_its_work(monkeypatch, changes, is_transformed):
+    asked: list[Any] = []
+
+    def refuse(_: Any, **named: Any) -> None:
+        asked.append(named)
+        raise InterruptedError
+
+    monkeypatch.setattr("exactbatch.batch.spark.session.with_archive", refuse)
+    monkeypatch.setattr(SparkContext, "_gateway", None)
+    with pytest.raises(InterruptedError), spark_session(flights_pipeline(**changes), offsets=7):
+        pass
+    assert asked == [{"is_transformed": is_transformed, "offsets": 7}]
 
 
 # What Spark says, whether a retry may help, and what is said of it.
