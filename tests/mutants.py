@@ -984,6 +984,16 @@ MUTANTS: Final = (
         ("tests/unit/test_one_pass_tasks.py::test_a_row_of_a_record_that_was_not_kept_is_an_error",),
     ),
     Mutant(
+        "tasks that read several partitions send only offsets through the JVM",
+        "batch/transform/transform.py",
+        "        return all(len({task.range.topic_partition for task in bin_}) == 1 for bin_ in self._bins)\n",
+        "        return True\n",
+        (
+            "tests/integration/test_one_pass.py::"
+            "test_a_task_that_reads_one_partition_sends_only_offsets_through_the_jvm",
+        ),
+    ),
+    Mutant(
         "rows that come out of order are counted as records",
         "batch/transform/one_pass.py",
         "        self._in_order = bool((steps >= 0).all())\n",
@@ -2438,8 +2448,8 @@ MUTANTS: Final = (
     Mutant(
         "columns that rows have as they are reach the transform as nulls",
         "batch/transform/transform.py",
-        "used = columns.used.union(sent, PLACE)",
-        "used = columns.used.union(PLACE)",
+        "used = columns.used.union(sent, place)",
+        "used = columns.used.union(place)",
         ("tests/integration/test_json_members.py::test_a_transform_gets_a_row_for_each_element",),
     ),
     Mutant(

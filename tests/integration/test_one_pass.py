@@ -13,7 +13,8 @@ from pyspark.sql import functions as F
 
 from exactbatch import Json
 from exactbatch.batch.transform import transform
-from exactbatch.batch.transform.one_pass import RecordsInOrder, can_pack
+from exactbatch.batch.transform.decoded_records import decoded_in_one_pass
+from exactbatch.batch.transform.one_pass import PLACE, OnePass, RecordsInOrder, can_pack
 from exactbatch.compiled.availability import VARIABLE
 from exactbatch.errors import ConfigurationError, OffsetsLost, TooManyRejects
 from exactbatch.transforms.narrow_plan import columns_of_records, computed_from, is_narrow
@@ -297,6 +298,29 @@ def test_columns_without_a_record_of_them_are_null(spark):
         (7, None, "t", None, None, None),
         (8, None, "u", None, None, None),
     ]
+
+
+@pytest.mark.parametrize(("tasks", "of_records"), [(2, set(PLACE)), (3, {"kafka_offset"})])
+def test_a_task_that_reads_one_partition_sends_only_offsets_through_the_jvm(
+    world, topic, make_pipeline, monkeypatch, tasks, of_records
+):
+    """Two tasks read three partitions, three tasks one each."""
+    used: list[set[str]] = []
+
+    def seen(spark: Any, bins: Any, one_pass: OnePass) -> DataFrame:
+        used.append(set(one_pass.used))
+        return decoded_in_one_pass(spark, bins, one_pass)
+
+    monkeypatch.setattr(transform, "decoded_in_one_pass", seen)
+    query = "select * from records where kafka_offset <> 3"
+    pipeline = make_pipeline(topic, sql=query, max_rejects=40, max_connections=tasks)
+    assert world.run(pipeline).batch.rows == 3 * (40 - 5 - 1)
+    assert used == [of_records]
+    assert world.is_exact(pipeline)
+    places = world.rows(
+        f"select distinct kafka_topic, kafka_partition from {pipeline.sink.target} order by 2"
+    )
+    assert places == [(topic.name, partition) for partition in range(3)]
 
 
 def test_a_transform_is_called_once(world, topic, make_pipeline):

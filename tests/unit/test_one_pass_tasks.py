@@ -182,6 +182,42 @@ def test_unchanged_columns_are_those_of_the_record_of_each_row(tmp_path_factory,
     hand_over.remove()
 
 
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 3), min_size=20, max_size=20), st.data())
+def test_rows_of_one_partition_need_only_their_offsets(tmp_path_factory, times, data):
+    """The partition comes from the rows that were kept. The task reads offsets 10 to 19 before 0 to 9."""
+    hand_over = HandOver("ab", 7, tmp_path_factory.mktemp("pass"))
+    records = [record for record in RECORDS if record[:2] == ("a", 0)]
+    for piece in (records[:10], records[10:]):
+        cut = data.draw(st.integers(1, 9))
+        kept_rows(piece[:cut], hand_over)
+        kept_rows(piece[cut:], hand_over)
+    rows = [record for record, number in zip(records, times, strict=True) for _ in range(number)]
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(rows)), max_size=4)))
+    columns = UnchangedColumns(
+        hand_over, {name: name for name in ("kafka_topic", "kafka_partition", "name")}, ("a", 0)
+    )
+    added = [
+        (row["kafka_topic"], row["kafka_partition"], row["kafka_offset"], row["name"])
+        for start, end in zip([0, *cuts], [*cuts, len(rows)], strict=True)
+        for each in columns.added_to(batch(rows[start:end]).select(["kafka_offset"]))
+        for row in each.to_pylist()
+    ]
+    assert added == [(*row, f"{row}") for row in rows]
+    hand_over.remove()
+
+
+def test_an_offset_that_was_not_kept_is_an_error(tmp_path):
+    hand_over = HandOver("ab", 7, tmp_path)
+    kept_rows([("a", 0, 10), ("a", 0, 12)], hand_over)
+    columns = UnchangedColumns(hand_over, {"kafka_topic": "kafka_topic"}, ("a", 0))
+    with pytest.raises(
+        StagedRowsDiffer, match=r"a\[0\] offset 11: Spark returned a row of this record out of"
+    ):
+        list(columns.added_to(batch([("a", 0, 10), ("a", 0, 11)]).select(["kafka_offset"])))
+    hand_over.remove()
+
+
 @pytest.mark.parametrize(
     "rows",
     [

@@ -24,10 +24,11 @@ from exactbatch.batch.staging.task import Staged, StagedBatch, by_attempt, dump,
 from exactbatch.columns import LINEAGE_NAMES
 from exactbatch.compiled.row_formats import PACKED, is_encodable
 from exactbatch.errors import ExactbatchError, StagedRowsDiffer
-from exactbatch.offsets import OffsetRange
+from exactbatch.offsets import OffsetRange, TopicPartition
 
-# The columns that name a row's record. They go through the JVM in any case.
+# The columns that name a row's record. They go through the JVM; of a task that reads one partition, only the offset.
 PLACE: Final = ("kafka_topic", "kafka_partition", "kafka_offset")
+OFFSET: Final = ("kafka_offset",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,11 +173,14 @@ def _private(path: Path) -> Any:
 class UnchangedColumns:
     """Adds the columns to the rows of a transform that are unchanged columns of their records, or PACKED for them."""
 
-    def __init__(self, hand_over: HandOver, unchanged: Mapping[str, str]) -> None:
-        """`unchanged` has the columns to add, with their names in the rows that were kept."""
-        self._hand_over, self._unchanged = hand_over, unchanged
+    def __init__(
+        self, hand_over: HandOver, unchanged: Mapping[str, str], only: TopicPartition | None = None
+    ) -> None:
+        """`unchanged` has the columns to add, with their names in the rows that were kept. `only` is the partition of
+        all rows, if they have the offsets alone."""
+        self._hand_over, self._unchanged, self._only = hand_over, unchanged, only
         self._rows: pa.RecordBatch | None = None
-        self._place: tuple[str, int] | None = None
+        self._place: TopicPartition | None = None
         self._offsets: Any = np.array([], np.int64)
 
     def added_to(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -184,10 +188,8 @@ class UnchangedColumns:
 
         Raises StagedRowsDiffer if they do not.
         """
-        topics, partitions, offsets = (rows.column(name) for name in PLACE)
-        numbers = offsets.to_numpy()
-        for start, end in _runs(topics, partitions) if len(rows) else ():
-            place = topics[start].as_py(), partitions[start].as_py()
+        numbers = rows.column("kafka_offset").to_numpy()
+        for place, start, end in self._runs(rows) if len(rows) else ():
             while start < end:
                 self._find(place, int(numbers[start]))
                 inside = numbers[start:end]
@@ -197,7 +199,16 @@ class UnchangedColumns:
                 yield self._added(rows.slice(start, len(inside)), inside)
                 start += len(inside)
 
-    def _find(self, place: tuple[str, int], offset: int) -> None:
+    def _runs(self, rows: pa.RecordBatch) -> Iterator[tuple[TopicPartition, int, int]]:
+        """Yield the partition, start and end of each run of rows of one partition."""
+        if self._only is not None:
+            yield self._only, 0, len(rows)
+            return
+        topics, partitions = rows.column("kafka_topic"), rows.column("kafka_partition")
+        for start, end in _runs(topics, partitions):
+            yield (topics[start].as_py(), partitions[start].as_py()), start, end
+
+    def _find(self, place: TopicPartition, offset: int) -> None:
         """Take kept rows until these have the record."""
         while (
             self._rows is None or place != self._place or not self._offsets[0] <= offset <= self._offsets[-1]

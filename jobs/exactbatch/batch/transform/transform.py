@@ -33,6 +33,7 @@ from exactbatch.batch.staging.task import Staged, StagedBatch, StageTask, by_att
 from exactbatch.batch.transform.decoded_records import decoded_in_one_pass, decoded_records
 from exactbatch.batch.transform.failing_record import SEARCH_TIME, FailingRecordSearch
 from exactbatch.batch.transform.one_pass import (
+    OFFSET,
     PLACE,
     HandOver,
     OnePass,
@@ -191,7 +192,8 @@ class TransformStager:
         columns = columns_of_records(self._rows, self._decoded)
         if columns is None:
             return {}, tuple(decoded)
-        unchanged = {name: of_record for name, of_record in columns.unchanged.items() if name not in PLACE}
+        place = OFFSET if self._has_one_partition_for_each_task() else PLACE
+        unchanged = {name: of_record for name, of_record in columns.unchanged.items() if name not in place}
         # Rows must name the records, or decoded rows, to take columns from. The timestamp alone is not worth a file.
         if (
             not self._pipeline.sink.needs_lineage
@@ -200,8 +202,11 @@ class TransformStager:
         ):
             unchanged = {}
         sent = {of_record for name, of_record in columns.unchanged.items() if name not in unchanged}
-        used = columns.used.union(sent, PLACE)
+        used = columns.used.union(sent, place)
         return unchanged, tuple(name for name in decoded if name in used)
+
+    def _has_one_partition_for_each_task(self) -> bool:
+        return all(len({task.range.topic_partition for task in bin_}) == 1 for bin_ in self._bins)
 
     def _sent_rows(self, one_pass: OnePass) -> DataFrame:
         """Return the columns of the rows that go through the JVM, with numbers for names: mapInArrow parses a dot in a
@@ -233,14 +238,16 @@ class TransformStager:
             part = number if in_parts else None
             counter = RecordsInOrder(ranges[number])
             hand_over = HandOver(launch, attempt)
-            of_records = UnchangedColumns(hand_over, unchanged)
+            only = ranges[number][0].topic_partition if "kafka_topic" in unchanged else None
+            of_records = UnchangedColumns(hand_over, unchanged, only)
 
             def complete() -> Iterator[pa.RecordBatch]:
                 for batch in batches:
                     named = pa.RecordBatch.from_arrays(batch.columns, names)
-                    if has_lineage:
-                        counter.add(named)
-                    yield from of_records.added_to(named) if unchanged else [named]
+                    for rows in of_records.added_to(named) if unchanged else [named]:
+                        if has_lineage:
+                            counter.add(rows)
+                        yield rows
 
             try:
                 rows = stage_rows(
