@@ -116,7 +116,7 @@ class Servers:
             return int(cursor.fetchone()[0])
 
     def committed_at(self) -> float:
-        """When the last batch was committed, in seconds since 1970."""
+        """When the last batch was committed, in seconds since 1970, as its last statement before COMMIT notes it."""
         with self._cursor() as cursor:
             cursor.execute("select extract(epoch from max(committed_at)) from exactbatch.batch")
             return float(cursor.fetchone()[0])
