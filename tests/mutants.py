@@ -594,6 +594,16 @@ MUTANTS: Final = (
         (f"{_SETTINGS}::test_function_that_changes_session_changes_one_transaction[connect]",),
     ),
     Mutant(
+        "a task reads the columns of all tables as it connects",
+        "postgres/arrow.py",
+        "{} if reads_any_type else _BUILT_IN_TYPES",
+        "{}",
+        (
+            "tests/integration/test_connection_settings.py::"
+            "test_a_task_connects_without_reading_the_columns_of_all_tables",
+        ),
+    ),
+    Mutant(
         "a transaction of a task does not have its settings",
         "postgres/arrow.py",
         "            statement.execute_update()",

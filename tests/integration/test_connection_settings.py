@@ -2,9 +2,11 @@
 
 import fnmatch
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,6 +15,7 @@ import pytest
 from adbc_driver_manager import Error as AdbcError
 from psycopg2.extensions import make_dsn
 
+from exactbatch.batch.rows.arrow_copy import PostgresAccess
 from exactbatch.batch.staging.staging_tables import StagingTables, hold_launch
 from exactbatch.errors import ConfigurationError
 from exactbatch.postgres import session_settings
@@ -183,3 +186,43 @@ def test_settings_of_one_connection_differ_in_their_times_alone():
     ]
     assert different == ["lock_timeout"]
     assert "transaction_timeout" not in {setting.name for setting in times.all(160000)}
+
+
+def test_a_task_connects_without_reading_the_columns_of_all_tables(database):
+    """Their number grows with partitions and pipelines. The auditor reads them, for the types of any target."""
+    access = PostgresAccess(database, publish_timeout=10, statement_timeout=10)
+    with closing(psycopg2.connect(database)) as connection:
+        connection.autocommit = True
+        with connection.cursor() as cursor:
+            columns = ", ".join(f"c{number} int" for number in range(50))
+            for number in range(100):
+                cursor.execute(f"create table wide_{number} ({columns})")
+
+            def read_by(connect_and_close: Callable[[], object]) -> int:
+                """The rows of pg_attribute that a connection has read."""
+                before = columns_read(cursor)
+                connect_and_close()
+                return columns_read(cursor) - before
+
+            assert read_by(lambda: access.run(lambda *_: None, where="a task")) < 1_000
+            auditor = partial(connect_arrow, database, application="audit", reads_any_type=True)
+            assert read_by(lambda: auditor().close()) > 5_000
+
+
+def columns_read(cursor: Any) -> int:
+    """How many rows of pg_attribute the connections to a database have read that have ended, as all others have."""
+    others = (
+        "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
+    )
+    for _ in range(200):
+        cursor.execute(others)
+        if cursor.fetchone() == (0,):
+            break
+        time.sleep(0.05)
+    else:
+        raise AssertionError("connections have not ended")
+    cursor.execute(
+        "select coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0) from pg_stat_sys_tables "
+        "where relid = 'pg_catalog.pg_attribute'::regclass"
+    )
+    return int(cursor.fetchone()[0])
