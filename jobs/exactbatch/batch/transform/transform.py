@@ -244,10 +244,10 @@ class TransformStager:
             def complete() -> Iterator[pa.RecordBatch]:
                 for batch in batches:
                     named = pa.RecordBatch.from_arrays(batch.columns, names)
-                    for rows in of_records.added_to(named) if unchanged else [named]:
+                    for completed in of_records.added_to(named) if unchanged else [named]:
                         if has_lineage:
-                            counter.add(rows)
-                        yield rows
+                            counter.add(completed)
+                        yield completed
 
             try:
                 rows = stage_rows(
