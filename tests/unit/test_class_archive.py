@@ -76,6 +76,16 @@ def test_other_options_are_kept(archive, tmp_path):
 def test_a_jvm_with_little_to_compile_uses_the_quick_compiler(tmp_path, is_transformed, offsets, is_quick):
     options = with_archive({}, tmp_path, is_transformed=is_transformed, offsets=offsets)["SPARK_SUBMIT_OPTS"]
     assert ("-XX:TieredStopAtLevel=1" in options) == is_quick
+    assert ("-XX:Tier4InvocationThreshold=50000" in options) != is_quick
+
+
+@pytest.mark.usefixtures("archive")
+@pytest.mark.parametrize("offsets", [1, 1_000_000])
+def test_java_knows_the_options(tmp_path, offsets):
+    options = with_archive({}, tmp_path, offsets=offsets)["SPARK_SUBMIT_OPTS"].split()
+    started = subprocess.run(["java", *options, "-version"], capture_output=True, text=True, check=False)
+    assert started.returncode == 0, started.stderr
+    assert "warning" not in (started.stdout + started.stderr).lower()
 
 
 def test_java_starts_with_a_damaged_archive_and_prints_nothing_about_it(archive):

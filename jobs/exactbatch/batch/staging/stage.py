@@ -236,10 +236,11 @@ def stage_rows(
                 f"{where}: the worker that decodes runs compiled code, and the one that stages cannot: {reason}. "
                 f"Nothing was written; the retry reads the same ranges."
             )
-        if is_packed or encodes(schema, slot_offsets):
-            postgres.run_encoded(partial(copy, partial(_copy_encoded, packed=packed)), where=where)
-        else:
-            postgres.run(partial(copy, _copy), where=where)
+        with pause_garbage_collector():
+            if is_packed or encodes(schema, slot_offsets):
+                postgres.run_encoded(partial(copy, partial(_copy_encoded, packed=packed)), where=where)
+            else:
+                postgres.run(partial(copy, _copy), where=where)
     except Exception as error:
         return _terminal(error)
     return count
