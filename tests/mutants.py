@@ -1004,6 +1004,20 @@ MUTANTS: Final = (
         ),
     ),
     Mutant(
+        "rows of a task that reads several partitions are all staged as of the first",
+        "batch/transform/transform.py",
+        'if "kafka_topic" in unchanged else None',
+        "if unchanged else None",
+        ("tests/integration/test_one_pass.py",),
+    ),
+    Mutant(
+        "the rejects of a transform carry the attempt of its rows",
+        "batch/staging/stage.py",
+        "lambda noted: copy_into(connection, tables.rejects, REJECT_SCHEMA, iter(noted)),\n",
+        "lambda noted: copy_into(connection, tables.rejects, REJECT_SCHEMA, iter(noted), **of_rows),\n",
+        ("tests/integration/test_transform_rows.py", "tests/integration/test_one_pass.py"),
+    ),
+    Mutant(
         "rows that come out of order are counted as records",
         "batch/transform/one_pass.py",
         "        self._in_order = bool((steps >= 0).all())\n",

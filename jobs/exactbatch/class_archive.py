@@ -25,8 +25,8 @@ SUBMIT_OPTIONS: Final = (
 )
 _SMALL: Final = 100_000  # offsets: a transform of fewer ends before Java's optimizing compiler saves time
 _QUICK_COMPILER: Final = "-XX:TieredStopAtLevel=1"
-# Ten times Java's defaults: the loops over records still reach them, and what plans a query does not. That saves half of
-# the CPU time of compilers.
+# Ten times Java's defaults: the loops over records still reach them, and what plans a query does not. That saves half
+# of the CPU time of compilers.
 _LATE_OPTIMIZING: Final = (
     "-XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000 -XX:Tier4CompileThreshold=150000 "
     "-XX:Tier4BackEdgeThreshold=400000"

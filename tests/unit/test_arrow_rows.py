@@ -41,3 +41,22 @@ def test_a_slice_gives_its_own_rows_alone():
     each = [rows.write(whole.slice(at, 1)) for at in range(len(whole))]
     assert b"".join(each) == rows.write(whole)
     assert rows.write(whole.slice(1, 3)) == b"".join(each[1:4])
+
+
+def test_rows_begin_with_constants_whatever_their_columns_hold():
+    constants = {"text": "é" * 249, "at": None, "number": -7}
+    rows = ArrowRows(SCHEMA, constants=constants)
+    assert rows.names == ["text", "at", "number", "amount", "yes", "day", "bytes"]
+    whole = batch(ROW, NULLS, (*ROW[:5], "other", b"b" * 5_000))
+    expected = [{**row, **constants} for row in whole.to_pylist()]
+    in_order = pa.schema([SCHEMA.field(name) for name in rows.names])
+    of_columns = ArrowRows(in_order).write(pa.RecordBatch.from_pylist(expected, schema=in_order))
+    assert rows.write(whole) == of_columns
+    assert rows.write(whole.drop_columns(list(constants))) == of_columns
+
+
+def test_rows_may_be_constants_alone():
+    rows = ArrowRows(pa.schema([("a", pa.int32()), ("b", pa.string())]), constants={"b": "x", "a": 1})
+    of_columns = ArrowRows(pa.schema([("b", pa.string()), ("a", pa.int32())]))
+    whole = pa.record_batch({"a": pa.array([1, 1], pa.int32()), "b": pa.array(["x", "x"])})
+    assert rows.write(whole) == of_columns.write(whole)

@@ -1,7 +1,8 @@
 """From Arrow columns to COPY rows."""
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,8 @@ from exactbatch.compiled.cell_rows import cell_rows
 from exactbatch.compiled.packed_fields import packed_values
 from exactbatch.compiled.row_formats import BYTES, FIELDS, PACKED, PACKED_TYPE, cell_bound, row_format
 from exactbatch.compiled.row_frame import EPOCH_DAYS, EPOCH_US
+
+_NO_TEXT: Final = np.zeros(0, np.uint8)
 
 
 class _Cells(NamedTuple):
@@ -46,22 +49,38 @@ def column_table(schema: pa.Schema) -> npt.NDArray[np.int64]:
     return columns
 
 
+def _split(schema: pa.Schema, constants: Mapping[str, Any]) -> tuple[pa.Schema, pa.Schema]:
+    """Return the columns that are no constants, and those that are, in the order of the constants."""
+    others = pa.schema([field for field in schema if field.name not in constants])
+    return others, pa.schema([schema.field(name) for name in constants])
+
+
 class ArrowRows:
     """Writes batches as COPY rows.
 
-    schema: the columns of the batches
+    schema: the columns that are read of batches
     names: the columns of the rows, in their order
     """
 
-    def __init__(self, schema: pa.Schema, packed_names: Sequence[str] = ()) -> None:
+    def __init__(
+        self, schema: pa.Schema, packed_names: Sequence[str] = (), constants: Mapping[str, Any] | None = None
+    ) -> None:
         """`packed_names` are the columns whose fields are in PACKED, the last column of the schema, if there are any.
+        `constants` are the values of columns of the schema that are the same in all rows of all batches: these columns
+        are not read.
 
         Raises ValueError for a type that row_format() does not know.
         """
+        constants = constants or {}
+        schema, constant = _split(schema, constants)
         self.schema = schema
-        self.names = [*(name for name in schema.names if name != PACKED), *packed_names]
+        self.names = [*constants, *(name for name in schema.names if name != PACKED), *packed_names]
+        self._head = struct.pack(">h", len(self.names))
+        if constants:
+            values = [pa.array([value], constant.field(name).type) for name, value in constants.items()]
+            self._head += ArrowRows(constant).packed(pa.record_batch(values, schema=constant))[0].as_py()
         self._columns = column_table(schema)
-        self._row_bound = 2 + sum(map(cell_bound, self._columns[:, FORMAT].tolist()))
+        self._row_bound = len(self._head) + sum(map(cell_bound, self._columns[:, FORMAT].tolist()))
         # Kept from batch to batch: new memory costs as much time as the loop. A column's cells lie together, because
         # a column is filled at once.
         self._cells = np.empty((len(schema), 0, CELL_PARTS), np.int64)
@@ -72,15 +91,18 @@ class ArrowRows:
 
         Raises TypeError if the types are not those of the schema.
         """
-        data, _ = self._encode(batch, len(self.names))
+        data, _ = self._encode(batch, self._head)
         return data
 
     def packed(self, batch: pa.RecordBatch) -> pa.Array:
-        """Return the fields of each row as one value, as PACKED has them. Raises TypeError as write() does."""
-        return packed_values(*self._encode(batch, 0))
+        """Return the fields of each row as one value, as PACKED has them, but for those of constants.
 
-    def _encode(self, batch: pa.RecordBatch, fields: int) -> tuple[bytes, npt.NDArray[np.int64]]:
-        """Return the rows, each with its number of fields unless that is 0, and the position after each."""
+        Raises TypeError as write() does.
+        """
+        return packed_values(*self._encode(batch, b""))
+
+    def _encode(self, batch: pa.RecordBatch, head: bytes) -> tuple[bytes, npt.NDArray[np.int64]]:
+        """Return the rows, which begin with `head`, and the position after each."""
         found = {field.name: field.type for field in batch.schema}
         for field in self.schema:
             if found.get(field.name) != field.type:
@@ -106,11 +128,14 @@ class ArrowRows:
             texts.append(column.text)
             before += len(column.text)
             bound += int(np.sum(column.lengths))
-        text = np.concatenate(texts) if texts else np.zeros(0, np.uint8)
+        text = texts[0] if len(texts) == 1 else np.concatenate([_NO_TEXT, *texts])
+        text.flags.writeable = False  # as the bytes of Arrow are: compiled code tells the two apart
         if len(self._out) < bound:
             self._out = np.empty(bound * 5 // 4, np.uint8)
         ends = np.empty(rows, np.int64)
-        written = cell_rows(rows, fields, self._cells, text, self._columns, self._out, ends)
+        written = cell_rows(
+            rows, np.frombuffer(head, np.uint8), self._cells, text, self._columns, self._out, ends
+        )
         return self._out[:written].tobytes(), ends
 
 
@@ -149,7 +174,7 @@ def _text_cells(column: pa.Array, valid: npt.NDArray[np.bool_] | None) -> _Cells
     width = np.int64 if column.type == PACKED_TYPE else np.int32
     bounds = np.frombuffer(offsets, width)[column.offset : column.offset + len(column) + 1].astype(np.int64)
     first, last = int(bounds[0]), int(bounds[-1])
-    text = np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)[first:last]
+    text = _NO_TEXT if data is None else np.frombuffer(data, np.uint8)[first:last]
     lengths = np.diff(bounds)
     if valid is not None:
         lengths[~valid] = 0

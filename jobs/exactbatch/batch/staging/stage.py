@@ -1,6 +1,6 @@
 """Read, decode and stage: the work of Spark tasks, on executors."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
@@ -31,6 +31,7 @@ from exactbatch.compiled.row_formats import PACKED, PACKED_TYPE
 from exactbatch.errors import ExactbatchError, TasksFailed
 from exactbatch.failpoints import failpoint
 from exactbatch.kafka.shared_reads import SharedReads
+from exactbatch.offsets import TopicPartition
 from exactbatch.postgres.connection import Connection
 
 if TYPE_CHECKING:
@@ -38,8 +39,9 @@ if TYPE_CHECKING:
     from exactbatch.postgres.arrow import ArrowConnection  # not imported by the driver: ADBC imports pandas
 
 _PACKED_FIELD: Final = pa.field(PACKED, PACKED_TYPE)
-# Of a connection of ADBC or psycopg2: the table, its columns and the rows to copy.
-_CopyInto = Callable[[Any, str, pa.Schema, Iterator[pa.RecordBatch]], None]
+# Of a connection of ADBC or psycopg2, the table, its columns and the rows to copy; and what _copy_encoded() knows of
+# those of a transform.
+_CopyInto = Callable[..., None]
 
 
 def stage(tasks: Sequence[StageTask], attempt: int) -> list[Staged | ExactbatchError]:
@@ -176,10 +178,12 @@ def stage_rows(
     slot_offsets: int = 0,
     rejects: Callable[[], Iterator[pa.RecordBatch] | None] | None = None,
     packed: Sequence[str] = (),
+    place: TopicPartition | None = None,
 ) -> int | ExactbatchError:
     """Stage the rows of a transform, with their lineage if they carry it; return how many.
 
-    If the batches have the column PACKED, its values are the fields of the columns `packed`.
+    If the batches have the column PACKED, its values are the fields of the columns `packed`. `place` is the partition
+    of all rows, if their lineage has only one.
     `rejects` is called after the last row, and returns rejects to stage as well. `slot_offsets` is how many offsets
     of the batch each slot of Spark reads.
 
@@ -195,6 +199,9 @@ def stage_rows(
     schema = row_schema(columns)
     if is_packed:
         schema = pa.schema([*(field for field in schema if field.name not in packed), _PACKED_FIELD])
+    constants: dict[str, Any] = {"task_attempt": attempt}
+    if place is not None:
+        constants |= zip(("kafka_topic", "kafka_partition"), place, strict=True)
     notes, records = PendingRejects(), RecordsOfRows()
     count = 0
 
@@ -202,16 +209,21 @@ def stage_rows(
         nonlocal count
         for batch in batches:
             own = [name for name in batch.schema.names if name != PACKED]
-            rows = storable_rows(_tagged(batch, schema, attempt), own, notes, attempt)
+            rows = storable_rows(_tagged(batch, schema, attempt), own, notes, attempt, constants)
             count += len(rows)
             records.add(rows)
             yield rows
 
-    def copy(copy_into: _CopyInto, connection: "ArrowConnection | Connection", timeout: StallTimeout) -> None:
+    def copy(
+        copy_into: _CopyInto,
+        connection: "ArrowConnection | Connection",
+        timeout: StallTimeout,
+        **of_rows: Any,
+    ) -> None:
         def copy_rows(rows: Iterator[pa.RecordBatch]) -> None:
             records.begin()
             try:
-                copy_into(connection, tables.rows, schema, rows)
+                copy_into(connection, tables.rows, schema, rows, **of_rows)
             except (AdbcError, psycopg2.DataError) as error:
                 raise_refused_value(error, records)
                 raise
@@ -238,7 +250,9 @@ def stage_rows(
             )
         with pause_garbage_collector():
             if is_packed or encodes(schema, slot_offsets):
-                postgres.run_encoded(partial(copy, partial(_copy_encoded, packed=packed)), where=where)
+                names = packed if is_packed else ()
+                of_rows = partial(copy, _copy_encoded, packed=names, constants=constants)
+                postgres.run_encoded(of_rows, where=where)
             else:
                 postgres.run(partial(copy, _copy), where=where)
     except Exception as error:
@@ -292,11 +306,13 @@ def _copy_encoded(
     table: str,
     schema: pa.Schema,
     batches: Iterator[pa.RecordBatch],
-    packed: Sequence[str],
+    packed: Sequence[str] = (),
+    constants: Mapping[str, Any] | None = None,
 ) -> None:
+    """COPY batches; `packed` and `constants` are as ArrowRows gets them."""
     from exactbatch.compiled.arrow_rows import ArrowRows  # imports numba
 
-    rows = ArrowRows(schema, packed if PACKED in schema.names else ())
+    rows = ArrowRows(schema, packed, constants)
     with connection.cursor() as cursor:
         encoded = (EncodedRows(rows.write(batch), len(batch)) for batch in batches)
         copy_encoded(cursor, identifier(table), rows.names, encoded)

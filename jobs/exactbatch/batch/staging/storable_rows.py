@@ -2,7 +2,7 @@
 one."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
 import psycopg2
@@ -22,15 +22,20 @@ _LINE: Final = re.compile(r"COPY [^,]+, line (\d+)(?:, column (.+))?")
 
 
 def storable_rows(
-    batch: pa.RecordBatch, names: Sequence[str], pending: PendingRejects, attempt: int
+    batch: pa.RecordBatch,
+    names: Sequence[str],
+    pending: PendingRejects,
+    attempt: int,
+    constants: Collection[str] = (),
 ) -> pa.RecordBatch:
     """Return the rows that Postgres can store; add notes of the records of the others to the pending rejects.
 
-    `names` are the columns that the transform returns. Raises TransformFailed if rows do not carry their record.
+    `names` are the columns that the transform returns, and `constants` columns that have the same value in all rows,
+    one that Postgres can store. Raises TransformFailed if rows do not carry their record.
     """
     unstorable: dict[int, str] = {}
     for name in batch.schema.names:
-        if name not in names:
+        if name not in names or name in constants:
             continue
         for row, reason in _unstorable(batch.column(name)):
             unstorable.setdefault(row, f"column {name!r}: {reason}, in a row of the transform")

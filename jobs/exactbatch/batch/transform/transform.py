@@ -238,8 +238,8 @@ class TransformStager:
             part = number if in_parts else None
             counter = RecordsInOrder(ranges[number])
             hand_over = HandOver(launch, attempt)
-            only = ranges[number][0].topic_partition if "kafka_topic" in unchanged else None
-            of_records = UnchangedColumns(hand_over, unchanged, only)
+            place = ranges[number][0].topic_partition if "kafka_topic" in unchanged else None
+            of_records = UnchangedColumns(hand_over, unchanged, place)
 
             def complete() -> Iterator[pa.RecordBatch]:
                 for batch in batches:
@@ -259,6 +259,7 @@ class TransformStager:
                     slot_offsets=slot_offsets,
                     rejects=hand_over.rejects,
                     packed=packed,
+                    place=place,
                 )
                 outcome = (
                     rows
