@@ -206,6 +206,31 @@ def test_the_session_that_a_transform_can_ask_for_is_pinned_too(
             spark.conf.set(name, value)
 
 
+@pytest.mark.parametrize(
+    ("options", "most"),
+    [
+        ({"transform": lambda _spark, records: records}, 10_000),
+        ({"sql": "select * from records"}, 25_000),
+        (
+            {
+                "sql": "select * from records",
+                "spark_conf": {"spark.sql.execution.arrow.maxRecordsPerBatch": "7000"},
+            },
+            7_000,
+        ),
+    ],
+    ids=["function", "query", "spark_conf"],
+)
+def test_a_query_passes_more_records_at_a_time(spark, make_topic, make_pipeline, options, most):
+    def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield pa.RecordBatch.from_arrays([pa.array([len(batch)])], ["rows"])
+
+    with batch_session(spark, make_pipeline(make_topic(), **options)) as session:
+        found = [row.rows for row in session.range(0, 25_000, 1, 1).mapInArrow(rows, "rows long").collect()]
+    assert (sum(found), max(found)) == (25_000, most)
+
+
 def test_python_functions_get_few_large_records_at_a_time(spark, make_topic, make_pipeline):
     def sizes(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:

@@ -17,7 +17,12 @@ from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from exactbatch.batch.spark.session_settings import PINNED, variables_of
+from exactbatch.batch.spark.session_settings import (
+    PINNED,
+    QUERY_RECORDS_AT_ONCE,
+    RECORDS_AT_ONCE,
+    variables_of,
+)
 from exactbatch.batch.spark.spark_errors import setting_refused
 from exactbatch.class_archive import with_archive
 from exactbatch.errors import ConfigurationError, ExactbatchError, TasksFailed
@@ -201,6 +206,8 @@ def _pin(session: SparkSession, pipeline: Pipeline | Tables) -> None:
             session.conf.unset(name)
     for name, (value, _) in PINNED.items():
         session.conf.set(name, value)
+    if isinstance(pipeline, Pipeline) and pipeline.sql is not None:
+        session.conf.set(RECORDS_AT_ONCE, QUERY_RECORDS_AT_ONCE)
     for name, value in pipeline.spark_conf.items():
         if name.startswith("spark.sql.") and session.conf.isModifiable(name):
             session.conf.set(name, value)

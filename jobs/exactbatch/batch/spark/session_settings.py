@@ -9,6 +9,9 @@ from exactbatch.errors import ConfigurationError
 from exactbatch.pipeline import Pipeline
 
 _ZONE: Final = "spark.sql.session.timeZone"
+RECORDS_AT_ONCE: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
+# A query calls no Python function, and what stages its rows spends less time with larger batches.
+QUERY_RECORDS_AT_ONCE: Final = "200000"
 _OFFSET: Final = re.compile(r"(UTC|GMT|UT)?[+-]\d.*")  # +02:00
 # The settings that decide which rows a transform returns, and that may differ between machines, clusters and
 # users: the value in a batch, unless the pipeline's spark_conf has another, and what it decides.
@@ -65,10 +68,7 @@ PINNED: Final[Mapping[str, tuple[str, str]]] = {
         "true",
         "whether 01 in a folder's name is a number",
     ),
-    "spark.sql.execution.arrow.maxRecordsPerBatch": (
-        "10000",
-        "how many records a Python function receives at once",
-    ),
+    RECORDS_AT_ONCE: ("10000", "how many records a Python function receives at once"),
     "spark.sql.execution.arrow.maxBytesPerBatch": (
         "16777216",
         "how many bytes it receives at once, which bounds its memory",
