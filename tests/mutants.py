@@ -1008,14 +1008,14 @@ MUTANTS: Final = (
         "batch/transform/transform.py",
         'if "kafka_topic" in unchanged else None',
         "if unchanged else None",
-        ("tests/integration/test_one_pass.py",),
+        ("tests/integration/test_one_pass.py::test_one_pass_has_the_rows_rejects_and_counts_of_several",),
     ),
     Mutant(
         "the rejects of a transform carry the attempt of its rows",
         "batch/staging/stage.py",
         "lambda noted: copy_into(connection, tables.rejects, REJECT_SCHEMA, iter(noted)),\n",
         "lambda noted: copy_into(connection, tables.rejects, REJECT_SCHEMA, iter(noted), **of_rows),\n",
-        ("tests/integration/test_transform_rows.py", "tests/integration/test_one_pass.py"),
+        ("tests/integration/test_transform_rows.py::test_compiled_code_stages_the_rows_around_such_a_value",),
     ),
     Mutant(
         "rows that come out of order are counted as records",

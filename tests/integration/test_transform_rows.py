@@ -120,6 +120,27 @@ def test_value_that_no_table_can_hold_makes_its_record_reject(world, make_topic,
     assert world.is_exact(pipeline)
 
 
+def test_compiled_code_stages_the_rows_around_such_a_value(world, make_topic, make_pipeline, monkeypatch):
+    topic = make_topic(2)
+    for number in range(40):
+        topic.produce(json.dumps({"id": number, "word": "ö"}).encode(), partition=number % 2)
+    monkeypatch.setitem(world.spark.sparkContext.environment, VARIABLE, "0")
+    query = f"select id, word, if(id % 10 = 3, concat(word, char(0)), word) as same, {LINEAGE} from records"
+    value = Json("id integer, word text")
+    pipeline = make_pipeline(topic, value=value, sql=query, max_rejects=4)
+    batch = world.run(pipeline).batch
+    assert (batch.records, batch.rows, batch.rejected) == (40, 36, 4)
+    found = world.rows(
+        f"select id, word, same, kafka_topic, kafka_partition, kafka_offset from {pipeline.sink.target} order by 1"
+    )
+    good = [number for number in range(40) if number % 10 != 3]
+    assert found == [(number, "ö", "ö", topic.name, number % 2, number // 2) for number in good]
+    assert [(partition, offset) for partition, offset, _, _ in rejects(world)] == [
+        (number % 2, number // 2) for number in range(40) if number not in good
+    ]
+    assert world.is_exact(pipeline)
+
+
 def test_without_lineage_such_a_value_ends_the_batch(world, make_topic, make_pipeline):
     topic = make_topic()
     topic.produce(b"fine", b"\xff")
