@@ -1,6 +1,8 @@
 """Offsets that an audit checks in a second: with and without values, in one process and as Spark tasks.
 
-Loads the topic of flights once, audits it in each way in turn, and writes build/audit.json.
+Loads the topic of flights once, audits it in each way in turn, and writes build/audit.json. A worker also makes Kafka
+and Postgres work. So two workers on two cores are compared with one worker that shares one core with the servers, and
+not only with one that has a core while the servers have the other.
 """
 
 import argparse
@@ -9,12 +11,13 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
+import usage
 from bench import HOME, ROOT
 from pyspark.sql import SparkSession
 from rich.console import Console
-from runner import Runner, benchmark_servers, progress_on
+from runner import Runner, Servers, benchmark_servers, progress_on
 from topics import ensure_topic
 from ways import CORES, EXACTBATCH, SPARK_CONF, Place, one_transaction
 
@@ -40,7 +43,7 @@ def main() -> None:
         with Runner(EXACTBATCH, place) as runner:
             servers.prepare(place, EXACTBATCH)
             runner.run(servers)
-        rates = measure(place, arguments.rounds, progress)
+        rates = measure(servers, place, arguments.rounds, progress)
         servers.prepare(place, EXACTBATCH)  # its rows are not needed any more
     report = {"rows": arguments.rows, "rounds": arguments.rounds, "cores": CORES, "offsets_per_s": rates}
     REPORT.parent.mkdir(exist_ok=True)
@@ -49,12 +52,16 @@ def main() -> None:
         console.print(f"{name}: {rate:,.0f} offsets/s")
 
 
-def measure(place: Place, rounds: int, progress: Callable[[str], None]) -> dict[str, float]:
+def measure(servers: Servers, place: Place, rounds: int, progress: Callable[[str], None]) -> dict[str, float]:
     """Return the median rate of each kind of audit, in offsets per second."""
     rates: dict[str, float] = {}
     for values in (False, True):
         what = "with values" if values else "without values"
         progress(f"audits {what} in this process")
+        with _one_core(servers):
+            rates[f"one process, workers: 1, on one core with the servers, {what}"] = _rate(
+                place, rounds, values, None
+            )
         for workers in (1, CORES):
             with _cores(workers):
                 rates[f"one process, workers: {workers}, {what}"] = _rate(place, rounds, values, None)
@@ -76,6 +83,27 @@ def _cores(number: int) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
+
+
+@contextmanager
+def _one_core(servers: Servers) -> Iterator[None]:
+    """Let Kafka, Postgres and this process share one core."""
+    before = os.sched_getaffinity(0)
+    _let_servers_use(servers, {min(before)})
+    try:
+        with _cores(1):
+            yield
+    finally:
+        _let_servers_use(servers, before)
+
+
+def _let_servers_use(servers: Servers, cores: set[int]) -> None:
+    """Let all threads of the servers use these cores; later threads and processes inherit that."""
+    for server in servers.stack.servers:
+        for process in usage.tree(server.pid or 0):
+            for thread in process.threads():
+                with suppress(ProcessLookupError):
+                    os.sched_setaffinity(thread.id, cores)
 
 
 def _rate(place: Place, rounds: int, values: bool, spark: SparkSession | None) -> float:
