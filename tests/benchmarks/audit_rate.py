@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -119,6 +120,7 @@ def _rate(place: Place, rounds: int, values: bool, spark: SparkSession | None) -
 
 
 def _session(place: Place, workers: int) -> SparkSession:
+    os.environ["PYSPARK_PYTHON"] = sys.executable
     builder = SparkSession.builder.appName("audit").master(f"local[{workers}]")
     for name, value in {**SPARK_CONF, "spark.local.dir": str(place.scratch)}.items():
         builder = builder.config(name, value)
