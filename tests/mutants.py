@@ -1014,7 +1014,7 @@ MUTANTS: Final = (
         "the rejects of a transform carry the attempt of its rows",
         "batch/staging/stage.py",
         "lambda noted: copy_into(connection, tables.rejects, REJECT_SCHEMA, iter(noted)),\n",
-        "lambda noted: copy_into(connection, tables.rejects, REJECT_SCHEMA, iter(noted), **of_rows),\n",
+        "lambda noted: copy_rows_into(connection, tables.rejects, REJECT_SCHEMA, iter(noted)),\n",
         ("tests/integration/test_transform_rows.py::test_compiled_code_stages_the_rows_around_such_a_value",),
     ),
     Mutant(

@@ -39,9 +39,8 @@ if TYPE_CHECKING:
     from exactbatch.postgres.arrow import ArrowConnection  # not imported by the driver: ADBC imports pandas
 
 _PACKED_FIELD: Final = pa.field(PACKED, PACKED_TYPE)
-# Of a connection of ADBC or psycopg2, the table, its columns and the rows to copy; and what _copy_encoded() knows of
-# those of a transform.
-_CopyInto = Callable[..., None]
+# Of a connection of ADBC or psycopg2: the table, its columns and the rows to copy.
+_CopyInto = Callable[[Any, str, pa.Schema, Iterator[pa.RecordBatch]], None]
 
 
 def stage(tasks: Sequence[StageTask], attempt: int) -> list[Staged | ExactbatchError]:
@@ -216,14 +215,14 @@ def stage_rows(
 
     def copy(
         copy_into: _CopyInto,
+        copy_rows_into: _CopyInto,
         connection: "ArrowConnection | Connection",
         timeout: StallTimeout,
-        **of_rows: Any,
     ) -> None:
         def copy_rows(rows: Iterator[pa.RecordBatch]) -> None:
             records.begin()
             try:
-                copy_into(connection, tables.rows, schema, rows, **of_rows)
+                copy_rows_into(connection, tables.rows, schema, rows)
             except (AdbcError, psycopg2.DataError) as error:
                 raise_refused_value(error, records)
                 raise
@@ -250,11 +249,10 @@ def stage_rows(
             )
         with pause_garbage_collector():
             if is_packed or encodes(schema, slot_offsets):
-                names = packed if is_packed else ()
-                of_rows = partial(copy, _copy_encoded, packed=names, constants=constants)
-                postgres.run_encoded(of_rows, where=where)
+                of_rows = partial(_copy_encoded, packed=packed if is_packed else (), constants=constants)
+                postgres.run_encoded(partial(copy, _copy_encoded, of_rows), where=where)
             else:
-                postgres.run(partial(copy, _copy), where=where)
+                postgres.run(partial(copy, _copy, _copy), where=where)
     except Exception as error:
         return _terminal(error)
     return count
