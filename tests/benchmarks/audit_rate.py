@@ -9,7 +9,6 @@ import argparse
 import json
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -20,7 +19,7 @@ from pyspark.sql import SparkSession
 from rich.console import Console
 from runner import Runner, Servers, benchmark_servers, progress_on
 from topics import ensure_topic
-from ways import CORES, EXACTBATCH, SPARK_CONF, Place, one_transaction
+from ways import CORES, EXACTBATCH, Place, one_transaction, spark_session
 
 from exactbatch.audit.audit import audit
 from exactbatch.local.demo.flights import COUNT
@@ -58,6 +57,7 @@ def measure(servers: Servers, place: Place, rounds: int, progress: Callable[[str
     rates: dict[str, float] = {}
     for values in (False, True):
         what = "with values" if values else "without values"
+        _rate(place, 1, values, None)  # the first one also reads files and loads compiled code
         progress(f"audits {what} in this process")
         with _one_core(servers):
             rates[f"one process, workers: 1, on one core with the servers, {what}"] = _rate(
@@ -68,7 +68,7 @@ def measure(servers: Servers, place: Place, rounds: int, progress: Callable[[str
                 rates[f"one process, workers: {workers}, {what}"] = _rate(place, rounds, values, None)
         progress(f"audits {what} as Spark tasks")
         for workers in (1, CORES):
-            spark = _session(place, workers)
+            spark = spark_session(place, cores=workers)
             _rate(place, 1, values, spark)  # starts the workers
             rates[f"Spark, workers: {workers}, {what}"] = _rate(place, rounds, values, spark)
             spark.stop()
@@ -117,16 +117,6 @@ def _rate(place: Place, rounds: int, values: bool, spark: SparkSession | None) -
         if not report.is_exact or report.records != place.rows:
             raise SystemExit(f"expected an exact audit, found {report.findings}")
     return place.rows / statistics.median(seconds)
-
-
-def _session(place: Place, workers: int) -> SparkSession:
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    builder = SparkSession.builder.appName("audit").master(f"local[{workers}]")
-    for name, value in {**SPARK_CONF, "spark.local.dir": str(place.scratch)}.items():
-        builder = builder.config(name, value)
-    session = builder.getOrCreate()
-    session.sparkContext.setLogLevel("ERROR")
-    return session
 
 
 if __name__ == "__main__":

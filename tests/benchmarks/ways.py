@@ -149,7 +149,7 @@ class Way:
 
 def spark_noop(place: Place) -> Session:
     """Spark's own Kafka source, whose records go nowhere: the most that the source can give."""
-    spark = _session(place, jars=True)
+    spark = spark_session(place, jars=True)
 
     def run() -> None:
         _source(spark.read, place).load().write.format("noop").mode("overwrite").save()
@@ -159,7 +159,7 @@ def spark_noop(place: Place) -> Session:
 
 def available_now_jdbc(place: Place) -> Session:
     """Structured Streaming, trigger AvailableNow, foreachBatch, from_json and a JDBC append."""
-    spark = _session(place, jars=True)
+    spark = spark_session(place, jars=True)
     checkpoint = place.scratch / "checkpoint"
     url, options = _jdbc(place)
 
@@ -179,7 +179,7 @@ def available_now_jdbc(place: Place) -> Session:
 
 def spark_read_jdbc(place: Place) -> Session:
     """A Spark batch without a checkpoint: spark.read, from_json and a JDBC append."""
-    spark = _session(place, jars=True)
+    spark = spark_session(place, jars=True)
     url, options = _jdbc(place)
 
     def run() -> None:
@@ -328,7 +328,7 @@ def exactbatch_session(place: Place, pipeline: Pipeline) -> Session:
     # As `exactbatch run` does.
     build_archive(archive_folder())
     os.environ.update(with_archive(os.environ, is_transformed=pipeline.is_transformed, offsets=place.rows))
-    spark = _session(place, jars=False)
+    spark = spark_session(place)
     settings = Settings(kafka=place.kafka, postgres=place.postgres)
     register(place, pipeline)
 
@@ -404,9 +404,10 @@ def register(place: Place, pipeline: Pipeline) -> None:
     connection.close()
 
 
-def _session(place: Place, *, jars: bool) -> SparkSession:
+def spark_session(place: Place, *, jars: bool = False, cores: int = CORES) -> SparkSession:
+    """Start Spark in this process, with the jars of its Kafka source and of JDBC if they are needed."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    builder = SparkSession.builder.appName("benchmark").master(f"local[{CORES}]")
+    builder = SparkSession.builder.appName("benchmark").master(f"local[{cores}]")
     conf = {**SPARK_CONF, "spark.local.dir": str(place.scratch)}
     if jars:
         conf["spark.jars"] = ",".join(map(str, place.jars))
