@@ -51,6 +51,7 @@ _SHARED: Final = "tests/integration/test_shared_targets.py"
 _BY_BATCH: Final = "tests/integration/test_by_batch.py"
 _MERGE: Final = "tests/integration/test_merge.py"
 _DEBEZIUM: Final = "tests/unit/test_debezium"
+_DAEMON: Final = "tests/unit/test_python_daemon.py"
 _TRUNCATES: Final = "tests/integration/test_truncates.py"
 _FAST_RANGES: Final = "tests/integration/test_fast_path_ranges.py"
 _FORWARD: Final = "tests/integration/test_forward.py"
@@ -2140,6 +2141,41 @@ MUTANTS: Final = (
         "    if pipeline.is_transformed:\n",
         "    if False:\n",
         ("tests/unit/test_connect_operator.py",),
+    ),
+    Mutant(
+        "workers of a cluster have the daemon of the driver's packages",
+        "batch/spark/python_daemon.py",
+        "can_fork and is_local and",
+        "can_fork and",
+        (_DAEMON,),
+    ),
+    Mutant(
+        "a daemon has other packages than --py-files",
+        "batch/spark/python_daemon.py",
+        "not has_other_code and ",
+        "",
+        (_DAEMON,),
+    ),
+    Mutant(
+        "a daemon of any Python has the driver's packages",
+        "batch/spark/python_daemon.py",
+        "Path(found).parent == own.parent and own.samefile(found)",
+        "own.samefile(found)",
+        (_DAEMON,),
+    ),
+    Mutant(
+        "a daemon takes its PySpark for Spark's",
+        "batch/engines/worker_daemon.py",
+        "packages.intersection(Path(entry).parents) and Path(entry).is_file()",
+        "Path(entry).is_file()",
+        (_DAEMON,),
+    ),
+    Mutant(
+        "a daemon loads compiled code for small ranges",
+        "batch/spark/python_daemon.py",
+        " and pays(slot_offsets, anew=True)",
+        "",
+        (_DAEMON,),
     ),
     Mutant(
         "the archive of another Java is used",

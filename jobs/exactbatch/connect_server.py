@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from exactbatch.batch.spark import python_daemon
 from exactbatch.class_archive import with_archive
 
 PORT: Final = 15002
@@ -18,7 +19,8 @@ _PROPERTIES: Final[Mapping[str, str]] = {
     # A worker ends with its task, so that none runs an old version of a pipeline's functions; a daemon that has
     # imported exactbatch forks the next one in milliseconds.
     "spark.python.worker.reuse": "false",
-    "spark.python.daemon.module": "exactbatch.batch.engines.worker_daemon",
+    python_daemon.PROPERTY: python_daemon.MODULE,
+    f"spark.executorEnv.{python_daemon.WITH_COMPILED_CODE}": "1",
     "spark.executorEnv.PYTHONHASHSEED": "0",
     ARTIFACT_ISOLATION: "false",
     # What a client runs ends a minute after the client was killed, instead of five.

@@ -9,6 +9,7 @@ from typing import Final
 import pytest
 
 from exactbatch import failpoints
+from exactbatch.batch.spark.python_daemon import MODULE, PROPERTY
 from exactbatch.errors import StagedRowsDiffer
 from exactbatch.local.process import wait_until_ended
 from support.environment import LONG
@@ -20,8 +21,8 @@ pytestmark = pytest.mark.timeout(900)
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    """A cluster of this module alone."""
-    cluster = SparkCluster(tmp_path_factory.mktemp("cluster"))
+    """A cluster of this module alone, whose executors have the daemon that has loaded exactbatch."""
+    cluster = SparkCluster(tmp_path_factory.mktemp("cluster"), properties={PROPERTY: MODULE})
     try:
         yield cluster
     finally:

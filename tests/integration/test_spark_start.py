@@ -29,19 +29,45 @@ except ExactbatchError as error:
     print("ERROR", type(error).__name__, error.retryable, error)
 """
 
+# What a worker has when its task begins.
+WORKER = """
+import sys
+from types import SimpleNamespace
+from exactbatch import Append, Json, Pipeline
+from exactbatch.batch.spark.python_daemon import load_compiled_code
+from exactbatch.batch.spark.session import batch_session, spark_session
+
+def found(_):
+    loaded = [name in sys.modules for name in ("exactbatch.batch.staging.stage", "exactbatch.compiled.json_kernel")]
+    import pyspark
+    return loaded, "pyspark.zip" in pyspark.__file__, any("/pyspark/" in path for path in sys.path)
+
+conf = dict(word.split("=", 1) for word in sys.argv[1:])
+pipeline = Pipeline(name="p", topics=("t",), value=Json("id int"), sink=Append("public.p"), spark_conf=conf)
+with spark_session(pipeline, master="local[1]") as spark, batch_session(spark, pipeline) as session:
+    for offsets in (1_000, 1_000_000):
+        load_compiled_code(session.sparkContext, [SimpleNamespace(range=range(offsets))])
+        print("OK", offsets, *session.sparkContext.parallelize([0], 1).map(found).collect())
+"""
+
 
 def outcome(*conf: str, **environment: str) -> str:
     """What a driver with these properties and variables prints last."""
+    return outcomes(PROGRAM, *conf, **environment)[-1]
+
+
+def outcomes(program: str, *conf: str, **environment: str) -> list[str]:
+    """What a driver prints that runs this program with these properties and variables."""
     variables = {
         **{name: os.environ[name] for name in set(os.environ) - {"PYSPARK_PYTHON", "SPARK_LOCAL_DIRS"}},
         "PYSPARK_SUBMIT_ARGS": f'--driver-java-options "{quick_spark(HOME)}" pyspark-shell',
         **environment,
     }
-    arguments = [sys.executable, "-c", PROGRAM, "spark.ui.enabled=false", *conf]
+    arguments = [sys.executable, "-c", program, "spark.ui.enabled=false", *conf]
     done = subprocess.run(arguments, env=variables, capture_output=True, text=True, check=False, timeout=120)
     lines = [line for line in done.stdout.splitlines() if line.startswith(("OK", "ERROR"))]
     assert lines, done.stderr
-    return lines[-1]
+    return lines
 
 
 BARE = "/python-without-packages"  # stands for a program that the test writes
@@ -92,6 +118,21 @@ def test_a_setting_with_which_spark_cannot_work_is_named(conf, environment, said
     found = outcome(*conf, **{name: value.replace(BARE, str(bare)) for name, value in environment.items()})
     assert found.startswith("ERROR ConfigurationError False "), found
     assert said.replace(BARE, str(bare)) in found
+
+
+def test_workers_of_local_driver_have_loaded_exactbatch_and_no_archive_is_read():
+    assert outcomes(WORKER) == [
+        "OK 1000 ([True, False], False, False)",
+        "OK 1000000 ([True, True], False, False)",
+    ]
+
+
+@pytest.mark.long
+def test_workers_of_sparks_own_daemon_load_it_themselves():
+    assert outcomes(WORKER, "spark.python.daemon.module=pyspark.daemon") == [
+        "OK 1000 ([False, False], True, True)",
+        "OK 1000000 ([False, False], True, True)",
+    ]
 
 
 @pytest.mark.long

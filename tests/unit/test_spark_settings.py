@@ -1,6 +1,7 @@
 """What is said where a setting of Spark lets a batch fail, and which settings a batch has of its own."""
 
 import re
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,12 +10,14 @@ from typing import Any, cast
 import pyspark
 import pytest
 from pyspark import SparkContext
+from pyspark.accumulators import AccumulatorTCPServer, AccumulatorUnixServer, UpdateRequestHandler
 from pyspark.errors import PySparkException
 
 from exactbatch.batch.spark.session import (
     _check_home,
     _environment,
     _not_started,
+    _stop_accumulators_later,
     spark_session,
 )
 from exactbatch.batch.spark.session_settings import PINNED, variables_of
@@ -77,6 +80,32 @@ def test_a_jvm_that_starts_is_fitted_to_its_work(monkeypatch, changes, is_transf
     with pytest.raises(InterruptedError), spark_session(flights_pipeline(**changes), offsets=7):
         pass
     assert asked == [{"is_transformed": is_transformed, "offsets": 7}]
+
+
+def test_a_context_stops_while_its_accumulators_end(monkeypatch):
+    ends, ended = threading.Event(), threading.Event()
+
+    def shutdown(server: Any) -> None:
+        assert ends.wait(30)
+        server.server_close()
+        ended.set()
+
+    monkeypatch.setattr(AccumulatorTCPServer, "shutdown", shutdown)
+    server = AccumulatorTCPServer(("localhost", 0), UpdateRequestHandler, "")
+    _stop_accumulators_later(cast(SparkContext, SimpleNamespace(_accumulatorServer=server)))
+    server.shutdown()
+    assert not ended.is_set()
+    ends.set()
+    assert ended.wait(30)
+
+
+def test_a_context_waits_until_the_socket_file_of_its_accumulators_is_removed(tmp_path):
+    server = AccumulatorUnixServer(str(tmp_path / "socket"), UpdateRequestHandler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    _stop_accumulators_later(cast(SparkContext, SimpleNamespace(_accumulatorServer=server)))
+    assert list(tmp_path.iterdir())
+    server.shutdown()
+    assert not list(tmp_path.iterdir())
 
 
 # What Spark says, whether a retry may help, and what is said of it.

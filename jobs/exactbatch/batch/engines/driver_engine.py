@@ -7,6 +7,7 @@ from pyspark.sql import SparkSession
 
 from exactbatch.batch.spark.executors import on_executors
 from exactbatch.batch.spark.launch_timeout import launch_timeout
+from exactbatch.batch.spark.python_daemon import load_compiled_code
 from exactbatch.batch.spark.session import batch_session, jvm_errors
 from exactbatch.batch.staging.shares import Outcome, Task
 from exactbatch.batch.staging.stager import Stager
@@ -68,4 +69,5 @@ class DriverExecutors:
         # Imported here: a batch without a transform need not wait for it.
         from exactbatch.batch.transform.transform import TransformStager
 
+        load_compiled_code(self._session.sparkContext, tasks)
         return TransformStager(self._session, connection, pipeline, tasks)

@@ -1,23 +1,68 @@
-"""Spark's Python daemon for a Spark Connect server: it imports exactbatch once, and forks a worker for each task.
+"""Spark's Python daemon that has loaded exactbatch: it forks a worker for each task that needs one.
 
-With spark.python.worker.reuse=false, a worker ends with its task: it imports a pipeline's own modules as they are then.
+With spark.python.worker.reuse=false, as on a Spark Connect server, a worker ends with its task: it imports a pipeline's
+own modules as they are then.
 """
 
 import gc
+import os
+import sys
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Final
 
-import kafka  # noqa: F401 - imported for the workers
-from pyspark.daemon import manager
+# What a worker would import: these, and what they import.
+_NEEDED: Final = (
+    "confluent_kafka.admin",
+    "exactbatch.batch.by_partition.partition_commit",
+    "exactbatch.batch.engines.connect_task",
+    "exactbatch.batch.staging.stage",
+    "exactbatch.batch.staging.stage_partition",
+    "exactbatch.batch.transform.decoded_records",
+    "exactbatch.postgres.arrow",
+    "kafka",
+    "pyarrow.json",
+    "pyspark.worker",
+)
 
-import exactbatch.batch.by_partition.partition_commit
-import exactbatch.batch.engines.connect_task
-import exactbatch.batch.staging.stage
-import exactbatch.batch.staging.stage_partition
-import exactbatch.postgres.arrow  # noqa: F401 - imported for the workers
-from exactbatch.code_identity import code_identity
 
-if __name__ == "__main__":
+def leave_archives() -> None:
+    """Import PySpark and Py4J from where they are installed.
+
+    Spark puts archives of its own before everything else on the path: zip files with their source code, and a jar.
+    Each worker would read the directories of these archives, and compile what it imports from them. Archives that
+    belong to another Spark than the installed one stay.
+    """
+    packages = {Path(entry, "pyspark") for entry in sys.path if Path(entry, "pyspark").is_dir()}
+    for entry in list(sys.path):
+        if packages.intersection(Path(entry).parents) and Path(entry).is_file():
+            sys.path.remove(entry)
+            sys.path_importer_cache.pop(entry, None)
+
+
+def main() -> None:
+    """Load what workers need, and fork them until Spark closes the standard input."""
+    for module in _NEEDED:
+        import_module(module)
+    # Imported here, from the path without archives.
+    from pyspark.daemon import manager
+
+    from exactbatch.batch.spark.python_daemon import WITH_COMPILED_CODE
+    from exactbatch.code_identity import code_identity
+    from exactbatch.compiled.availability import is_available, pays
+    from exactbatch.errors import ConfigurationError
+
     code_identity()  # of the code that was just imported
+    with suppress(ConfigurationError):  # each task raises it
+        if WITH_COMPILED_CODE in os.environ and pays(sys.maxsize, anew=True):
+            is_available()
     # A worker collects no garbage among what it inherits: that would take 0.1 s of each, and copy its memory.
     gc.collect()
     gc.freeze()
     manager()
+
+
+if __name__ == "__main__":
+    leave_archives()
+    main()

@@ -12,6 +12,7 @@ from pyspark.accumulators import AccumulatorParam
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from exactbatch.batch.spark.python_daemon import load_compiled_code
 from exactbatch.batch.spark.spark_errors import cause, setting_refused, settings_of
 from exactbatch.batch.staging.shares import Outcome, Task, distribute, loaded, run_share
 from exactbatch.batch.staging.task import dump
@@ -41,6 +42,7 @@ def on_executors(
     TasksFailed, and ConfigurationError if a Spark setting is at fault.
     """
     context, identity = spark.sparkContext, code_identity()
+    load_compiled_code(context, tasks)
     accepted = None if finished is None else AcceptedOutcomes(context)
 
     def run(shares: Iterable[Sequence[Task]]) -> Iterable[bytes]:  # on an executor

@@ -14,9 +14,11 @@ from typing import Final
 import pyspark
 from py4j.protocol import Py4JJavaError, Py4JNetworkError
 from pyspark import SparkConf, SparkContext
+from pyspark.accumulators import AccumulatorTCPServer
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from exactbatch.batch.spark.python_daemon import daemon_property
 from exactbatch.batch.spark.session_settings import (
     PINNED,
     QUERY_RECORDS_AT_ONCE,
@@ -79,6 +81,9 @@ def spark_session(
         os.environ.update(with_archive(os.environ, is_transformed=is_transformed, offsets=offsets))
     settings = _settings({**own, **({"spark.master": master} if master else {})})
     _check_directories(settings)
+    if SparkContext._active_spark_context is None:
+        for name, value in daemon_property(settings).items():
+            builder = builder.config(name, value)
     try:
         session = builder.getOrCreate()
     except (PySparkException, Py4JJavaError, TypeError) as error:
@@ -90,9 +95,22 @@ def spark_session(
             "spark.driver.memory? Nothing was written."
         ) from error
     with jvm_errors(), session:
+        _stop_accumulators_later(session.sparkContext)
         # A transform may get it from SparkSession.builder.getOrCreate(), and F.udf() does.
         _pin(session, pipeline)
         yield session
+
+
+def _stop_accumulators_later(context: SparkContext) -> None:
+    """Let the context stop without waiting for the thread that receives accumulators.
+
+    This thread looks once a second whether it is to end. Nothing needs it after the JVM has stopped Spark, and the
+    process ends without it; where it listens to a Unix socket, it still has to remove the file.
+    """
+    server = context._accumulatorServer
+    if isinstance(server, AccumulatorTCPServer):
+        stop = threading.Thread(target=server.shutdown, name="stop accumulators", daemon=True)
+        server.shutdown = stop.start  # type: ignore[method-assign] # PySpark has no option for this
 
 
 def _check_home() -> None:
