@@ -168,11 +168,9 @@ class Runner:
                 process.kill()
 
     def run(self, servers: Servers) -> Measured:
-        """One round, measured from outside. What Spark let go of while it was idle is there again before."""
+        """One round, measured from outside."""
         pid = self._process.pid
         assert pid is not None
-        self._pipe.send("warm")
-        self._answer()
         servers_before, machine_before = servers.cpu_seconds(), usage.machine_cpu_seconds()
         with usage.watch(pid) as used:
             self._pipe.send("run")
@@ -214,7 +212,7 @@ def benchmark_servers(home: Path, progress: Callable[[str], None]) -> Iterator[S
 
 
 def _serve(way: Way, place: Place, pipe: multiprocessing.connection.Connection) -> None:
-    """In the way's process: send 0 when it is open or warm, the seconds of each round, or a traceback."""
+    """In the way's process: send 0 when it is open, the seconds of each round, or a traceback."""
     with (place.scratch / f"{way.name}.log").open("w") as log:
         for stream in (1, 2):
             os.dup2(log.fileno(), stream)  # what the JVM says, too
@@ -222,9 +220,9 @@ def _serve(way: Way, place: Place, pipe: multiprocessing.connection.Connection) 
         session = way.start(place)
         pipe.send((0.0, {}))
         while True:
-            step = session.run if pipe.recv() == "run" else session.warm
+            pipe.recv()
             started = time.perf_counter()
-            stages = step()
+            stages = session.run()
             pipe.send((time.perf_counter() - started, stages or {}))
     except EOFError:
         return

@@ -25,9 +25,9 @@ from exactbatch import Aggregate, Append, Count, Debezium, Json, Max, Min, Sum, 
 from exactbatch.batch import job
 from exactbatch.batch.engines.driver_engine import DriverEngine
 from exactbatch.batch.job import process_batch
+from exactbatch.batch.spark.python_daemon import MODULE, PROPERTY
 from exactbatch.batch.staging.engine import Engine
 from exactbatch.class_archive import archive_folder, build_archive, with_archive
-from exactbatch.compiled.availability import pays
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger, migrate
 from exactbatch.pipeline import Pipeline
@@ -65,6 +65,7 @@ JDBC = {
     "batchsize": "10000",
     "numPartitions": str(CORES),
 }
+OWN_DAEMON = {PROPERTY: MODULE}  # of a driver of exactbatch with a local master
 SPARK_TYPES = {
     "integer": "int",
     "text": "string",
@@ -104,14 +105,9 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """A way that is open: `run` does all of its work once, and returns the seconds of its stages, where it has any.
-
-    `warm` comes before each round, unmeasured: Spark ends Python workers that were idle for a minute, and how
-    long the other ways take must not decide whether a round starts them anew.
-    """
+    """A way that is open: `run` does all of its work once, and returns the seconds of its stages, where it has any."""
 
     run: Callable[[], Mapping[str, float] | None]
-    warm: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -325,39 +321,17 @@ def _changed(place: Place, way: Way, **changes: Any) -> Pipeline:
 
 def exactbatch_session(place: Place, pipeline: Pipeline) -> Session:
     """exactbatch: plan a batch over the topic, and process it."""
-    # As `exactbatch run` does.
+    # As `exactbatch run` does. Spark ends workers that were idle for a minute; the daemon forks others at once.
     build_archive(archive_folder())
     os.environ.update(with_archive(os.environ, is_transformed=pipeline.is_transformed, offsets=place.rows))
-    spark = spark_session(place)
+    spark = spark_session(place, properties=OWN_DAEMON)
     settings = Settings(kafka=place.kafka, postgres=place.postgres)
     register(place, pipeline)
 
     def run() -> Mapping[str, float]:
         return run_batch(DriverEngine(spark), pipeline, settings)
 
-    is_fast = pays(place.rows // CORES)
-
-    def load(batches: Any) -> Any:  # on an executor, which does not know this module
-        import exactbatch.batch.by_partition.partition_commit
-        import exactbatch.batch.staging.stage
-        from exactbatch.compiled.availability import is_available
-
-        assert exactbatch.batch.staging.stage
-        assert exactbatch.batch.by_partition.partition_commit
-        if is_fast:
-            is_available()
-        time.sleep(0.5)  # long enough that the other task gets a worker of its own
-        yield from batches
-
-    def warm() -> None:
-        """Start the workers of a batch, with what they load: Spark ends them when they have been idle for a minute."""
-        if pipeline.is_transformed:
-            rows = spark.range(0, CORES, 1, CORES)
-            rows.mapInArrow(load, "id long").mapInArrow(load, "id long").collect()
-        else:
-            spark.sparkContext.parallelize(range(CORES), CORES).mapPartitions(load).collect()
-
-    return Session(run=run, warm=warm)
+    return Session(run=run)
 
 
 def run_batch(engine: Engine, pipeline: Pipeline, settings: Settings) -> Mapping[str, float]:
@@ -404,11 +378,13 @@ def register(place: Place, pipeline: Pipeline) -> None:
     connection.close()
 
 
-def spark_session(place: Place, *, jars: bool = False, cores: int = CORES) -> SparkSession:
+def spark_session(
+    place: Place, *, jars: bool = False, cores: int = CORES, properties: Mapping[str, str] = {}
+) -> SparkSession:
     """Start Spark in this process, with the jars of its Kafka source and of JDBC if they are needed."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     builder = SparkSession.builder.appName("benchmark").master(f"local[{cores}]")
-    conf = {**SPARK_CONF, "spark.local.dir": str(place.scratch)}
+    conf = {**SPARK_CONF, **properties, "spark.local.dir": str(place.scratch)}
     if jars:
         conf["spark.jars"] = ",".join(map(str, place.jars))
     for name, value in conf.items():
