@@ -2171,6 +2171,13 @@ MUTANTS: Final = (
         (_DAEMON,),
     ),
     Mutant(
+        "a batch adds a variable to an environment that another one reads",
+        "batch/spark/python_daemon.py",
+        "LOADS_COMPILED_CODE in context.environment and ",
+        "",
+        (_DAEMON,),
+    ),
+    Mutant(
         "a daemon loads compiled code for small ranges",
         "batch/spark/python_daemon.py",
         " and pays(slot_offsets, anew=True)",

@@ -20,7 +20,7 @@ _PROPERTIES: Final[Mapping[str, str]] = {
     # imported exactbatch forks the next one in milliseconds.
     "spark.python.worker.reuse": "false",
     python_daemon.PROPERTY: python_daemon.MODULE,
-    f"spark.executorEnv.{python_daemon.WITH_COMPILED_CODE}": "1",
+    f"spark.executorEnv.{python_daemon.LOADS_COMPILED_CODE}": "1",
     "spark.executorEnv.PYTHONHASHSEED": "0",
     ARTIFACT_ISOLATION: "false",
     # What a client runs ends a minute after the client was killed, instead of five.

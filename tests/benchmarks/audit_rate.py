@@ -19,9 +19,10 @@ from pyspark.sql import SparkSession
 from rich.console import Console
 from runner import Runner, Servers, benchmark_servers, progress_on
 from topics import ensure_topic
-from ways import CORES, EXACTBATCH, OWN_DAEMON, Place, one_transaction, spark_session
+from ways import CORES, EXACTBATCH, Place, one_transaction, spark_session
 
 from exactbatch.audit.audit import audit
+from exactbatch.batch.spark.python_daemon import PROPERTIES
 from exactbatch.local.demo.flights import COUNT
 from exactbatch.settings import Settings
 
@@ -68,7 +69,7 @@ def measure(servers: Servers, place: Place, rounds: int, progress: Callable[[str
                 rates[f"one process, workers: {workers}, {what}"] = _rate(place, rounds, values, None)
         progress(f"audits {what} as Spark tasks")
         for workers in (1, CORES):
-            spark = spark_session(place, cores=workers, properties=OWN_DAEMON)
+            spark = spark_session(place, cores=workers, properties=PROPERTIES)
             _rate(place, 1, values, spark)  # starts the workers
             rates[f"Spark, workers: {workers}, {what}"] = _rate(place, rounds, values, spark)
             spark.stop()

@@ -25,7 +25,7 @@ from exactbatch import Aggregate, Append, Count, Debezium, Json, Max, Min, Sum, 
 from exactbatch.batch import job
 from exactbatch.batch.engines.driver_engine import DriverEngine
 from exactbatch.batch.job import process_batch
-from exactbatch.batch.spark.python_daemon import MODULE, PROPERTY
+from exactbatch.batch.spark import python_daemon
 from exactbatch.batch.staging.engine import Engine
 from exactbatch.class_archive import archive_folder, build_archive, with_archive
 from exactbatch.kafka.broker import KafkaBroker
@@ -65,7 +65,6 @@ JDBC = {
     "batchsize": "10000",
     "numPartitions": str(CORES),
 }
-OWN_DAEMON = {PROPERTY: MODULE}  # of a driver of exactbatch with a local master
 SPARK_TYPES = {
     "integer": "int",
     "text": "string",
@@ -324,7 +323,7 @@ def exactbatch_session(place: Place, pipeline: Pipeline) -> Session:
     # As `exactbatch run` does. Spark ends workers that were idle for a minute; the daemon forks others at once.
     build_archive(archive_folder())
     os.environ.update(with_archive(os.environ, is_transformed=pipeline.is_transformed, offsets=place.rows))
-    spark = spark_session(place, properties=OWN_DAEMON)
+    spark = spark_session(place, properties=python_daemon.PROPERTIES)
     settings = Settings(kafka=place.kafka, postgres=place.postgres)
     register(place, pipeline)
 

@@ -12,15 +12,14 @@ import pytest
 
 from exactbatch.batch.engines.worker_daemon import leave_archives
 from exactbatch.batch.spark.python_daemon import (
+    LOADS_COMPILED_CODE,
     MODULE,
+    PROPERTIES,
     PROPERTY,
-    WITH_COMPILED_CODE,
-    daemon_property,
+    daemon_properties,
     load_compiled_code,
 )
 from exactbatch.compiled import availability
-
-OURS = {PROPERTY: MODULE}
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +34,13 @@ def test_the_module_exists():
 
 @pytest.mark.parametrize("master", ["local", "local[*]", "local[2]", "local[4, 3]"])
 def test_a_local_master_has_the_daemon(master):
-    assert daemon_property({"spark.master": master, "spark.submit.pyFiles": ""}) == OURS
+    assert daemon_properties({"spark.master": master, "spark.submit.pyFiles": ""}) == PROPERTIES
+
+
+def test_a_setting_can_let_the_daemon_load_compiled_code_for_any_batch():
+    variable = f"spark.executorEnv.{LOADS_COMPILED_CODE}"
+    settings = {"spark.master": "local", variable: "1"}
+    assert daemon_properties(settings) == {**PROPERTIES, variable: "1"}
 
 
 @pytest.mark.parametrize(
@@ -52,12 +57,12 @@ def test_a_local_master_has_the_daemon(master):
     ],
 )
 def test_workers_that_may_have_other_packages_keep_the_daemon_of_spark(settings):
-    assert daemon_property(settings) == {}
+    assert daemon_properties(settings) == {}
 
 
 def test_another_system_keeps_the_daemon_of_spark(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert daemon_property({"spark.master": "local"}) == {}
+    assert daemon_properties({"spark.master": "local"}) == {}
 
 
 def test_another_python_keeps_the_daemon_of_spark(monkeypatch, tmp_path):
@@ -65,20 +70,20 @@ def test_another_python_keeps_the_daemon_of_spark(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", f"{own.parent}{os.pathsep}{os.environ['PATH']}")
     for command in (own.name, f"{own.parent}/python3"):
         monkeypatch.setenv("PYSPARK_PYTHON", command)
-        assert daemon_property({"spark.master": "local"}) == OURS
+        assert daemon_properties({"spark.master": "local"}) == PROPERTIES
     (tmp_path / "python").symlink_to(own)  # as in another virtual environment of the same Python
     (tmp_path / "script").write_text("#!/bin/sh\n")
     (tmp_path / "script").chmod(0o755)
     for command in ("", f"{tmp_path}/python", f"{tmp_path}/script", f"{tmp_path}/nothing"):
         monkeypatch.setenv("PYSPARK_PYTHON", command)
-        assert daemon_property({"spark.master": "local"}) == {}
+        assert daemon_properties({"spark.master": "local"}) == {}
     (own_script := tmp_path / "bin").mkdir()
     (own_script / "python").symlink_to(own)
     (own_script / "wrapper").write_text("#!/bin/sh\n")
     (own_script / "wrapper").chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(own_script / "python"))
     monkeypatch.setenv("PYSPARK_PYTHON", str(own_script / "wrapper"))
-    assert daemon_property({"spark.master": "local"}) == {}
+    assert daemon_properties({"spark.master": "local"}) == {}
 
 
 def test_archives_of_the_installed_spark_leave_the_path_and_others_stay(monkeypatch, tmp_path):
@@ -108,34 +113,34 @@ def tasks(*offsets: int) -> list[Any]:
     return [SimpleNamespace(range=range(count)) for count in offsets]
 
 
-def context(daemon: str | None) -> Any:
-    conf = {} if daemon is None else {PROPERTY: daemon}
-    return SimpleNamespace(defaultParallelism=2, getConf=lambda: conf, environment={})
+def context(**environment: str) -> Any:
+    return SimpleNamespace(defaultParallelism=2, environment={"TZ": "UTC", **environment})
 
 
 def test_the_daemon_loads_compiled_code_for_ranges_that_it_pays_for(monkeypatch):
     monkeypatch.setattr(availability, "_loaded", True)  # in this process, which does not matter
     large = tasks(*[availability.PAYS_FROM // 2] * 4)
     small = tasks(*[availability.PAYS_FROM // 2] * 3)
-    for daemon, work, loads in (
-        (MODULE, large, True),
-        (MODULE, small, False),
-        ("pyspark.daemon", large, False),
-        (None, large, False),
-    ):
-        spark = context(daemon)
+    for work, value in ((large, "1"), (small, "0")):
+        spark = context(**{LOADS_COMPILED_CODE: "0"})
         load_compiled_code(spark, work)
-        assert (WITH_COMPILED_CODE in spark.environment) == loads
+        assert spark.environment == {"TZ": "UTC", LOADS_COMPILED_CODE: value}
     monkeypatch.setenv(availability.VARIABLE, "off")
-    spark = context(MODULE)
+    spark = context(**{LOADS_COMPILED_CODE: "0"})
     load_compiled_code(spark, large)
-    assert spark.environment == {}
+    assert spark.environment[LOADS_COMPILED_CODE] == "0"
+
+
+def test_no_variable_is_added_while_other_threads_read_the_environment():
+    """PySpark reads it in a loop, which fails if the number of variables changes."""
+    spark = context()
+    load_compiled_code(spark, tasks(10**6))
+    assert spark.environment == {"TZ": "UTC"}
 
 
 def test_the_daemon_of_a_batch_stays_for_the_next_one():
     """Another environment would start another daemon."""
-    spark = context(MODULE)
+    spark = context(**{LOADS_COMPILED_CODE: "0"})
     load_compiled_code(spark, tasks(10**6))
-    before = dict(spark.environment)
     load_compiled_code(spark, tasks(1))
-    assert spark.environment == before != {}
+    assert spark.environment[LOADS_COMPILED_CODE] == "1"

@@ -48,14 +48,14 @@ def main() -> None:
     # Imported here, from the path without archives.
     from pyspark.daemon import manager
 
-    from exactbatch.batch.spark.python_daemon import WITH_COMPILED_CODE
+    from exactbatch.batch.spark.python_daemon import LOADS_COMPILED_CODE
     from exactbatch.code_identity import code_identity
     from exactbatch.compiled.availability import is_available, pays
     from exactbatch.errors import ConfigurationError
 
     code_identity()  # of the code that was just imported
     with suppress(ConfigurationError):  # each task raises it
-        if WITH_COMPILED_CODE in os.environ and pays(sys.maxsize, anew=True):
+        if os.environ.get(LOADS_COMPILED_CODE) == "1" and pays(sys.maxsize, anew=True):
             is_available()
     # A worker collects no garbage among what it inherits: that would take 0.1 s of each, and copy its memory.
     gc.collect()

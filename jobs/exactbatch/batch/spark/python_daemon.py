@@ -15,17 +15,19 @@ if TYPE_CHECKING:
 
     from exactbatch.batch.staging.shares import HasRange
 
-MODULE: Final = "exactbatch.batch.engines.worker_daemon"
 PROPERTY: Final = "spark.python.daemon.module"
-# In its environment: the daemon also loads compiled code.
-WITH_COMPILED_CODE: Final = "EXACTBATCH_DAEMON_LOADS_COMPILED_CODE"
+MODULE: Final = "exactbatch.batch.engines.worker_daemon"
+# In the daemon's environment, "1" if it is also to load compiled code.
+LOADS_COMPILED_CODE: Final = "EXACTBATCH_DAEMON_LOADS_COMPILED_CODE"
+PROPERTIES: Final[Mapping[str, str]] = {PROPERTY: MODULE, f"spark.executorEnv.{LOADS_COMPILED_CODE}": "0"}
 _LOCAL: Final = re.compile(r"local(\[[^]]*\])?")
 
 
-def daemon_property(settings: Mapping[str, str]) -> dict[str, str]:
-    """Return the Spark property that names the daemon. It is empty if `settings`, all those of the driver, name one,
-    or if workers may have another Python or other packages than the driver: on a cluster, with --py-files and with
-    another PYSPARK_PYTHON.
+def daemon_properties(settings: Mapping[str, str]) -> Mapping[str, str]:
+    """Return PROPERTIES, with the value of the variable that `settings` has; `settings` are all those of the driver.
+
+    Return nothing if they name a daemon, or if workers may have another Python or other packages than the driver: on a
+    cluster, with --py-files and with another PYSPARK_PYTHON.
     """
     # Other systems have libraries that do not work in a fork of a process which has loaded them.
     can_fork = sys.platform == "linux"
@@ -34,7 +36,9 @@ def daemon_property(settings: Mapping[str, str]) -> dict[str, str]:
     is_own = (
         can_fork and is_local and not has_other_code and _is_own_python(os.environ.get("PYSPARK_PYTHON", ""))
     )
-    return {PROPERTY: MODULE} if is_own and PROPERTY not in settings else {}
+    if not is_own or PROPERTY in settings:
+        return {}
+    return {name: settings.get(name, value) for name, value in PROPERTIES.items()}
 
 
 def _is_own_python(command: str) -> bool:
@@ -49,6 +53,7 @@ def load_compiled_code(context: "SparkContext", tasks: "Sequence[HasRange]") -> 
     Raises ConfigurationError if EXACTBATCH_FAST_PATH is neither a number nor `off`.
     """
     slot_offsets = sum(len(task.range) for task in tasks) // context.defaultParallelism
-    # Spark starts another daemon for another environment, so what is set stays.
-    if context.getConf().get(PROPERTY) == MODULE and pays(slot_offsets, anew=True):
-        context.environment[WITH_COMPILED_CODE] = "1"
+    # Another thread may be reading the environment: a variable may change, and none may be added. What is set stays,
+    # because Spark starts another daemon for another environment.
+    if LOADS_COMPILED_CODE in context.environment and pays(slot_offsets, anew=True):
+        context.environment[LOADS_COMPILED_CODE] = "1"

@@ -18,7 +18,7 @@ from pyspark.accumulators import AccumulatorTCPServer
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from exactbatch.batch.spark.python_daemon import daemon_property
+from exactbatch.batch.spark.python_daemon import daemon_properties
 from exactbatch.batch.spark.session_settings import (
     PINNED,
     QUERY_RECORDS_AT_ONCE,
@@ -82,7 +82,7 @@ def spark_session(
     settings = _settings({**own, **({"spark.master": master} if master else {})})
     _check_directories(settings)
     if SparkContext._active_spark_context is None:
-        for name, value in daemon_property(settings).items():
+        for name, value in daemon_properties(settings).items():
             builder = builder.config(name, value)
     try:
         session = builder.getOrCreate()
