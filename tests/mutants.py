@@ -2171,6 +2171,13 @@ MUTANTS: Final = (
         (_DAEMON,),
     ),
     Mutant(
+        "all workers draw the same random numbers",
+        "batch/engines/worker_daemon.py",
+        "    os.register_at_fork(after_in_child=np.random.seed)\n",
+        "",
+        ("tests/integration/test_spark_start.py::test_workers_of_one_daemon_draw_different_random_numbers",),
+    ),
+    Mutant(
         "a batch adds a variable to an environment that another one reads",
         "batch/spark/python_daemon.py",
         "LOADS_COMPILED_CODE in context.environment and ",

@@ -49,6 +49,22 @@ with spark_session(pipeline, master="local[1]") as spark, batch_session(spark, p
         load_compiled_code(session.sparkContext, [SimpleNamespace(range=range(offsets))])
         print("OK", offsets, *session.sparkContext.parallelize([0], 1).map(found).collect())
 """
+# What functions draw that do not seed their generator, each in a worker of its own.
+RANDOM = """
+from exactbatch import Append, Json, Pipeline
+from exactbatch.batch.spark.session import batch_session, spark_session
+
+def draw(_):
+    import random
+    import numpy as np
+    return random.random(), np.random.random()
+
+conf = {"spark.ui.enabled": "false", "spark.python.worker.reuse": "false"}
+pipeline = Pipeline(name="p", topics=("t",), value=Json("id int"), sink=Append("public.p"), spark_conf=conf)
+with spark_session(pipeline, master="local[1]") as spark, batch_session(spark, pipeline) as session:
+    drawn = session.sparkContext.parallelize(range(3), 3).map(draw).collect()
+    print("OK", *(len(set(numbers)) for numbers in zip(*drawn)))
+"""
 
 
 def outcome(*conf: str, **environment: str) -> str:
@@ -125,6 +141,10 @@ def test_workers_of_local_driver_have_loaded_exactbatch_and_no_archive_is_read()
         "OK 1000 ([True, False], False, False)",
         "OK 1000000 ([True, True], False, False)",
     ]
+
+
+def test_workers_of_one_daemon_draw_different_random_numbers():
+    assert outcomes(RANDOM) == ["OK 3 3"]
 
 
 @pytest.mark.long

@@ -46,6 +46,7 @@ def main() -> None:
     for module in _NEEDED:
         import_module(module)
     # Imported here, from the path without archives.
+    import numpy as np
     from pyspark.daemon import manager
 
     from exactbatch.batch.spark.python_daemon import LOADS_COMPILED_CODE
@@ -57,6 +58,8 @@ def main() -> None:
     with suppress(ConfigurationError):  # each task raises it
         if os.environ.get(LOADS_COMPILED_CODE) == "1" and pays(sys.maxsize, anew=True):
             is_available()
+    # Each worker would continue the same random numbers; Python's own module does this by itself.
+    os.register_at_fork(after_in_child=np.random.seed)
     # A worker collects no garbage among what it inherits: that would take 0.1 s of each, and copy its memory.
     gc.collect()
     gc.freeze()
