@@ -597,11 +597,11 @@ MUTANTS: Final = (
     Mutant(
         "a task reads the columns of all tables as it connects",
         "postgres/arrow.py",
-        "{} if reads_any_type else _BUILT_IN_TYPES",
-        "{}",
+        "db_kwargs=_BUILT_IN_TYPES",
+        "db_kwargs={}",
         (
             "tests/integration/test_connection_settings.py::"
-            "test_a_task_connects_without_reading_the_columns_of_all_tables",
+            "test_tasks_and_auditors_connect_without_reading_the_columns_of_all_tables",
         ),
     ),
     Mutant(

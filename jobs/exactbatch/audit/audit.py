@@ -99,9 +99,7 @@ def _audit(
     """Audit a pipeline with one of the targets of the registered one."""
     with (
         ledger_session(settings.postgres, "exactbatch audit") as connection,
-        connect_arrow(
-            settings.postgres, application="exactbatch audit", read_only=True, reads_any_type=True
-        ) as arrow,
+        connect_arrow(settings.postgres, application="exactbatch audit", read_only=True) as arrow,
     ):
         check_schema(connection)
         broker = KafkaBroker(settings.kafka)

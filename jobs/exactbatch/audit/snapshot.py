@@ -97,7 +97,7 @@ def joined_snapshot(dsn: str, name: str) -> Iterator[Snapshot]:
     """Open two connections of a worker, and join the snapshot that export() has named."""
     with (
         ledger_session(dsn, "exactbatch audit") as connection,
-        connect_arrow(dsn, application="exactbatch audit", read_only=True, reads_any_type=True) as arrow,
+        connect_arrow(dsn, application="exactbatch audit", read_only=True) as arrow,
     ):
         snapshot = Snapshot(arrow, connection)
         snapshot.join(name)

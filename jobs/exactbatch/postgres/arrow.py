@@ -1,6 +1,5 @@
 """ADBC connections, which send and receive Arrow batches, for executors and the auditor."""
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import adbc_driver_postgresql
@@ -19,7 +18,7 @@ from exactbatch.postgres.session_settings import (
 
 # Makes the driver use its own table of Postgres's types. By default, it reads the server's types when it connects, and
 # with them the columns of all tables: 1 to 2 s with 5,000 tables of 30 columns (apache/arrow-adbc, issue 1755).
-_BUILT_IN_TYPES: Final = {"adbc.postgresql.type_resolver_mode": "builtin"}
+_BUILT_IN_TYPES: Final[dict[str, str]] = {"adbc.postgresql.type_resolver_mode": "builtin"}
 
 if TYPE_CHECKING:
 
@@ -79,16 +78,16 @@ def connect_arrow(
     timeout: float = 60.0,
     statement_timeout: float = 0,
     read_only: bool = False,
-    reads_any_type: bool = False,
 ) -> ArrowConnection:
     """Open an ADBC connection with the settings of exactbatch, and verify that they took effect.
 
     `dsn` is the user's own connection string; the times are as in connect(). Without a `statement_timeout` the
     server sets no limit: a COPY lasts as long as it takes to read what it copies, and batch/rows/watchdog.py limits the
     waits for the server alone. With `read_only` the connection writes only temporary tables, and its transaction
-    may sit idle for as long as other work takes: nothing waits for its locks. With `reads_any_type`, the results of
-    queries may have types that users have defined, and connecting takes longer the more tables a database has. Rows
-    to write may go to columns of any type without it.
+    may sit idle for as long as other work takes: nothing waits for its locks.
+
+    The results of queries must have types of Postgres: a query casts values of a type that a user has defined. Rows to
+    write may go to columns of any type.
 
     Raises as connect() does; statements raise ADBC's own errors.
     """
@@ -101,15 +100,15 @@ def connect_arrow(
     with connecting_errors():
         complete = complete_dsn(dsn, settings, application=application, timeout=timeout)
         try:
-            return _open(complete, settings, {} if reads_any_type else _BUILT_IN_TYPES)
+            return _open(complete, settings)
         except AdbcError as error:
             if (refusal := startup_option_refused(adbc_message(error)) or translate(error)) is None:
                 raise
             raise refusal from None
 
 
-def _open(dsn: str, settings: SessionSettings, options: Mapping[str, str]) -> ArrowConnection:
-    connection = _connect(dsn, options)
+def _open(dsn: str, settings: SessionSettings) -> ArrowConnection:
+    connection = _connect(dsn)
     try:
         version = _server_version(connection)
         connection.begin_with(settings.statements(version))
@@ -130,8 +129,8 @@ def _server_version(connection: ArrowConnection) -> int:
         return int(cursor.fetchone()[0])
 
 
-def _connect(dsn: str, options: Mapping[str, str]) -> ArrowConnection:
-    database = adbc_driver_postgresql.connect(dsn, db_kwargs=dict(options))
+def _connect(dsn: str) -> ArrowConnection:
+    database = adbc_driver_postgresql.connect(dsn, db_kwargs=_BUILT_IN_TYPES)
     connection = None
     try:
         connection = AdbcConnection(database)
