@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
+import psutil
 import usage
 from bench import HOME, ROOT
 from pyspark.sql import SparkSession
@@ -103,9 +104,10 @@ def _let_servers_use(servers: Servers, cores: set[int]) -> None:
     """Let all threads of the servers use these cores; later threads and processes inherit that."""
     for server in servers.stack.servers:
         for process in usage.tree(server.pid or 0):
-            for thread in process.threads():
-                with suppress(ProcessLookupError):
-                    os.sched_setaffinity(thread.id, cores)
+            with suppress(psutil.NoSuchProcess):  # a connection of Postgres has ended
+                for thread in process.threads():
+                    with suppress(ProcessLookupError):
+                        os.sched_setaffinity(thread.id, cores)
 
 
 def _rate(place: Place, rounds: int, values: bool, spark: SparkSession | None) -> float:
