@@ -1524,6 +1524,13 @@ MUTANTS: Final = (
         (f"{_ALLOWED}::test_aggregates_that_depend_on_order_of_rows_are_refused_by_name",),
     ),
     Mutant(
+        "a fifth of a large target is not indexed",
+        "sinks/tables/lineage_table.py",
+        "if not partition_by:",
+        "if partition_by:",
+        (f"{_WRITES}::test_new_rows_of_a_large_table_are_indexed_soon",),
+    ),
+    Mutant(
         "lineage that a transform computes is taken as it is",
         "transforms/lineage.py",
         "if _is_computed(expression):",

@@ -836,3 +836,14 @@ def test_coverage_that_a_trigger_alters_is_noticed(db, batches, body):
     with pytest.raises(TargetMismatch, match="exactbatch.coverage does not hold what was written into it"):
         made.run((1, 1), (2, 2))
     assert db.rows("select count(*) from t") == [(0,)]
+
+
+@pytest.mark.parametrize("sink", SINKS)
+def test_new_rows_of_a_large_table_are_indexed_soon(db, batches, sink):
+    """Not when a fifth of the table is new, as by default: replays and audits read all that is not indexed."""
+    chosen, table, rows = SINKS[sink]
+    batches("id int, v int", chosen).run(*rows)
+    assert db.rows(f"select unnest(reloptions) from pg_class where oid = '{table}'::regclass") == [
+        ("autovacuum_vacuum_insert_scale_factor=0",),
+        ("autovacuum_vacuum_insert_threshold=1000000",),
+    ]
