@@ -14,7 +14,7 @@ from exactbatch.local.demo.flights import COUNT
 from exactbatch.local.demo.flights import flights as real_flights
 from pipelines.flights import flights as flights_pipeline
 
-_BAD_EVERY = 99  # one record of so many is malformed; odd, because the partitions of a topic take turns
+_BAD_EVERY = 99  # one record of so many is malformed; odd, so that each of the 4 partitions gets some
 _START = datetime(2026, 1, 1, tzinfo=UTC)
 
 

@@ -31,8 +31,8 @@ LINEAGE: Final = (
     Column("batch_id", "bigint"),
 )
 _MOST_COLUMNS: Final = 1_600  # of a table of Postgres
-# The index says nothing about new pages until autovacuum has passed. By default that is when a fifth of the table is
-# new, which each replay and each slice of an audit reads until then: in a table of a billion rows, 200 million.
+# A block-range index does not cover new pages until autovacuum has processed them, by default after a fifth of the table
+# is new. Until then each replay and each slice of an audit reads them all: 200 million rows of a billion.
 _INDEXED_SOON: Final = sql.SQL(
     "autovacuum_vacuum_insert_scale_factor = 0, autovacuum_vacuum_insert_threshold = 1000000"
 )
@@ -115,7 +115,7 @@ class LineageTable:
                     self.identifier, sql.SQL(", ").join(map(sql.Identifier, required))
                 )
             )
-            if not partition_by:  # a partitioned table has no settings of storage
+            if not partition_by:  # Postgres refuses storage parameters for a partitioned table
                 cursor.execute(sql.SQL("alter table {} set ({})").format(self.identifier, _INDEXED_SOON))
         return created
 
