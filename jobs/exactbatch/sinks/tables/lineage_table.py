@@ -31,7 +31,7 @@ LINEAGE: Final = (
     Column("batch_id", "bigint"),
 )
 _MOST_COLUMNS: Final = 1_600  # of a table of Postgres
-# A block-range index does not cover new pages until autovacuum has processed them, by default after a fifth of the table
+# A block-range index does not cover new pages until autovacuum has processed them: by default when a fifth of the table
 # is new. Until then each replay and each slice of an audit reads them all: 200 million rows of a billion.
 _INDEXED_SOON: Final = sql.SQL(
     "autovacuum_vacuum_insert_scale_factor = 0, autovacuum_vacuum_insert_threshold = 1000000"
