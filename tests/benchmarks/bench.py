@@ -21,7 +21,7 @@ from typing import Any
 from change_events import SCHEMA_ID, avro_registered
 from rich.console import Console
 from rich.table import Table
-from runner import Measured, Runner, Servers, benchmark_servers, progress_on
+from runner import POSTGRES_SETTINGS, Measured, Runner, Servers, benchmark_servers, progress_on
 from shapes import SHAPES, Shape
 from topics import PARTITIONS, ensure_topic
 from ways import (
@@ -195,6 +195,7 @@ def summary(rounds: Rounds, ways: Sequence[Way], shape: Shape, rows: int, size: 
         "title": shape.title,
         "rows": rows,
         "bytes": size,
+        "postgres_settings": POSTGRES_SETTINGS,
         "ways": by_way,
         "ratios": {
             f"{one.name} / {other.name}": _ratio(rounds, one, other)

@@ -97,7 +97,9 @@ def shape_section(name: str, shape: Mapping[str, Any]) -> list[str]:
         f"## {shape['title'][0].upper()}{shape['title'][1:]}",
         "",
         f"{shape['rows']:,} records, {shape['bytes'] / 1e6:,.0f} MB of values; medians of "
-        f"{len(shape['rounds'])} rounds.",
+        f"{len(shape['rounds'])} rounds. Postgres has "
+        + ", ".join(f"`{name} = {value}`" for name, value in shape["postgres_settings"].items())
+        + ".",
         "",
         f"![Throughput by way](benchmark/{name}.svg)",
         "",
