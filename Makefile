@@ -11,11 +11,14 @@ AXE := 4.14.1
 AXE_STAMP := .local/npm/axe-core-$(AXE)
 SOURCES := jobs tests dags plugins docs/site
 
+# Four workers, because tests often wait for a server: they need two cores, and 12 GB of memory.
+ON_TWO_CORES := -n 4 --no-loadscope-reorder
+
 # A test run starts hundreds of processes that import the same modules, so keep the bytecode even if the shell disables it.
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv java archive jars pgbouncer browser demo test test-long test-browser faults soak mutants bench bench-page docs reference lint format requirements clean
+.PHONY: help venv java archive jars pgbouncer browser demo test test-slow test-long test-browser faults soak mutants bench bench-page docs reference lint format requirements clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,14 +60,17 @@ pgbouncer:
 	@command -v pgbouncer >/dev/null || test -x /usr/sbin/pgbouncer || { \
 	  echo 'error: the tests need PgBouncer. On Debian: apt-get install pgbouncer' >&2; exit 1; }
 
-test: java pgbouncer ## run all tests, with real Kafka, Postgres, Spark and Airflow; ARGS="-k name" selects some
+test: java pgbouncer ## run the tests, but for the slow ones, with real Kafka, Postgres, Spark and Airflow; ARGS="-k name" selects some of all
 ifdef ARGS
 	@$(BIN)/python -m pytest $(ARGS)
 else
 	@$(BIN)/python -m exactbatch.compiled >/dev/null # once, instead of by each worker
-	@# Four workers, because tests often wait for a server: they need two cores, and 12 GB of memory.
-	@$(BIN)/python -m pytest -n 4 --no-loadscope-reorder tests/e2e tests/faults tests/integration tests/unit
+	@$(BIN)/python -m pytest $(ON_TWO_CORES) -m "not slow" tests/e2e tests/faults tests/integration tests/unit
 endif
+
+test-slow: java pgbouncer ## run the slow tests: whole scenarios in Airflow, clusters, failovers, networks, random histories
+	@$(BIN)/python -m exactbatch.compiled >/dev/null
+	@$(BIN)/python -m pytest $(ON_TWO_CORES) -m slow tests/e2e tests/faults tests/integration tests/unit $(ARGS)
 
 test-long: java pgbouncer ## run the tests with servers in their long form: a day's backfill, all moments, more random steps and values
 	@EXACTBATCH_LONG=1 $(BIN)/python -m pytest tests/e2e tests/faults tests/integration $(ARGS)

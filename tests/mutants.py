@@ -22,7 +22,8 @@ from rich.markup import escape
 ROOT: Final = Path(__file__).parents[1]
 HOME: Final = Path(os.environ.get("EXACTBATCH_HOME", ROOT / ".local")).absolute()
 _TIMEOUT_S: Final = 1200
-_UNSHRUNK: Final = "--hypothesis-profile", "unshrunk"
+# `make test` is to notice each mutant, without the slow tests.
+_OPTIONS: Final = "-p", "no:cacheprovider", "-m", "not slow", "--hypothesis-profile", "unshrunk"
 _BATCH: Final = "tests/integration/test_batch.py"
 _WRITES: Final = "tests/integration/test_target_writes.py"
 _REPLAY: Final = "tests/integration/test_replay.py"
@@ -2841,7 +2842,7 @@ def run(copy: Path, tests: list[str] | tuple[str, ...], *, first: bool) -> tuple
     What cannot even be collected or set up does not count: it would prove nothing. Tests that crash the interpreter
     count as one that failed.
     """
-    command = [sys.executable, "-m", "pytest", "-q", "-rf", "-p", "no:cacheprovider", *_UNSHRUNK, *tests]
+    command = [sys.executable, "-m", "pytest", "-q", "-rf", *_OPTIONS, *tests]
     try:
         done = subprocess.run(
             [*command, "-x"] if first else command,

@@ -19,7 +19,7 @@ from exactbatch.settings import Settings
 from support.forwarded import Message, check_once_in_order, committed, standing_rows
 from support.one_airflow import LATE, register, write_late
 
-pytestmark = pytest.mark.timeout(1500)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 RECORDS = 20
 # The program takes the name from another member: every second record has another name there.

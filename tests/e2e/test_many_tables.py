@@ -20,7 +20,7 @@ from exactbatch.postgres.connection import connect
 from exactbatch.settings import Settings
 from support.one_airflow import register
 
-pytestmark = pytest.mark.timeout(1500)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 NAMES = ("customers", "lines", "orders")
 

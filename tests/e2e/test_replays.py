@@ -25,7 +25,7 @@ from exactbatch.settings import Settings
 from support.environment import LONG
 from support.one_airflow import HOURLY, register
 
-pytestmark = pytest.mark.timeout(1500)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 HOURS = 24 if LONG else 2
 DAY = datetime(2026, 1, 5, tzinfo=UTC)

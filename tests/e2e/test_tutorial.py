@@ -19,7 +19,7 @@ from support.environment import DOCS, HOME, ROOT
 from support.jvm import quick_spark
 from support.page_blocks import Command, File, steps_of
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 STEPS = steps_of(DOCS / "tutorial.md")
 LAST = len(STEPS) - 1  # stops the servers
 

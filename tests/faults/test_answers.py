@@ -4,7 +4,7 @@ A proxy answers one statement at a time with an SQLSTATE. Batches run in this pr
 connections that the driver and its executors have.
 
 What is raised depends on the code only by its meaning, of which tests/unit/test_sqlstates.py looks at all. So
-`make test` gives some statements one code each; the long form gives each statement as many of all codes in turn as
+the short form gives some statements one code each; the long form gives each statement as many of all codes in turn as
 EXACTBATCH_ANSWERS says, by itself 4, and 300 are all.
 """
 
@@ -33,6 +33,8 @@ from support.faults.answered_batches import (
     process_replay,
 )
 from support.faults.answers import SAID, Asked
+
+pytestmark = pytest.mark.slow
 
 CODES: Final = sorted(
     code
@@ -104,7 +106,7 @@ FLOWS: Final[list[tuple[str, Callable[[AnsweredBatches], Any]]]] = [
 ]
 
 
-# Of these, make test has some, with so many of their statements.
+# Of these, the short form has some, with so many of their statements.
 IN_SHORT: Final = (0, 5, 6, 8, 11)
 _SHORT: Final = 10
 

@@ -15,7 +15,7 @@ from support.faults.cases import SINKS
 from support.faults.cluster import SparkCluster
 from support.waiting import wait_for
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 SITE: Final = {
     # Spark takes a job for a short one where its tasks fit into one executor.
     "spark.executor.cores": "2",

@@ -85,6 +85,7 @@ def make_life(spark, pair, make_topic, tmp_path):
         pair.ask(f"drop database {life.pipeline.name} with (force)")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sink", "moment", "synchronous"), ALL if LONG else FEW)
 def test_a_promotion_takes_results_and_offsets_back_together(pair, make_life, sink, moment, synchronous):
     life = make_life(sink)
@@ -299,6 +300,7 @@ def test_old_primary_that_still_takes_writes_loses_what_it_was_told(pair, make_l
     life.assert_exact()
 
 
+@pytest.mark.slow
 def test_standby_that_has_not_received_batch_is_worth_another_try(pair, make_life):
     life = make_life("partition")
     pair.attach(synchronous=False)
@@ -327,6 +329,7 @@ def silent_host() -> Iterator[int]:
         yield server.getsockname()[1]
 
 
+@pytest.mark.slow
 def test_list_of_hosts_finds_primary_behind_dead_silent_and_standby_ones(pair, make_life, monkeypatch):
     monkeypatch.setattr(connection_strings, "CONNECT_TIMEOUT", 2)
     life = make_life("append")
@@ -361,6 +364,7 @@ MIGRATED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("newest", MIGRATED)
 def test_migration_killed_in_middle_leaves_ledger_as_it_was(pair, tmp_path, newest):
     """By a lock that it waits for, and a server that dies meanwhile."""

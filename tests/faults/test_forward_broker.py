@@ -2,6 +2,7 @@
 
 import threading
 
+import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from exactbatch import Append, Json, Pipeline, ToTopic
@@ -13,6 +14,8 @@ from exactbatch.settings import Settings
 from support.forwarded import check_once_in_order, committed, standing_rows
 from support.staged_batches import Batches
 from support.topics import await_leaders
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_broker_that_is_killed_in_the_middle_has_each_result_once(

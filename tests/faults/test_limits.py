@@ -32,6 +32,8 @@ from support.faults.worker_memory import each_in_turn, peak_of
 from support.topics import Topic, record
 from support.waiting import wait_for
 
+pytestmark = pytest.mark.slow
+
 log = logging.getLogger(__name__)
 MakeTopic = Callable[..., Topic]
 MB: Final = 1024 * 1024

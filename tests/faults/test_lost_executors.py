@@ -16,7 +16,7 @@ from support.environment import LONG
 from support.faults.cluster import SparkCluster
 from support.waiting import wait_for
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")

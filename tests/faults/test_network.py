@@ -43,6 +43,8 @@ from support.faults.proxy import (
 from support.stacks import new_stack
 from support.topics import Topic, record
 
+pytestmark = pytest.mark.slow
+
 TIMEOUT: Final = 3.0  # seconds, of everything that has one
 # Seconds in which a try ends, however busy this machine is: each of two tries of a task may wait for the timeouts.
 BOUND: Final = 90.0

@@ -129,6 +129,7 @@ def submit(folder: Path) -> str:
     return spark_options(" ".join(f"--conf {name}={value}" for name, value in conf.items()))
 
 
+@pytest.mark.slow
 def test_secrets_are_in_no_argument_log_event_log_error_or_output(
     deployment: Deployment,
     world: BatchLauncher,

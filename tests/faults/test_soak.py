@@ -8,6 +8,8 @@ from soak.run import Soak
 from soak.summary import table
 from support.environment import HOME
 
+pytestmark = pytest.mark.slow
+
 # The faults of this seed come again in each run; EXACTBATCH_SEED gives others.
 SEED = 7
 

@@ -14,6 +14,8 @@ from support.environment import JOBS
 from support.shop import Shop
 from support.waiting import wait_for
 
+pytestmark = pytest.mark.slow
+
 NAMES = ("a", "b", "c", "event", "z")
 
 

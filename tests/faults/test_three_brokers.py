@@ -23,7 +23,7 @@ from support.waiting import wait_for
 
 REPLICAS: Final = ([1, 2, 3], [2, 3, 1])
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

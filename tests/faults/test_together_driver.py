@@ -11,6 +11,8 @@ from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import ReplayRequest
 from exactbatch.postgres.connection import transaction
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def pipeline(make_topic, make_pipeline):

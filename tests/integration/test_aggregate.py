@@ -756,6 +756,7 @@ def test_an_aggregate_that_cannot_be_one_is_told(sink, said):
     assert said in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("late", ["update", "reject"])
 def test_any_history_of_rows_and_replays_ends_as_plain_program_has_it(
     world, make_topic, make_aggregate, late

@@ -105,6 +105,7 @@ def test_something_is_planted_for_every_sink():
     assert {*PLANTED, "upsert_latest"} == set(KINDS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", PLANTED)
 def test_whatever_is_planted_is_found(play, kind):
     """Each fault is planted in sound tables and taken back. Wrong values show only where they are looked for."""

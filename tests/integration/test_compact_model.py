@@ -16,6 +16,8 @@ from exactbatch.postgres.connection import transaction
 from exactbatch.sinks import StagedRows
 from support.environment import LONG
 
+pytestmark = pytest.mark.slow
+
 TOPIC, PARTITIONS, KEYS = "t", 3, 7
 COLUMNS = parse_columns("id int, name text, version int, minor int")
 HISTORIES = 50 if LONG else 8

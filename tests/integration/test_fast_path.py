@@ -70,6 +70,7 @@ def differences(world: BatchRunner, table: str) -> int:
         return int(cursor.fetchone()[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sink", ["append", "upsert"])
 def test_both_paths_stage_the_same_rows_and_rejects(world, topic, make_pipeline, monkeypatch, sink):
     changes: dict[str, Any] = {"sink": Append(f'public."{topic.name}"')}

@@ -2,7 +2,11 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from support.new_process import run
+
+pytestmark = pytest.mark.slow
 
 _FUZZ = """
 import sys

@@ -72,6 +72,7 @@ def reasons(world: BatchRunner, pipeline: Pipeline) -> list[tuple[Any, ...]]:
     )
 
 
+@pytest.mark.slow
 def test_avro_bodies_are_loaded_exactly(world, make_topic, make_pipeline):
     topic = make_topic()
     topic.produce(*map(body, range(500)), b"\x02", *map(body, range(500, 510)))
@@ -83,6 +84,7 @@ def test_avro_bodies_are_loaded_exactly(world, make_topic, make_pipeline):
     assert world.is_exact(pipeline)
 
 
+@pytest.mark.slow
 def test_avro_with_a_registry_is_loaded_exactly(world, make_topic, make_pipeline, registry):
     topic = make_topic()
     topic.produce(*(b"\0\0\0\0\7" + body(number) for number in range(100)), b"\0\0\0\0\10", b"{}")

@@ -193,6 +193,7 @@ def test_a_forwarder_that_is_killed_neither_loses_nor_repeats(late, moment):
     assert standing_rows(messages) == Counter(map(message_of, flights(0, 45)))
 
 
+@pytest.mark.slow
 def test_forwarders_that_are_killed_at_any_time_neither_lose_nor_repeat(late):
     numbers = random.Random(draw_seed())
     produced = 0

@@ -15,7 +15,7 @@ from support.environment import LONG, draw_seed
 from support.fuzzed_values import COLUMNS, LABELS, Fuzzer
 from support.strict_decoder import SHOWN, Refused, as_expected, rows_of
 
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 VALUES = int(os.environ.get("EXACTBATCH_VALUES", 100_000 if LONG else 6_000))
 # The share of values that are fuzzed; about two thirds of these become rejects, which cost much more than rows.

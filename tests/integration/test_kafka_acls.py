@@ -512,6 +512,7 @@ def here(_spark: Any, tasks: Any, do: Callable[..., Any], **_: Any) -> list[Any]
     return loaded([dump(do([task], number)) for number, task in enumerate(tasks)])
 
 
+@pytest.mark.slow
 def test_each_right_that_is_missing_is_named(
     documented: Documented, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:

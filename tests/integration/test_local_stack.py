@@ -19,6 +19,8 @@ from exactbatch.local.commands import app
 from exactbatch.local.process import wait_until_ended
 from support.environment import HOME
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def own():

@@ -215,6 +215,7 @@ def read(
         return [offset for records in batches for offset in records.offsets().to_pylist()]
 
 
+@pytest.mark.slow
 def test_log_cut_and_has_grown_again_is_told_from_one_that_was_not(
     own_stack: LocalStack, tmp_path: Path
 ) -> None:
@@ -328,6 +329,7 @@ def test_executors_that_reach_another_cluster_than_planner_write_nothing(
     assert process() == 10
 
 
+@pytest.mark.slow
 def test_batches_over_logs_that_are_cut_write_nothing_and_say_so(
     own_stack: LocalStack,
     spark: Any,

@@ -23,6 +23,8 @@ from support.environment import DOCS, TESTS
 from support.replays import ranges
 from support.topics import Topic, record
 
+pytestmark = pytest.mark.slow
+
 MakeTopic = Callable[..., Topic]
 MakePipeline = Callable[..., Pipeline]
 PAGE = DOCS / "howto" / "move-over.md"

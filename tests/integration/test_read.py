@@ -611,6 +611,7 @@ def test_a_partition_that_is_not_there_is_an_error(make_topic: MakeTopic) -> Non
         read(make_topic(), 0, 1, partition=7, timeout=3)
 
 
+@pytest.mark.slow
 def test_broker_that_dies_and_comes_back_in_mid_range_loses_and_repeats_nothing(
     own_stack: LocalStack, reader: str
 ) -> None:

@@ -1,7 +1,7 @@
 """Whatever a role, a database, the environment or a pooler sets: the same values as without, or refused by name.
 
 Each condition is tried with every sink: a run, a replay of everything, and an audit of the values. Whole in the
-long form; `make test` has all settings of a role at once, all of the environment, and PgBouncer.
+long form; the short form has all settings of a role at once, all of the environment, and PgBouncer.
 """
 
 import json
@@ -402,6 +402,7 @@ def first_append(cursor: Any) -> str:
     return str(cursor.fetchone()[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "sink"), [(name, sink) for name, sinks in SHORT.items() for sink in sinks])
 def test_what_is_set_elsewhere_changes_nothing(place, name, sink):
     check(place, name, sink)

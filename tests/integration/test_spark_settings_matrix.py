@@ -168,6 +168,7 @@ CONDITIONS: Final = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sink", SINKS)
 @pytest.mark.parametrize("changed", CONDITIONS.values(), ids=CONDITIONS)
 def test_rows_are_the_same_under_every_setting(world, topic, make_pipeline, expected, sink, changed):

@@ -122,6 +122,7 @@ REFUSED = {
 IN_SHORT = ("spark.local.dir", "driver memory")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("conf", "environment", "said"),
     [value for name, value in REFUSED.items() if LONG or name in IN_SHORT],
@@ -136,6 +137,7 @@ def test_a_setting_with_which_spark_cannot_work_is_named(conf, environment, said
     assert said.replace(BARE, str(bare)) in found
 
 
+@pytest.mark.slow
 def test_workers_of_local_driver_have_loaded_exactbatch_and_no_archive_is_read():
     assert outcomes(WORKER) == [
         "OK 1000 ([True, False], False, False)",

@@ -1,7 +1,7 @@
 """What a log can do to a batch: the target is what a plain program makes of the records, or an error says why.
 
 Retention, compaction, transactions, new partitions, topics that come again, and records that are odd. Each is
-a scene over the sinks of test_every_sink; `make test` plays it with those whose results could differ.
+a scene over the sinks of test_every_sink; the short form plays it with those whose results could differ.
 """
 
 import json
@@ -230,7 +230,7 @@ def scene(
 
 
 def of(*kinds: str) -> Any:
-    """These sinks in `make test`, all of them in the long form."""
+    """These sinks in the short form, all of them in the long form."""
     return pytest.mark.parametrize("kind", KINDS if LONG else kinds)
 
 
@@ -259,6 +259,7 @@ def test_retention_between_plan_and_read_is_told_and_recorded_loss_goes_on_behin
     assert [each.lost for each in audits.partitions] == [4, 0]
 
 
+@pytest.mark.slow
 @of("append", "partition")
 def test_retention_that_overtakes_reader_fails_batch_and_leaves_nothing(
     scene: MakeScene, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -331,6 +332,7 @@ def set_policy(played: Scene, policy: str) -> None:
     done.result(30)
 
 
+@pytest.mark.slow
 @of("append", "upsert by offset")
 def test_compaction_between_two_reads_and_before_a_replay(
     scene: MakeScene, make_topic: MakeTopic, kind: str, monkeypatch: pytest.MonkeyPatch
@@ -422,6 +424,7 @@ def test_replay_that_would_bring_back_what_delete_has_removed_is_refused(
 # Transactions
 
 
+@pytest.mark.slow
 @of("append", "upsert")
 def test_ranges_that_begin_and_end_at_markers_and_hold_nothing_else(scene: MakeScene, kind: str) -> None:
     """Each batch takes one offset of each partition: a record, an aborted one, or a marker."""
@@ -585,6 +588,7 @@ def test_end_of_log_that_is_stale_never_takes_pipeline_backwards(scene: MakeScen
 
 
 # What an aggregate has for a key is no longer than an index takes: see the next test.
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"aggregate"}) if LONG else ["append", "partition"])
 def test_records_up_to_the_broker_s_limit(scene: MakeScene, kind: str) -> None:
     """1 MB and 10 MB, between small ones; one of them is no event."""
@@ -617,6 +621,7 @@ def test_value_that_index_cannot_hold_is_refused_and_nothing_is_written(scene: M
     assert "was written. Correct the target, or what the pipeline writes." in message
 
 
+@pytest.mark.slow
 @of("append", "upsert", "aggregate")
 def test_records_without_key_or_value_and_partitions_without_records(scene: MakeScene, kind: str) -> None:
     played = scene(kind, 4, max_rejects=20)
@@ -669,6 +674,7 @@ def stamped(played: Scene, timestamps: Iterable[int]) -> list[int]:
     return sent
 
 
+@pytest.mark.slow
 @of("append", "aggregate")
 def test_timestamps_that_go_backwards_or_are_none_or_beyond_all_calendars(
     scene: MakeScene, make_topic: MakeTopic, kind: str

@@ -80,6 +80,7 @@ def ids(world, pipeline: Pipeline) -> list[int]:
     return [each for (each,) in world.rows(f"select id from {table} order by id")]
 
 
+@pytest.mark.slow
 def test_fifty_tables_are_exact_with_one_plan_and_one_status(world, shop, command, monkeypatch):
     names = [f"t{number:02}" for number in range(48)] + ["event1", "event2"]
     shop.create(*names)

@@ -222,6 +222,7 @@ def empty_database(database: str) -> Iterator[str]:
     admin.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_load_gives_what_a_batch_writes(name, world, make_topic, make_pipeline, empty_database):
     case, random_ = CASES[name], random.Random(name)

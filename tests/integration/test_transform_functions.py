@@ -22,10 +22,12 @@ from exactbatch.transforms.allowed_plan import findings, marked
 from support.spark_functions import RECORDS, Call, builtin, call
 from support.transform_queries import ONE_AT_A_TIME, SEVERAL, STATIC, VALUES
 
+pytestmark = pytest.mark.slow
+
 DOC: Final = Path(__file__).parents[2] / "docs" / "transform-functions.md"
 ROWS: Final = 60
 CHUNK: Final = 40
-# In `make test`: some of each kind.
+# In the short form: some of each kind.
 CORE: Final = 3
 # They need jars that are not among Spark's own; a metric view; a setting.
 BY_JARS: Final = {"from_avro", "to_avro", "schema_of_avro", "from_protobuf", "to_protobuf"}

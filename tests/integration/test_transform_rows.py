@@ -263,6 +263,7 @@ def test_a_transform_may_act_while_it_is_planned(world, make_topic, make_pipelin
     assert not world.spark.sparkContext._jsc.getPersistentRDDs()
 
 
+@pytest.mark.slow
 def test_the_search_for_a_record_takes_few_jobs_and_ends_in_time(
     world, make_topic, make_pipeline, monkeypatch
 ):

@@ -27,6 +27,8 @@ from support.value_matrix import (
     summary,
 )
 
+pytestmark = pytest.mark.slow
+
 DOC = Path(__file__).parents[2] / "docs" / "value-matrix.md"
 CORE = {"text", "text[]", "bigint", "double precision", "numeric(10,2)", "timestamp with time zone"}
 # Of arrays in the core: kinds that are no arrays refuse them all for one reason.

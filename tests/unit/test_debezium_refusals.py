@@ -300,6 +300,7 @@ FORMS = [
 ]
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 2**32))
 def test_broken_events_are_rows_rejects_or_counted(events, seed):
     """Bytes of real events are changed, doubled, dropped, and cut: nothing crashes, and each value is accounted for."""
