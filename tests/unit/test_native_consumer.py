@@ -278,7 +278,6 @@ BLOCKS = 150
 RESIDENT = 16 * MB
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600 + 60 * LEAK_MINUTES)
 def test_reads_leave_no_memory_descriptor_or_thread_behind(
     make_topic: MakeTopic, reader: str, request: pytest.FixtureRequest
