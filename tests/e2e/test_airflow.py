@@ -116,6 +116,7 @@ def quick_runs(airflow, killed_run, settings):
     return runs
 
 
+@pytest.mark.slow
 def test_small_batches_run_on_a_server_of_spark_connect(airflow, quick_runs, settings, stack):
     """In Airflow's task: no driver is started. The second run finds the server as the first has left it."""
     results = audit(QUICK, settings)

@@ -42,6 +42,7 @@ def changes_in(form: Any, values: list[bytes | None]) -> list[Row]:
     return [tuple(row.values()) for row in decoded.rows.to_pylist()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(ROUNDS))
 @pytest.mark.parametrize("connector", VERSIONED)
 def test_events_in_any_order_over_partitions_batches_and_replays_give_the_source(

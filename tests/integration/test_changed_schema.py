@@ -16,6 +16,8 @@ from support.batch_runner import BatchRunner
 from support.replays import Replays, ranges
 from support.topics import Topic
 
+pytestmark = pytest.mark.slow
+
 MakeTopic = Callable[..., Topic]
 MakePipeline = Callable[..., Pipeline]
 # For each sink, the tables that a statement has to change.

@@ -179,6 +179,7 @@ def test_a_batch_that_is_not_committed_leaves_nothing_in_the_outbox(late, monkey
     assert late.rows("select count(*) from exactbatch.outbox") == [(0,)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", SENDING)
 def test_a_forwarder_that_is_killed_neither_loses_nor_repeats(late, moment):
     late.batches.run(*flights(0, 20))
@@ -244,6 +245,7 @@ def test_a_transaction_that_the_brokers_ended_is_not_blamed_on_another_forwarder
     assert late.send().sent == 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", [each for each in SENDING if "confirm" not in each])
 def test_a_forwarder_that_another_one_replaces_sends_nothing_more(late, tmp_path, small, moment):
     late.batches.run(*flights(0, 10))

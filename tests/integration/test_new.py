@@ -81,6 +81,7 @@ def send(topic: RealisticTopic, make_topic) -> str:
     return made.name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("topic", TOPICS, ids=lambda topic: topic.name)
 def test_the_pipeline_loads_the_whole_topic_without_a_reject(
     topic, make_topic, command, project, world, connection

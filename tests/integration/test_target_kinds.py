@@ -172,6 +172,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "sink"), CASES)
 def test_a_kind_of_target_is_exact_or_refused(db, batches, kind, sink):
     made = batches("id int, v int", SINKS[sink])
