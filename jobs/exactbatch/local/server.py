@@ -15,8 +15,8 @@ from exactbatch.local.process import Recorded, wait_until_ended
 from exactbatch.local.state import StateFile
 
 LOG_LINES_SHOWN = 12
-# The message of Java, Python and Postgres, in small letters, if another process listens on a port.
-_IN_USE = "address already in use"
+# What Java, Python and Postgres say if another process listens on a port, and what Spark says; in small letters.
+_IN_USE = ("address already in use", "failed to bind to address")
 PORT_TIMEOUT_S = 5.0  # the last threads of a killed server can keep its ports open for a moment
 
 
@@ -188,7 +188,8 @@ class Server(ABC):
         if self._process() is None:
             # If two servers that start at the same time took a port of each other, both have ended, and all
             # ports are free again.
-            collided = _IN_USE in self._log().lower()
+            log = self._log().lower()
+            collided = any(message in log for message in _IN_USE)
             for port in self.ports.values():
                 if collided or not is_free(port):
                     raise self._port_taken(port)
