@@ -22,6 +22,8 @@ from support.environment import JOBS
 from support.realistic_topics import RealisticTopic, realistic_topics
 from support.registry import Registry, registry_server
 
+pytestmark = pytest.mark.slow
+
 SAMPLED = 400  # of 3,000 records and more
 TOPICS = realistic_topics()
 DAG_BAG = """
@@ -81,7 +83,6 @@ def send(topic: RealisticTopic, make_topic) -> str:
     return made.name
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("topic", TOPICS, ids=lambda topic: topic.name)
 def test_the_pipeline_loads_the_whole_topic_without_a_reject(
     topic, make_topic, command, project, world, connection
