@@ -24,10 +24,10 @@ from exactbatch.postgres.connection import connect, transaction
 
 # Seconds that one round may take before it is given up.
 ROUND_TIMEOUT = 1800.0
-# Vacuum would start in the middle of one round or another. Postgres's documentation recommends a quarter of the memory
-# for shared_buffers: with the 256 MB of `exactbatch local`, each way would wait until pages are written to make room.
+# Vacuum would start in the middle of one round or another. With the 256 MB of `exactbatch local`, each way would wait
+# until pages are written to make room; much more than 1 GB would be missing to the processes of all ways together.
 # Everything else is as `exactbatch local` sets it.
-POSTGRES_SETTINGS = {"autovacuum": "off", "max_wal_size": "16GB", "shared_buffers": "2GB"}
+POSTGRES_SETTINGS = {"autovacuum": "off", "max_wal_size": "16GB", "shared_buffers": "1GB"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
