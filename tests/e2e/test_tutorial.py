@@ -122,6 +122,8 @@ def test_a_part_that_died_starts_again_and_the_others_go_on(done, stack, shell, 
     assert "narrow_replay" in {pool["name"] for pool in pools}
 
     again = json.loads(shell("exactbatch local up --airflow --json").stdout)
+    assert again["kafka_properties"] is not None
+    assert again["postgres_dsn"] is not None
     assert again["airflow"]["password"] == password
     assert [each["file"] for each in again["airflow"]["import_errors"]] == ["broken.py"]
     assert [part.pid for part in stack.airflow_parts] == now

@@ -70,7 +70,8 @@ def test_a_topic_without_a_leader_concerns_no_other_topic(brokers: ThreeBrokers)
 
     def is_the_other_observed() -> bool:
         with suppress(KafkaUnavailable):  # until the controller has noticed that the broker is gone
-            return set(existing_partitions(broker, [gone.name, other.name])) == {other.name}
+            logs, errors = existing_partitions(broker, [gone.name, other.name])
+            return logs.keys() == {other.name} and errors.keys() == {gone.name}
         return False
 
     brokers.brokers[1].kill()

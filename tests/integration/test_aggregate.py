@@ -713,11 +713,11 @@ def test_windows_of_the_time_that_kafka_has_of_a_record(world, make_topic, make_
         (lambda: Aggregate("t", HOURLY, {"n": "count(*)"}), "found {'n': 'count(*)'}"),  # type: ignore[dict-item]
         (
             lambda: Aggregate("t", HOURLY, {"carrier": Count()}),
-            "the columns 'carrier' are there twice or have reserved names. Give the aggregate or the window",
+            "the columns 'carrier' occur twice or have reserved names. Give the aggregate or the window",
         ),
         (
             lambda: Aggregate("t", HOURLY, {"records": Count()}),
-            "the columns 'records' are there twice or have reserved names. Give the aggregate or the window",
+            "the columns 'records' occur twice or have reserved names. Give the aggregate or the window",
         ),
         (
             lambda: Aggregate("t", HOURLY, MEASURES, on_late="never"),  # type: ignore[arg-type]

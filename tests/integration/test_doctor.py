@@ -309,7 +309,7 @@ def test_a_freshness_that_is_not_registered(doctor, pipeline):
     found = of(doctor(replace(pipeline, freshness=timedelta(hours=1))), "pipelines")
     assert found["level"] == "warning"
     assert "freshness is 1:00:00 in its code and not set in the ledger" in found["found"]
-    assert found["remedy"].startswith("Change it there: exactbatch init ")
+    assert found["remedy"].startswith("Store the new value in the ledger: exactbatch init ")
 
 
 def test_a_registered_pipeline_has_no_code(doctor, pipeline):

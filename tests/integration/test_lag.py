@@ -163,8 +163,12 @@ def test_all_registered_pipelines_are_shown_and_a_missing_topic_hides_none(lag, 
     done = CliRunner().invoke(app, ["lag"])
     assert (done.exit_code, "lag of one: 1 offsets" in done.stdout) == (42, True)
     assert "TopicMissing" in done.stderr
+    make_pipeline(replace(topic, name="gone"), name="third", sink=Append("public.third"))
+    done = CliRunner().invoke(app, ["lag"])
+    assert "'absent'" in done.stderr
+    assert "! third: " in done.stdout
     done = CliRunner().invoke(app, ["lag", "nobody"])
-    assert (done.exit_code, "has one, other" in " ".join(done.stderr.split())) == (42, True)
+    assert (done.exit_code, "has one, other, third" in " ".join(done.stderr.split())) == (42, True)
 
 
 def test_offsets_that_retention_removed_are_told(lag, stand, make_topic, make_pipeline):

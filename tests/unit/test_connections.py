@@ -48,7 +48,7 @@ def test_a_host_may_have_its_port(monkeypatch, host, port, servers):
 @pytest.mark.parametrize("which", ["kafka_default", "postgres_default"])
 def test_an_extra_that_is_no_json_object_does_not_turn_tls_off(monkeypatch, which, extra):
     with pytest.raises(
-        ConfigurationError, match=f"extra of the Airflow connection '{which}' is no JSON"
+        ConfigurationError, match=f"extra of the Airflow connection '{which}' is not a JSON object"
     ) as caught:
         settings(monkeypatch, **{which: {"host": "h", "extra": extra}})
     assert "verify" not in str(caught.value).replace('{"sslmode": "verify-full"}', "")
@@ -83,7 +83,7 @@ def test_what_airflows_own_hook_takes_is_left_out(monkeypatch):
     ("extra", "said"),
     [
         ('{"iam": true}', "has 'iam' in its extra: exactbatch asks no cloud for a password"),
-        ('{"colour": "red"}', 'no parameter of libpq: invalid dsn: invalid connection option "colour"'),
+        ('{"colour": "red"}', 'not a libpq parameter: invalid dsn: invalid connection option "colour"'),
     ],
 )
 def test_what_libpq_does_not_know_is_named(monkeypatch, extra, said):

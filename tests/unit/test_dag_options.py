@@ -74,7 +74,7 @@ def test_default_args_tags_params_and_texts_are_merged():
         ({"no_such_argument": 1}, "Airflow refuses its DAG: .*no_such_argument"),
         ({"schedule": 5}, "Airflow refuses its DAG: .*schedule"),
         *(
-            ({"schedule": text}, f"the schedule {re.escape(repr(text))} is no cron expression")
+            ({"schedule": text}, f"the schedule {re.escape(repr(text))} is not a cron expression")
             for text in ("", "None", "@never", "0 25 * * *", "* * *", "every day")
         ),
     ],

@@ -47,7 +47,7 @@ def test_status_says_that_a_pipeline_is_overdue_and_that_it_has_to_be_registered
     assert late.troubles == [
         "overdue: its oldest unprocessed record is 3:00:00 old, and freshness allows 1:00:00.",
         "its freshness is 2:00:00 in its code and 1:00:00 in the ledger. The ledger decides what status, lag, doctor, "
-        "dashboards and the page in Airflow show. To change it there: exactbatch init flights",
+        "dashboards and the page in Airflow show. To store the new value in the ledger: exactbatch init flights",
     ]
     idle = Status(flights_pipeline(freshness=HOUR), (), (), at=NOW, freshness=HOUR)
     assert (idle.overdue, idle.troubles) == (False, [])

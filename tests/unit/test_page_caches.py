@@ -80,7 +80,7 @@ def broker(monkeypatch):
     """
     broker = SimpleNamespace(is_up=True, behind=[], looked_up=[])
 
-    def partitions(topics):
+    def partitions(topics, processed=()):
         if not broker.is_up:
             raise KafkaUnavailable("down")
         return tuple(log(topic=each) for each in topics)
@@ -109,6 +109,39 @@ def test_retention_is_computed_from_the_pipelines_that_somebody_looks_at(broker,
     watched.watch("kafka", "ahead", ["t"], {("t", 0): stored(9)})
     watched.state("kafka")
     assert broker.behind == [{("t", 0): 5}, {("t", 0): 9}]
+
+
+def test_a_topic_without_a_leader_hides_no_other_topic(broker, clock):
+    partitions = broker.partitions
+
+    def without_leader(topics, processed=()):
+        if "gone" in topics:
+            raise KafkaUnavailable("gone[0] has no leader", topic="gone")
+        return partitions(topics)
+
+    broker.partitions = without_leader
+    watched = brokers.Brokers()
+    watched.watch("kafka", "p", ["t"], {("t", 0): stored(5)})
+    watched.watch("kafka", "q", ["gone"], {("gone", 0): stored(5)})
+    state = watched.state("kafka")
+    assert state.logs.keys() == {"t"}
+    assert state.errors == {"gone": "gone[0] has no leader"}
+
+
+def test_settings_that_an_acl_hides_are_asked_for_once_a_minute(broker, clock):
+    asked = []
+    broker.retention = lambda topics: asked.append(topics) or {}
+    watched = brokers.Brokers()
+    for _ in range(4):
+        watched.watch("kafka", "p", ["t"], {("t", 0): stored(5)})
+        assert watched.state("kafka").retention == {"t": None}
+        clock.now += 25
+    assert asked == [["t"], ["t"]]
+
+
+def test_a_timestamp_beyond_the_calendar_is_not_known(broker, clock):
+    broker.first_timestamps = lambda places, *, uncommitted: dict.fromkeys(places, 1_700_000_000_000_000_000)
+    assert oldest(brokers.Brokers(), clock, 5) is None
 
 
 def oldest(watched, clock, offset):

@@ -15,7 +15,7 @@ from exactbatch import Append, Json, Pipeline, Tables, TableTopic
 from exactbatch.airflow import Connections, tables_dag
 from exactbatch.airflow import submit as submit_module
 from exactbatch.airflow import tables_operator as module
-from exactbatch.airflow.batches import named_batches
+from exactbatch.airflow.batches import missed_plans, named_batches
 from exactbatch.airflow.parameters import tables_of
 from exactbatch.errors import ConfigurationError
 from exactbatch.errors.exit_status import TERMINAL
@@ -150,3 +150,18 @@ def test_a_form_names_tables_as_a_list():
 def test_without_batches_the_task_says_that_plan_batch_has_left_none(nothing):
     with pytest.raises(AirflowFailException, match="plan_batch has left no batches"):
         named_batches(nothing)
+
+
+@pytest.mark.parametrize(
+    ("missed", "found"),
+    [
+        ("", {}),
+        (None, {}),
+        ("[]", {}),
+        (f'[["t", ["{PLANS[0]}"]]]', {"t": PLANS[:1]}),
+        ([["t", [str(PLANS[0])]]], {"t": PLANS[:1]}),  # with render_template_as_native_obj
+        (f'[["t", 7, ["{PLANS[0]}"]]]', {"t": PLANS[:1]}),  # of an older version
+    ],
+)
+def test_batches_that_no_report_has_announced_are_read_however_jinja_renders_them(missed, found):
+    assert missed_plans(missed) == found

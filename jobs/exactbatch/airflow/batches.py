@@ -53,6 +53,13 @@ def named_batches(batches: Any) -> list[NamedBatch]:
         ) from None
 
 
+def missed_plans(missed: Any) -> dict[str, list[UUID]]:
+    """Return the plan IDs, by topic, that plan_batch has left as JSON; Jinja may have rendered it as a list."""
+    found = json.loads(missed or "[]") if isinstance(missed, str) else missed or ()
+    # Before 0.6.0 there was a batch ID in the middle.
+    return {topic: list(map(UUID, plans)) for topic, *_, plans in found}
+
+
 def check_own(batch: "Batch", ti: Any, *, pipeline: str | None = None) -> None:
     """Raise AirflowFailException unless the batch was planned for the run of this task.
 

@@ -50,7 +50,7 @@ class Connections:
         spark_history: No connection, but the address of Spark's history server as a browser reaches it, for links:
             "https://history.example.org".
 
-    Raises ConfigurationError for a spark_history that is no web address.
+    Raises ConfigurationError for a spark_history that is not a web address.
     """
 
     kafka: str = "kafka_default"
@@ -180,8 +180,8 @@ def postgres_dsn(connection: Any) -> str:
         return str(make_dsn(**{name: value for name, value in parameters.items() if value not in (None, "")}))
     except (psycopg2.ProgrammingError, TypeError) as error:
         raise ConfigurationError(
-            f"the Airflow connection {connection.conn_id!r} has an entry in its extra that is no parameter of "
-            f"libpq: {' '.join(str(error).split())}. Remove it from the extra."
+            f"the Airflow connection {connection.conn_id!r} has an entry in its extra that is not a libpq "
+            f"parameter: {' '.join(str(error).split())}. Remove it from the extra."
         ) from None
 
 
@@ -202,7 +202,7 @@ def _extra(connection: Any) -> dict[str, Any]:
         extra = None
     if not isinstance(extra, dict):
         raise ConfigurationError(
-            f"the extra of the Airflow connection {connection.conn_id!r} is no JSON object. Write it with double "
+            f"the extra of the Airflow connection {connection.conn_id!r} is not a JSON object. Write it with double "
             f'quotes, as {{"sslmode": "verify-full"}}.'
         )
     return dict(connection.extra_dejson)  # reading it makes Airflow mask its values in logs

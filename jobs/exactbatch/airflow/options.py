@@ -57,7 +57,7 @@ def checked_schedule(pipeline: str, schedule: Any) -> Any:
             croniter(schedule)
         except CroniterError as error:
             raise ConfigurationError(
-                f"pipeline {pipeline!r}: the schedule {schedule!r} is no cron expression: "
+                f"pipeline {pipeline!r}: the schedule {schedule!r} is not a cron expression: "
                 f"{str(error).rstrip('.')}. Write five fields, such as '*/5 * * * *', one of "
                 f"{', '.join((*_PRESETS, *_WITHOUT_CRON))}, or None for a DAG that is only triggered."
             ) from None

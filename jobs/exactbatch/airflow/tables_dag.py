@@ -43,8 +43,8 @@ def tables_dag(
     the task fails at its end and names it, and its next try processes only what is left. check_tables fails if a member
     could not be planned.
 
-    A run that is triggered with ranges or batch IDs concerns the members whose they are, one with a time window and a
-    backfill all members, or those that the parameter `tables` names.
+    A run that is triggered with ranges or batch IDs concerns the members to which these belong. One with a time
+    window, and a backfill, concern all members, or those that the parameter `tables` names.
 
     Raises ConfigurationError for invalid arguments.
     """

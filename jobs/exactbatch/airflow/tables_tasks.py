@@ -13,7 +13,7 @@ from uuid import UUID
 from airflow.sdk import Asset, task
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
-from exactbatch.airflow.batches import check_committed, check_own, named_batches
+from exactbatch.airflow.batches import check_committed, check_own, missed_plans, named_batches
 from exactbatch.airflow.connections import Connections
 from exactbatch.airflow.errors import airflow_errors
 from exactbatch.airflow.metrics import send_gauges
@@ -158,7 +158,7 @@ def report_tables_task(
             announced: dict[str, list[str]] = {}
             reports = []
             own = {batch.topic: batch for batch in named_batches(batches)}
-            plans = {topic: list(map(UUID, late)) for topic, _, late in json.loads(str(missed) or "[]")}
+            plans = missed_plans(missed)
             for batch in own.values():
                 plans.setdefault(batch.topic, []).append(batch.plan_id)
             with (
@@ -170,7 +170,7 @@ def report_tables_task(
             for topic in sorted(plans):
                 pipeline = tables.member(topic)
                 if pipeline is None:
-                    continue  # the function leaves the topic out since
+                    continue  # the function has since left the topic out
                 new = [waiting[plan] for plan in plans[topic] if plan in waiting]
                 if not new:
                     logger.info("%s: nothing is committed that was not announced before", pipeline.name)
@@ -229,15 +229,15 @@ def check_tables_task(name: str, connections: Connections, planned: Sequence[str
     return check_tables(*planned)
 
 
-def _missed(ledger: "Ledger", plans: "Sequence[MemberPlan]") -> list[tuple[str, int, list[str]]]:
-    """Return batches that no report has announced, as (topic, newest batch ID, plan IDs)."""
+def _missed(ledger: "Ledger", plans: "Sequence[MemberPlan]") -> list[tuple[str, list[str]]]:
+    """Return batches that no report has announced, as (topic, plan IDs)."""
     missed = []
     for plan in plans:
         if plan.pipeline is None:
             continue
         found = ledger.unannounced(plan.pipeline, age=UNANNOUNCED_AFTER, limit=MISSED_LIMIT)
         if found:
-            missed.append((plan.topic, found[-1].batch_id, [str(each.plan_id) for each in found]))
+            missed.append((plan.topic, [str(each.plan_id) for each in found]))
     return missed
 
 

@@ -63,6 +63,11 @@ def coverage(
         positions = chosen if partitions else chosen[:_MOST]
         begin = min((each.first_offset for each in positions), default=0) if first is None else first
         end = max((each.next_offset for each in positions), default=0) if until is None else until
+        if positions and begin >= end:
+            raise ConfigurationError(
+                f"expected --from to be below --until, found {begin} and {end}. Without --until, a strip ends at the "
+                f"highest stored offset."
+            )
         steps = max(_NARROWEST, min(_WIDEST, out.width - 2))
         strips = load_strips(connection, name, positions, begin, end, steps=steps)
         found = find_gaps(connection, name, chosen) if gaps else []
@@ -103,7 +108,7 @@ def _chosen(known: Sequence[Position], names: Sequence[str]) -> list[Position]:
     for name in names:
         if name not in by_name:
             raise ConfigurationError(
-                f"--partition {name}: the pipeline has no stored offset for it. It has for: "
+                f"--partition {name}: the pipeline has no stored offset for it. It has stored offsets for: "
                 f"{', '.join(list(by_name)[:_MOST]) or 'no partition'}."
             )
     return [by_name[name] for name in names]

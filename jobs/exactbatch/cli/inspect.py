@@ -10,7 +10,7 @@ import typer
 from exactbatch.cli import render
 from exactbatch.cli.console import AsJson, out, print_json
 from exactbatch.cli.many_tables import audit_tables
-from exactbatch.cli.pipeline import Reference, ledger_connection, load, load_any
+from exactbatch.cli.pipeline import Reference, is_connect, ledger_connection, load, load_any
 from exactbatch.cli.progress import counting
 from exactbatch.errors import ConfigurationError
 from exactbatch.errors.exit_status import CHECK_FAILED
@@ -77,6 +77,10 @@ def audit(
             raise ConfigurationError(f"--master is for one pipeline. Name it: {reference}.TABLE")
         audit_tables(pipeline, settings, values=values, as_json=as_json)
         return
+    if master is not None and is_connect(master):
+        raise ConfigurationError(
+            "an audit cannot run on a Spark Connect server. Give a Spark master, or leave out --master."
+        )
     with _spark(pipeline, master) as spark, counting("Comparing offsets") as update:
         report = audit_target(
             pipeline,
@@ -100,7 +104,7 @@ def _spark(pipeline: Pipeline, master: str | None) -> "Iterator[SparkSession | N
     if master is None:
         yield None
         return
-    # Imported here: Spark takes long to import.
+    # Imported here: Spark takes a long time to import.
     from exactbatch.batch.spark.launch_timeout import launch_timeout
     from exactbatch.batch.spark.session import spark_session
 

@@ -32,22 +32,23 @@ def lag(
     settings = load_settings()
     with ledger_connection(settings) as connection:
         lags = load_lag(connection, KafkaBroker(settings.kafka), names)
+    missing = [(each.pipeline, each.missing) for each in lags if each.missing is not None]
     if as_json:
         total = sum(each.lag for each in lags)
         print_json({"lag": total, "pipelines": [each.as_json() for each in lags]})
     else:
         for each in lags:
-            _print(each)
+            if each.missing is None:
+                _print(each)
+        for pipeline, error in missing[1:]:  # the command ends with the first one
+            out.print(Text.assemble(("! ", "yellow"), f"{pipeline}: {error}"))
         if not lags:
             out.print("No pipeline is registered.")
-    for each in lags:
-        if each.missing is not None:
-            raise each.missing
+    for _, error in missing:
+        raise error
 
 
 def _print(lag: PipelineLag) -> None:
-    if lag.missing is not None:
-        return  # the error says it
     out.print(_table(lag))
     if text := overdue_text(lag.freshness, lag.oldest, lag.at):
         out.print(Text.assemble(("! ", "yellow"), text))

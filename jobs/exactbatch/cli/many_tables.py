@@ -12,9 +12,9 @@ from rich.text import Text
 
 from exactbatch.cli import render
 from exactbatch.cli.console import out, print_json
-from exactbatch.cli.pipeline import ledger_connection
+from exactbatch.cli.pipeline import is_connect, ledger_connection
 from exactbatch.cli.tables import new_table, time_text
-from exactbatch.errors import ExactbatchError
+from exactbatch.errors import ConfigurationError, ExactbatchError
 from exactbatch.errors.exit_status import CHECK_FAILED
 from exactbatch.errors.translation import translate_all_errors
 from exactbatch.kafka.broker import KafkaBroker
@@ -96,8 +96,14 @@ def status_of_tables(tables: Tables, settings: Settings, *, as_json: bool) -> No
 def run_tables(tables: Tables, settings: Settings, master: str, *, as_json: bool) -> None:
     """Plan the next batch of each member, and process them with one Spark driver.
 
-    Raises TablesFailed or TablesUnfinished, which name the members that failed, after all others are committed.
+    Raises TablesFailed or TablesUnfinished, which name the members that failed, after all others are committed, and
+    ConfigurationError if `master` is a Spark Connect server.
     """
+    if is_connect(master):
+        raise ConfigurationError(
+            f"a Spark Connect server processes one pipeline at a time, and {tables.name!r} stands for many. Give a "
+            f"Spark master, or name one table: {tables.name}.TABLE"
+        )
     with ledger_connection(settings) as connection:
         plans = plan_tables(
             connection, KafkaBroker(settings.kafka), tables, run=None, request=None, origin="cli"
@@ -161,7 +167,7 @@ def _processed(
 ) -> "list[Outcome]":
     if not plans:
         return []
-    # Imported here: Spark takes long to import, and no other command needs it.
+    # Imported here: Spark takes a long time to import, and no other command needs it.
     from exactbatch.batch.engines.driver_engine import DriverEngine
     from exactbatch.batch.process_tables import MemberBatch, process_tables
     from exactbatch.batch.spark.session import spark_session

@@ -95,7 +95,7 @@ def _sampled(
         found = sample(settings.kafka, partitions, Bounds(records), progress=update)
     if not len(found):
         uncommitted = sum(each.high_watermark - each.last_stable for each in partitions)
-        held = f" {uncommitted:,} offsets are of open transactions." if uncommitted else ""
+        held = f" {uncommitted:,} offsets belong to open transactions." if uncommitted else ""
         raise ConfigurationError(
             f"the topic {topic!r} has no committed record in its {len(partitions):,} partitions.{held} Nothing was "
             f"written. Send a few records first, or write the pipeline by hand.",
@@ -115,7 +115,7 @@ def _is_compacted(broker: KafkaBroker, topic: str) -> bool:
     try:
         return bool(broker.compacted([topic]))
     except ConfigurationError as error:
-        err.print(f"[yellow]The topic is taken for one that is not compacted:[/yellow] {escape(str(error))}")
+        err.print(f"[yellow]Assuming that the topic is not compacted:[/yellow] {escape(str(error))}")
         return False
 
 
@@ -160,7 +160,9 @@ def _say_what_next(proposal: "Proposal", project: Project, files: Sequence[Path]
     shown = [str(path.relative_to(here) if path.is_relative_to(here) else path) for path in files]
     out.print(f"\nWritten: {escape(', '.join(shown))}")
     if name != given:
-        out.print(f"{escape(given)} is no name of a Python module: the pipeline is [bold]{name}[/bold].")
+        out.print(
+            f"{escape(given)} is not a valid name for a Python module, so the pipeline is named [bold]{name}[/bold]."
+        )
     tests = shown[2:]
     for test in tests:
         out.print(
@@ -169,7 +171,7 @@ def _say_what_next(proposal: "Proposal", project: Project, files: Sequence[Path]
     out.print("\nNext:")
     if _folder_of_pipelines() != project.modules:
         out.print(
-            f"  [bold]export PYTHONPATH={escape(shlex.quote(str(project.modules)))}[/bold]  # for Python to find them"
+            f"  [bold]export PYTHONPATH={escape(shlex.quote(str(project.modules)))}[/bold]  # so that Python finds them"
         )
     for command, why in (
         (f"exactbatch try {name}", "decode the newest records, and write nothing"),

@@ -1,6 +1,7 @@
 """The pipeline that a command names, and the connections to its servers."""
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated
@@ -40,6 +41,18 @@ RegisteredName = Annotated[
 Master = Annotated[str, typer.Option(help="Spark master, or the URL of a Spark Connect server.")]
 
 
+def is_connect(master: str) -> bool:
+    """Return True for the URL of a Spark Connect server."""
+    return master.startswith("sc://")
+
+
+def without_token(master: str) -> str:
+    """Return a Spark master as it may be shown: of the URL of a Spark Connect server, only the address."""
+    if not is_connect(master):
+        return master
+    return "sc://" + re.split("[/;?#]", master.removeprefix("sc://"))[0]
+
+
 def load(reference: str) -> tuple[Pipeline, Settings]:
     """Import a pipeline, and read from the environment how to reach Kafka and Postgres.
 
@@ -48,7 +61,7 @@ def load(reference: str) -> tuple[Pipeline, Settings]:
     found, settings = load_any(reference)
     if isinstance(found, Tables):
         raise ConfigurationError(
-            f"{found.name!r} is many tables, and this command is for one. Name it: {reference}.TABLE"
+            f"{found.name!r} stands for many tables, and this command takes one. Name the table: {reference}.TABLE"
         )
     return found, settings
 

@@ -11,7 +11,15 @@ from rich.text import Text
 from exactbatch.cli import render
 from exactbatch.cli.console import AsJson, Yes, confirm, out, print_json
 from exactbatch.cli.many_tables import plan_of_tables, run_tables
-from exactbatch.cli.pipeline import Master, Reference, ledger_connection, load, load_any
+from exactbatch.cli.pipeline import (
+    Master,
+    Reference,
+    is_connect,
+    ledger_connection,
+    load,
+    load_any,
+    without_token,
+)
 from exactbatch.cli.progress import counting, following
 from exactbatch.errors import ConfigurationError
 from exactbatch.kafka.broker import KafkaBroker
@@ -223,12 +231,12 @@ def _process(
     pipeline: Pipeline, settings: Settings, batch: Batch, offsets: int, master: str, *, as_json: bool
 ) -> None:
     """Process a planned batch of so many offsets with Spark, and print its report."""
-    # Imported here: Spark takes long to import, and no other command needs it.
+    # Imported here: Spark takes a long time to import, and no other command needs it.
     from exactbatch.batch.job import process_batch
     from exactbatch.operations.report import load_report
 
     with (
-        counting(f"Batch {batch.batch_id} with Spark on {master}") as update,
+        counting(f"Batch {batch.batch_id} with Spark on {without_token(master)}") as update,
         _engine(pipeline, master, offsets) as engine,
         following(batch, settings, update),
     ):
@@ -242,7 +250,7 @@ def _process(
 def _engine(pipeline: Pipeline, master: str, offsets: int) -> "Iterator[Engine]":
     """Start a Spark driver in this process, for so many offsets, or use the Spark Connect server that `master`
     names."""
-    if master.startswith("sc://"):
+    if is_connect(master):
         from exactbatch.batch.engines.connect_engine import ConnectEngine
 
         yield ConnectEngine(master)

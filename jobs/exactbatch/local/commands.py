@@ -284,7 +284,7 @@ def _table(servers: list[ServerStatus]) -> Table:
 
 def _described(stack: LocalStack, servers: list[ServerStatus] | None = None) -> dict[str, Any]:
     servers = stack.status() if servers is None else servers
-    known = all(server.address for server in servers)
+    known = bool(stack.broker.ports and stack.postgres.ports)
     return {
         "name": stack.name,
         "folder": str(stack.folder),

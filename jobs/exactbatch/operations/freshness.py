@@ -20,7 +20,7 @@ def is_overdue(freshness: timedelta | None, oldest: datetime | None, now: dateti
 
 
 def overdue_text(freshness: timedelta | None, oldest: datetime | None, now: datetime) -> str | None:
-    """Return why a pipeline is overdue, without a point at the end; None if it is not."""
+    """Return why a pipeline is overdue, without a full stop at the end; None if it is not."""
     if freshness is None or oldest is None or not is_overdue(freshness, oldest, now):
         return None
     return (

@@ -123,7 +123,9 @@ class Status:
         if text := overdue_text(self.freshness, self.oldest, self.at):
             late.append(f"{text}.")
         if difference := differing_freshness(self.pipeline.freshness, self.freshness):
-            late.append(f"{difference} To change it there: exactbatch init {self.pipeline.name}")
+            late.append(
+                f"{difference} To store the new value in the ledger: exactbatch init {self.pipeline.name}"
+            )
         return late
 
     def as_json(self) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def load_tables_status(connection: Connection, broker: KafkaBroker, tables: Tabl
     Raises PostgresUnavailable, KafkaUnavailable, ConfigurationError, and TopicMissing if no topic matches.
     """
     members, unmade = find_members(connection, broker, tables)
-    logs = existing_partitions(broker, {member.known_topics(())[0] for member in members})
+    logs, _ = existing_partitions(broker, {member.known_topics(())[0] for member in members})
     found, new, errors = [], [], dict[str, ExactbatchError](unmade)
     for member in members:
         try:

@@ -53,7 +53,8 @@ def first_unprocessed(
     """Return the timestamp of the first unprocessed record of each partition that has one.
 
     Where an open transaction holds all of them back, it is the first of these. A partition is left out where only
-    markers of transactions are left, and if it does not answer within 10 s.
+    markers of transactions are left, where the timestamp is beyond Python's calendar, and if it does not answer within
+    10 s.
 
     Raises KafkaUnavailable, ReadFailed, and ConfigurationError if an ACL denies reading.
     """
@@ -62,12 +63,21 @@ def first_unprocessed(
     for is_held_back in (False, True):
         asked = {place: each.offset for place, each in offsets.items() if each.is_held_back == is_held_back}
         found |= broker.first_timestamps(asked, uncommitted=is_held_back)
-    return {place: time_of(each) for place, each in found.items() if each is not None}
+    times = {place: time_of(each) for place, each in found.items()}
+    return {place: time for place, time in times.items() if time is not None}
 
 
-def time_of(milliseconds: int) -> datetime:
-    """Return the time of a record's timestamp, in milliseconds since 1970."""
-    return datetime.fromtimestamp(milliseconds / 1000, UTC)
+def time_of(milliseconds: int | None) -> datetime | None:
+    """Return the time of a record's timestamp, in milliseconds since 1970.
+
+    None without a timestamp, and beyond Python's calendar: a producer may have sent nanoseconds.
+    """
+    if milliseconds is None:
+        return None
+    try:
+        return datetime.fromtimestamp(milliseconds / 1000, UTC)
+    except (OverflowError, OSError, ValueError):
+        return None
 
 
 def contradiction_of(stored: Stored | None, log: LogPartition) -> str | None:

@@ -151,7 +151,7 @@ def observe_members(
         stored = {member.name: ledger.stored_offsets(member) for member in members}
     topics = {member.known_topics(())[0] for member in members}
     processed = {offset.topic for offsets in stored.values() for offset in offsets}
-    logs = existing_partitions(broker, topics, processed)
+    logs, _ = existing_partitions(broker, topics, processed)
     observed = {}
     for member in members:
         (topic,) = member.known_topics(())
@@ -170,13 +170,14 @@ def observe_members(
 
 def existing_partitions(
     broker: KafkaBroker, topics: Collection[str], processed: Collection[str] = ()
-) -> dict[str, list[LogPartition]]:
-    """Return the partitions of topics, by topic, without the topics that are missing, denied or lack a leader.
+) -> tuple[dict[str, list[LogPartition]], dict[str, ExactbatchError]]:
+    """Return the partitions of topics, by topic, and the errors of topics that are missing, denied or lack a leader.
 
-    One query, and one more for each topic that is left out. Raises KafkaUnavailable and ConfigurationError if these do
+    One query, and one more for each topic with an error. Raises KafkaUnavailable and ConfigurationError if these do
     not concern a topic alone.
     """
     remaining, logs = set(topics), dict[str, list[LogPartition]]()
+    errors: dict[str, ExactbatchError] = {}
     while remaining:
         try:
             partitions = broker.partitions(sorted(remaining), processed)
@@ -184,11 +185,12 @@ def existing_partitions(
             if error.topic not in remaining:
                 raise
             remaining.remove(error.topic)
+            errors[error.topic] = error
             continue
         for partition in partitions:
             logs.setdefault(partition.topic, []).append(partition)
         break
-    return logs
+    return logs, errors
 
 
 def preview_tables(
@@ -225,8 +227,8 @@ def plan_tables(
 ) -> list[MemberPlan]:
     """Plan a run of all members, or of those whose tables are named in `only`; an error of one stops no other.
 
-    Without a `run`, a command plans advances. Ranges and batch IDs are requests to the members whose they are; a window
-    is one to all.
+    Without a `run`, a command plans advances. Ranges and batch IDs are requests to the members to which these belong; a
+    window is one to all.
 
     Raises ConfigurationError for a request that names what no member has, and what find_members() and join_members()
     raise.

@@ -11,11 +11,12 @@ from typing import Final
 from exactbatch.airflow.connections import kafka_properties
 from exactbatch.airflow.page.airflow_connections import airflow_connection, error_text
 from exactbatch.airflow.page.first_records import FirstRecords, Known, Unprocessed, only_current
-from exactbatch.errors import ExactbatchError, TopicMissing
+from exactbatch.errors import ExactbatchError
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.model import LogPartition
 from exactbatch.offsets import TopicPartition
 from exactbatch.operations.unprocessed import Stored
+from exactbatch.planning.plan_tables import existing_partitions
 
 _FRESH: Final = 4.0  # seconds for which an answer of Kafka is shown without asking again
 _WANTED: Final = 60.0  # seconds for which Kafka is asked about a pipeline that nobody looks at any more
@@ -188,27 +189,14 @@ class _Watched:
     def _answer(self, topics: Sequence[str]) -> LogState:
         properties = kafka_properties(airflow_connection(self._conn_id))
         broker = KafkaBroker(properties, settle=0)
-        logs: dict[str, list[LogPartition]] = {topic: [] for topic in topics}
-        errors: dict[str, str] = {}
-        try:
-            partitions = broker.partitions(topics)
-        except TopicMissing:
-            partitions = ()
-            for topic in topics:
-                try:
-                    partitions += broker.partitions([topic])
-                except TopicMissing as error:
-                    del logs[topic]
-                    errors[topic] = str(error)
-        for partition in partitions:
-            logs[partition.topic].append(partition)
+        logs, errors = existing_partitions(broker, topics)
         retention, written = self._state.retention, self._state.written
-        if time.monotonic() - self._retention_began > _RETENTION_FRESH or set(topics) - set(retention):
+        if time.monotonic() - self._retention_began > _RETENTION_FRESH or logs.keys() - retention.keys():
             self._retention_began = time.monotonic()
-            retention, written = self._retention(broker, partitions)
+            retention, written = self._retention(broker, [log for each in logs.values() for log in each])
         return LogState(
             {topic: tuple(each) for topic, each in logs.items()},
-            errors,
+            {topic: str(error) for topic, error in errors.items()},
             datetime.now(UTC),
             retention,
             written,
@@ -218,9 +206,11 @@ class _Watched:
         self, broker: KafkaBroker, partitions: Sequence[LogPartition]
     ) -> tuple[Mapping[str, timedelta | None], Mapping[TopicPartition, datetime]]:
         """Ask how long records are kept, and when the first unprocessed ones were written; lack of rights hides it."""
+        # A topic whose settings an ACL hides is not asked about again at once.
+        retention = dict[str, timedelta | None].fromkeys(each.topic for each in partitions)
         try:
-            limits = broker.retention(sorted({each.topic for each in partitions}))
-            retention = {topic: limit.age for topic, limit in limits.items()}
+            limits = broker.retention(sorted(retention))
+            retention |= {topic: limit.age for topic, limit in limits.items()}
             with self._changed:
                 stored = dict[TopicPartition, int]()
                 for viewed in self._viewed.values():
@@ -236,7 +226,7 @@ class _Watched:
             since = datetime.now(UTC) - 2 * max(ages) if ages else datetime.now(UTC)
             return retention, broker.written_at(behind, max(since, datetime(1970, 1, 1, tzinfo=UTC)))
         except (ExactbatchError, OverflowError):
-            return dict.fromkeys((each.topic for each in partitions), None), {}
+            return dict.fromkeys(retention), {}
 
 
 def retention_left(state: LogState, stored: Collection[TopicPartition], now: datetime) -> timedelta | None:

@@ -143,6 +143,6 @@ def _found(
             turn = dict(reversed(waiting))
             answers = look_up({place: at.offset for place, at in turn.items()}, is_held_back)
             for place, milliseconds in answers.items():
-                found[place, turn[place]] = None if milliseconds is None else time_of(milliseconds)
+                found[place, turn[place]] = time_of(milliseconds)
             waiting = [(place, at) for place, at in waiting if turn[place] != at]
     return found

@@ -103,7 +103,7 @@ def check_privileges(connection: Connection) -> Iterator[Finding]:
         yield Finding(
             "privileges",
             "problem",
-            f"login {login!r} can not plan and process batches: it lacks {', '.join(missing)}",
+            f"login {login!r} cannot plan and process batches: it lacks {', '.join(missing)}",
             f"Run docs/roles.sql, and grant exactbatch_job to {login!r}, unless this login only reads.",
         )
     else:

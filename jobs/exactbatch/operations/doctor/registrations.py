@@ -130,7 +130,7 @@ def check_registrations(
                     "pipelines",
                     "warning",
                     f"pipeline {pipeline.name!r}: {difference.removesuffix('.')}",
-                    f"Change it there: exactbatch init {reference}",
+                    f"Store the new value in the ledger: exactbatch init {reference}",
                 )
             else:
                 yield Finding("pipelines", "ok", f"{pipeline.name} is registered as it is now")

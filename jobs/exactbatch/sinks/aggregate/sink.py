@@ -91,7 +91,7 @@ class Aggregate(SinkDefaults):
         names = [*self.key_columns, *self.aggregates]
         if repeated := sorted({name for name in names if names.count(name) > 1 or name in _RESERVED}):
             raise ConfigurationError(
-                f"target {self.target}: the columns {', '.join(map(repr, repeated))} are there twice or have "
+                f"target {self.target}: the columns {', '.join(map(repr, repeated))} occur twice or have "
                 f"reserved names. Give the aggregate or the window another name. Reserved are "
                 f"{', '.join(sorted(_RESERVED))}."
             )
