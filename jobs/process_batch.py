@@ -5,18 +5,15 @@ permanent error, 1 any other error.
 """
 
 import argparse
-import logging
 import sys
-from pathlib import Path
 from uuid import UUID
 
+from exactbatch.batch.driver_log import log_failure, logger, set_up_log
 from exactbatch.batch.engines.driver_engine import DriverEngine
 from exactbatch.batch.job import process_batch
 from exactbatch.batch.spark.session import spark_session
 from exactbatch.discovery import load_pipeline
 from exactbatch.errors import ExactbatchError
-from exactbatch.errors.exit_status import exit_status
-from exactbatch.errors.explanation import hint
 from exactbatch.errors.translation import translate_all_errors
 from exactbatch.settings import Settings
 
@@ -30,13 +27,7 @@ def main() -> int:
         "--plan-id", type=UUID, help="the expected plan; without it, the batch that has the number"
     )
     arguments = parser.parse_args()
-    # Other libraries log every closed connection at INFO (py4j with a traceback).
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    for handler in logging.getLogger().handlers:
-        # py4j logs the traceback of a lost JVM as the root logger; the error says it in one line.
-        handler.addFilter(lambda record: "py4j" not in Path(record.pathname).parts)
-    logger = logging.getLogger("exactbatch")
-    logger.setLevel(logging.INFO)
+    set_up_log()
     try:
         with translate_all_errors():
             pipeline = load_pipeline(arguments.pipeline)
@@ -46,9 +37,7 @@ def main() -> int:
                     DriverEngine(spark), pipeline, arguments.batch_id, settings, arguments.plan_id
                 )
     except ExactbatchError as error:
-        logger.error("%s: %s", type(error).__name__, error)
-        logger.info("%s", hint(error))
-        return exit_status(error)
+        return log_failure(error)
     logger.info("%s", published)
     return 0
 

@@ -6,18 +6,15 @@ permanent error, 1 any other error. The batches of tables without an error are c
 
 import argparse
 import json
-import logging
 import sys
-from pathlib import Path
 from uuid import UUID
 
+from exactbatch.batch.driver_log import log_failure, logger, set_up_log
 from exactbatch.batch.engines.driver_engine import DriverEngine
 from exactbatch.batch.process_tables import MemberBatch, process_tables
 from exactbatch.batch.spark.session import spark_session
 from exactbatch.discovery import load_tables
 from exactbatch.errors import ConfigurationError, ExactbatchError
-from exactbatch.errors.exit_status import exit_status
-from exactbatch.errors.explanation import hint
 from exactbatch.errors.translation import translate_all_errors
 from exactbatch.settings import Settings
 from exactbatch.tables import Tables, tables_failed
@@ -40,13 +37,7 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> int:
     """Process the batches; log how each ended; return the exit status."""
     arguments = parse_arguments()
-    # Other libraries log every closed connection at INFO (py4j with a traceback).
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    for handler in logging.getLogger().handlers:
-        # py4j logs the traceback of a lost JVM as the root logger; the error says it in one line.
-        handler.addFilter(lambda record: "py4j" not in Path(record.pathname).parts)
-    logger = logging.getLogger("exactbatch")
-    logger.setLevel(logging.INFO)
+    set_up_log()
     try:
         with translate_all_errors():
             tables = load_tables(arguments.tables)
@@ -58,9 +49,7 @@ def main() -> int:
             if failed:
                 raise tables_failed(tables.name, failed, others=len(batches) - len(failed))
     except ExactbatchError as error:
-        logger.error("%s: %s", type(error).__name__, error)
-        logger.info("%s", hint(error))
-        return exit_status(error)
+        return log_failure(error)
     logger.info("%s: all %s tables are committed", tables.name, len(batches))
     return 0
 

@@ -201,9 +201,11 @@ class Batches(OnConnection):
                 batch_id=batch.batch_id,
             )
 
-    def commit_ranges(self, batch: Batch, stages: Mapping[str, int]) -> None:
+    def mark_committed_by_ranges(self, batch: Batch, stages: Mapping[str, int]) -> None:
         """Mark a batch committed whose ranges all are, with the sums of their counts and the launch's milliseconds."""
-        _QUERIES.commit_ranges(self._connection, batch_id=batch.batch_id, stages=json.dumps(dict(stages)))
+        _QUERIES.mark_committed_by_ranges(
+            self._connection, batch_id=batch.batch_id, stages=json.dumps(dict(stages))
+        )
 
     def note_launch(self, batch: Batch, application_id: str | None) -> None:
         """Record that a launch of a planned batch begins, and the ID of its Spark application.

@@ -147,7 +147,7 @@ def load_summaries(
     }
 
 
-def lag_of(positions: Iterable[Position], logs: Iterable[LogPartition], asked_at: datetime | None) -> Lag:
+def total_lag(positions: Iterable[Position], logs: Iterable[LogPartition], asked_at: datetime | None) -> Lag:
     """Compare stored offsets with logs, about which Kafka was asked at a time. Pure.
 
     A partition without a stored offset counts from its earliest offset.

@@ -47,7 +47,7 @@ from exactbatch.ledger import Ledger
 from exactbatch.ledger.overview import OverviewRows, Position
 from exactbatch.operations.coverage_strip import load_strips, look_for_gaps
 from exactbatch.operations.forwarding import load_forwarding
-from exactbatch.operations.overview import LedgerSummary, lag_of, load_summaries, stored_at
+from exactbatch.operations.overview import LedgerSummary, load_summaries, stored_at, total_lag
 from exactbatch.operations.replay_preview import preview_registered
 from exactbatch.planning.request import request_of
 from exactbatch.postgres.connection import transaction
@@ -267,7 +267,7 @@ def create_app() -> FastAPI:
         ends = past_ends.ends_at(dag.kafka, logs, sorted(stored)) if logs else {}
         points = [(at.timestamp(), max(0, end - stored[at])) for at, end in sorted(ends.items())]
         if logs:
-            points.append((now.timestamp(), lag_of(positions, logs, state.taken_at).records))
+            points.append((now.timestamp(), total_lag(positions, logs, state.taken_at).records))
         return JSONResponse({"series": [[at for at, _ in points], [records for _, records in points]]})
 
     @app.get("/data/pipelines/{dag_id}/rejects", dependencies=[MaySee, MayReadLogs])

@@ -21,7 +21,7 @@ from exactbatch.offsets import OffsetRange
 from exactbatch.operations.coverage_strip import DrawnStrip, Segment
 from exactbatch.operations.forwarding import Forwarding
 from exactbatch.operations.freshness import is_overdue
-from exactbatch.operations.overview import Lag, LedgerSummary, State, lag_of, state_of
+from exactbatch.operations.overview import Lag, LedgerSummary, State, state_of, total_lag
 from exactbatch.planning.freeze_replay import Preview
 
 
@@ -86,7 +86,7 @@ def _summary(dag: PipelineDag, summary: LedgerSummary, state: LogState, now: dat
     topics = summary.topics
     is_known = all(topic in state.logs for topic in topics)
     logs = [log for topic in topics for log in state.logs.get(topic, ())]
-    lag = lag_of(summary.positions, logs, state.taken_at) if is_known else None
+    lag = total_lag(summary.positions, logs, state.taken_at) if is_known else None
     left = retention_left(state, summary.stored, now) if lag is not None and lag.records else None
     newest = summary.committed or summary.newest
     word = state_of(summary, lag, is_paused=dag.is_paused, now=now)

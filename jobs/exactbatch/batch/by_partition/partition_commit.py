@@ -99,7 +99,7 @@ def commit_batch(
                 f"{', '.join(map(str, uncommitted))}. Try again: the next try processes them.",
                 batch_id=batch_id,
             )
-        ledger.commit_ranges(batch, times.milliseconds() if times is not None else {})
+        ledger.mark_committed_by_ranges(batch, times.milliseconds() if times is not None else {})
         failpoint("partition.before_batch_commit")
     failpoint("partition.after_batch_commit")
     with transaction(connection):

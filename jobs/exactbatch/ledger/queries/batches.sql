@@ -135,7 +135,7 @@ set status = 'committed', committed_at = clock_timestamp(),
     stages = coalesce(stages, '{}') || :stages::jsonb
 where batch_id = :batch_id;
 
--- name: commit_ranges!
+-- name: mark_committed_by_ranges!
 -- Mark the batch committed, because all of its ranges are, with the sums of their counts.
 update exactbatch.batch b
 set status = 'committed', committed_at = clock_timestamp(),
