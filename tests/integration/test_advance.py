@@ -233,9 +233,9 @@ def test_two_plans_at_once_leave_one_planned_batch(
     assert stands(connection, pipeline) == [0, 0]
 
 
-def lose(admin: AdminClient, topic: Topic, before: int) -> None:
-    """Let retention remove the offsets of partition 0 below `before`."""
-    for future in admin.delete_records([TopicPartition(topic.name, 0, before)]).values():
+def lose(admin: AdminClient, topic: Topic, before: int, *, partition: int = 0) -> None:
+    """Let retention remove the offsets of a partition below `before`."""
+    for future in admin.delete_records([TopicPartition(topic.name, partition, before)]).values():
         future.result(30)
 
 
@@ -405,7 +405,7 @@ def test_a_topic_that_is_not_there_is_named_and_not_created(
     assert stands(connection, pipeline) == []
 
 
-def test_partition_that_topic_has_gained_begins_at_its_earliest_offset(
+def test_partition_that_topic_has_gained_begins_at_its_first_offset(
     connection: Any, kafka_log: KafkaBroker, admin: AdminClient, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     pipeline = make_pipeline(topic, start="latest")
@@ -414,6 +414,24 @@ def test_partition_that_topic_has_gained_begins_at_its_earliest_offset(
     # By a new producer: the old one does not know of the partition yet.
     replace(topic).produce(*map(record, range(2)), partition=2)
     assert planned(connection, kafka_log, pipeline) == [(2, 0, 2)]
+
+
+def test_what_retention_removed_of_a_partition_that_topic_has_gained_is_lost(
+    connection: Any, kafka_log: KafkaBroker, admin: AdminClient, topic: Topic, make_pipeline: MakePipeline
+) -> None:
+    pipeline = make_pipeline(topic, start="latest")
+    advance(connection, kafka_log, pipeline)
+    admin.create_partitions([NewPartitions(topic.name, 3)])[topic.name].result(30)
+    replace(topic).produce(*map(record, range(5)), partition=2)
+    admin.list_topics(topic.name)  # the client does not know of the partition yet
+    lose(admin, topic, 3, partition=2)
+    message = refused(OffsetsLost, connection, kafka_log, pipeline)
+    assert f"{topic.name}[2]: retention removed 3 unprocessed offsets" in message
+    pipeline = replace(pipeline, on_loss="record")
+    assert planned(connection, kafka_log, pipeline) == [(2, 3, 5)]
+    with transaction(connection):
+        lost = [each for each in Ledger(connection).coverage(pipeline) if each.kind == "loss"]
+    assert [(each.partition, each.from_offset, each.until_offset) for each in lost] == [(2, 0, 3)]
 
 
 def test_a_range_ends_before_a_transaction_that_is_still_open(

@@ -144,10 +144,19 @@ def test_a_plan_with_nothing_new_keeps_its_seeds():
     assert seeds(plan.seeds) == {("t", 0): 100}
 
 
-def test_new_partition_of_known_topic_starts_at_its_earliest_offset_whatever_start_says():
+def test_new_partition_of_known_topic_starts_at_its_first_offset_whatever_start_says():
     """Its first records may be older than the run that sees it: latest would skip them."""
-    plan = plan_advance([stored(100)], [log(0), log(1, earliest=3)], start="latest")
-    assert seeds(plan.seeds) == {("t", 1): 3}
+    plan = plan_advance([stored(100)], [log(0), log(1)], start="latest")
+    assert seeds(plan.seeds) == {("t", 1): 0}
+    assert spans(plan.ranges) == ["t[1] 0..100"]
+
+
+def test_what_retention_has_removed_of_a_new_partition_is_lost():
+    error = error_of(OffsetsLost, [stored(100)], [log(0), log(1, earliest=3)])
+    assert "t[1]: retention removed 3 unprocessed offsets" in str(error)
+    plan = plan_advance([stored(100)], [log(0), log(1, earliest=3)], on_loss="record")
+    assert seeds(plan.seeds) == {("t", 1): 0}
+    assert spans(plan.losses) == ["t[1] 0..3"]
     assert spans(plan.ranges) == ["t[1] 3..100"]
 
 

@@ -20,7 +20,7 @@ def plan_advance(
     """Plan the next advance of a pipeline.
 
     `start` applies to topics without any stored offset. A partition that was added to a topic with stored offsets
-    starts at its earliest offset.
+    starts at offset 0: what retention has removed of it was never processed.
 
     Raises TopicRecreated, PartitionGone, StoredOffsetBeyondLog, OffsetsLost and StartOutOfRange, each for the
     first partition concerned.
@@ -32,13 +32,15 @@ def plan_advance(
     seeds, losses, positions, unnamed = [], [], [], []
     for partition in sorted(partitions, key=lambda p: p.topic_partition):
         offset = stored_at.get(partition.topic_partition)
-        if offset is None:
-            first_run = partition.topic not in known_topics
-            position = _start_of(partition, start) if first_run else partition.earliest
+        if partition.topic not in known_topics:
+            position = _start_of(partition, start)
             seeds.append(_stored(partition, position))
-            if first_run and isinstance(start, Mapping) and partition.topic_partition not in start:
+            if isinstance(start, Mapping) and partition.topic_partition not in start:
                 unnamed.append(partition.topic_partition)
         else:
+            if offset is None:
+                offset = _stored(partition, 0)
+                seeds.append(offset)
             check_same_log(offset, partition)
             position = max(offset.next_offset, partition.earliest)
             if position > offset.next_offset:
