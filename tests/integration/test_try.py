@@ -126,7 +126,7 @@ def test_a_broken_record_is_named(make_topic, command):
     done = command("new", "my-p", "--topic", topic.name)
     assert done.exit_code == 0, done.output
     assert f"{topic.name}[0] offset 20" in words(done)
-    assert "the pipeline is my_p" in words(done)
+    assert "so the pipeline is named my_p" in words(done)
     assert "copies of real records" in words(done)
     assert "exactbatch init my_p" in words(done)
 
