@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final, Literal
 from uuid import UUID
 
@@ -80,6 +80,19 @@ class FoundRecord:
 
     offset: int
     timestamp: int
+
+
+def time_of(milliseconds: int | None) -> datetime | None:
+    """Return the time of a record's timestamp, in milliseconds since 1970.
+
+    None without a timestamp, and beyond Python's calendar: a producer may have sent nanoseconds.
+    """
+    if milliseconds is None:
+        return None
+    try:
+        return datetime.fromtimestamp(milliseconds / 1000, UTC)
+    except (OverflowError, OSError, ValueError):
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -405,14 +405,20 @@ def test_a_topic_that_is_not_there_is_named_and_not_created(
     assert stands(connection, pipeline) == []
 
 
+def gain_partition(admin: AdminClient, topic: Topic, records: int) -> None:
+    """Add partition 2 to a topic that has two, with so many records."""
+    admin.create_partitions([NewPartitions(topic.name, 3)])[topic.name].result(30)
+    # By a new producer: the old one does not know of the partition yet. Nor does the admin client.
+    replace(topic).produce(*map(record, range(records)), partition=2)
+    admin.list_topics(topic.name)
+
+
 def test_partition_that_topic_has_gained_begins_at_its_first_offset(
     connection: Any, kafka_log: KafkaBroker, admin: AdminClient, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     pipeline = make_pipeline(topic, start="latest")
     advance(connection, kafka_log, pipeline)
-    admin.create_partitions([NewPartitions(topic.name, 3)])[topic.name].result(30)
-    # By a new producer: the old one does not know of the partition yet.
-    replace(topic).produce(*map(record, range(2)), partition=2)
+    gain_partition(admin, topic, 2)
     assert planned(connection, kafka_log, pipeline) == [(2, 0, 2)]
 
 
@@ -421,9 +427,7 @@ def test_what_retention_removed_of_a_partition_that_topic_has_gained_is_lost(
 ) -> None:
     pipeline = make_pipeline(topic, start="latest")
     advance(connection, kafka_log, pipeline)
-    admin.create_partitions([NewPartitions(topic.name, 3)])[topic.name].result(30)
-    replace(topic).produce(*map(record, range(5)), partition=2)
-    admin.list_topics(topic.name)  # the client does not know of the partition yet
+    gain_partition(admin, topic, 5)
     lose(admin, topic, 3, partition=2)
     message = refused(OffsetsLost, connection, kafka_log, pipeline)
     assert f"{topic.name}[2]: retention removed 3 unprocessed offsets" in message

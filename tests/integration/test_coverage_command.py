@@ -101,3 +101,10 @@ def test_an_unknown_partition_is_refused(coverage):
 def test_offsets_that_span_nothing_are_refused(coverage):
     shown = coverage("--from", "50", "--until", "50", status=42)
     assert "nothing is processed" not in shown
+
+
+def test_a_pipeline_that_has_processed_nothing_is_no_error(coverage, connection):
+    with transaction(connection) as cursor:
+        cursor.execute("set local session_replication_role = replica")  # a stored offset moves forward only
+        cursor.execute("update exactbatch.stored_offset set next_offset = first_offset")
+    assert "nothing is processed yet" in coverage()

@@ -63,7 +63,7 @@ def coverage(
         positions = chosen if partitions else chosen[:_MOST]
         begin = min((each.first_offset for each in positions), default=0) if first is None else first
         end = max((each.next_offset for each in positions), default=0) if until is None else until
-        if positions and begin >= end:
+        if (first is not None or until is not None) and positions and begin >= end:
             raise ConfigurationError(
                 f"expected --from to be below --until, found {begin} and {end}. Without --until, a strip ends at the "
                 f"highest stored offset."

@@ -10,8 +10,9 @@ import typer
 from exactbatch.cli import render
 from exactbatch.cli.console import AsJson, out, print_json
 from exactbatch.cli.many_tables import audit_tables
-from exactbatch.cli.pipeline import Reference, is_connect, ledger_connection, load, load_any
+from exactbatch.cli.pipeline import Reference, ledger_connection, load, load_any
 from exactbatch.cli.progress import counting
+from exactbatch.connect_url import is_connect
 from exactbatch.errors import ConfigurationError
 from exactbatch.errors.exit_status import CHECK_FAILED
 from exactbatch.ledger import Ledger

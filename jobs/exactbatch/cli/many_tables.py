@@ -12,8 +12,9 @@ from rich.text import Text
 
 from exactbatch.cli import render
 from exactbatch.cli.console import out, print_json
-from exactbatch.cli.pipeline import is_connect, ledger_connection
+from exactbatch.cli.pipeline import ledger_connection
 from exactbatch.cli.tables import new_table, time_text
+from exactbatch.connect_url import is_connect
 from exactbatch.errors import ConfigurationError, ExactbatchError
 from exactbatch.errors.exit_status import CHECK_FAILED
 from exactbatch.errors.translation import translate_all_errors

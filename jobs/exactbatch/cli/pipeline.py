@@ -1,7 +1,6 @@
 """The pipeline that a command names, and the connections to its servers."""
 
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated
@@ -39,18 +38,6 @@ RegisteredName = Annotated[
     ),
 ]
 Master = Annotated[str, typer.Option(help="Spark master, or the URL of a Spark Connect server.")]
-
-
-def is_connect(master: str) -> bool:
-    """Return True for the URL of a Spark Connect server."""
-    return master.startswith("sc://")
-
-
-def without_token(master: str) -> str:
-    """Return a Spark master as it may be shown: of the URL of a Spark Connect server, only the address."""
-    if not is_connect(master):
-        return master
-    return "sc://" + re.split("[/;?#]", master.removeprefix("sc://"))[0]
 
 
 def load(reference: str) -> tuple[Pipeline, Settings]:

@@ -11,16 +11,9 @@ from rich.text import Text
 from exactbatch.cli import render
 from exactbatch.cli.console import AsJson, Yes, confirm, out, print_json
 from exactbatch.cli.many_tables import plan_of_tables, run_tables
-from exactbatch.cli.pipeline import (
-    Master,
-    Reference,
-    is_connect,
-    ledger_connection,
-    load,
-    load_any,
-    without_token,
-)
+from exactbatch.cli.pipeline import Master, Reference, ledger_connection, load, load_any
 from exactbatch.cli.progress import counting, following
+from exactbatch.connect_url import address_of, is_connect
 from exactbatch.errors import ConfigurationError
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Batch, Ledger
@@ -235,8 +228,9 @@ def _process(
     from exactbatch.batch.job import process_batch
     from exactbatch.operations.report import load_report
 
+    shown = address_of(master) if is_connect(master) else master
     with (
-        counting(f"Batch {batch.batch_id} with Spark on {without_token(master)}") as update,
+        counting(f"Batch {batch.batch_id} with Spark on {shown}") as update,
         _engine(pipeline, master, offsets) as engine,
         following(batch, settings, update),
     ):

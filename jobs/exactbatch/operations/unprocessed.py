@@ -1,12 +1,12 @@
 """What pipelines have not processed yet: the age of the first such record, and logs that contradict stored offsets."""
 
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import NamedTuple, Protocol
 from uuid import UUID
 
 from exactbatch.kafka.broker import KafkaBroker
-from exactbatch.model import LogPartition
+from exactbatch.model import LogPartition, time_of
 from exactbatch.offsets import TopicPartition
 
 
@@ -65,19 +65,6 @@ def first_unprocessed(
         found |= broker.first_timestamps(asked, uncommitted=is_held_back)
     times = {place: time_of(each) for place, each in found.items()}
     return {place: time for place, time in times.items() if time is not None}
-
-
-def time_of(milliseconds: int | None) -> datetime | None:
-    """Return the time of a record's timestamp, in milliseconds since 1970.
-
-    None without a timestamp, and beyond Python's calendar: a producer may have sent nanoseconds.
-    """
-    if milliseconds is None:
-        return None
-    try:
-        return datetime.fromtimestamp(milliseconds / 1000, UTC)
-    except (OverflowError, OSError, ValueError):
-        return None
 
 
 def contradiction_of(stored: Stored | None, log: LogPartition) -> str | None:

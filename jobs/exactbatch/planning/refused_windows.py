@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from exactbatch.errors import ReplayRefused
-from exactbatch.model import FoundRecord, StoredOffset
+from exactbatch.model import FoundRecord, StoredOffset, time_of
 from exactbatch.offsets import TopicPartition
 from exactbatch.planning.replay import ReplayPlan
 from exactbatch.planning.window import beyond_text
@@ -107,8 +107,6 @@ def hides_a_record(
 
 
 def _moment(milliseconds: int) -> str:
-    """Format a time since 1970; as a number outside of Python's calendar: a producer may have sent nanoseconds."""
-    try:
-        return f"{datetime.fromtimestamp(milliseconds / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
-    except (OverflowError, OSError, ValueError):
-        return f"{milliseconds} ms since 1970"
+    """Format the time of a record; as a number if it is beyond Python's calendar."""
+    time = time_of(milliseconds)
+    return f"{milliseconds} ms since 1970" if time is None else f"{time:%Y-%m-%d %H:%M:%S} UTC"

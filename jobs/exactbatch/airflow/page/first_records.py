@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, NamedTuple
 
-from exactbatch.model import LogPartition
+from exactbatch.model import LogPartition, time_of
 from exactbatch.offsets import TopicPartition
-from exactbatch.operations.unprocessed import FirstOffset, Stored, first_offsets, time_of
+from exactbatch.operations.unprocessed import FirstOffset, Stored, first_offsets
 
 _AGAIN: Final = 60.0  # seconds until a timestamp that was not found is looked up again
 # As KafkaBroker.first_timestamps: (offset by partition, whether uncommitted records count) -> milliseconds.

@@ -39,6 +39,7 @@ from exactbatch.batch.staging.task import StageTask
 from exactbatch.code_identity import code_identity
 from exactbatch.connect_limits import check_pipeline
 from exactbatch.connect_server import ARTIFACT_ISOLATION
+from exactbatch.connect_url import address_of
 from exactbatch.errors import ConfigurationError, ExactbatchError, TasksFailed
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Connection
@@ -49,7 +50,6 @@ logger = logging.getLogger(__name__)
 _RETRIES: Final = DefaultPolicy(max_retries=6, max_backoff=10_000)
 # A dead network ends a call. The server disconnects clients that ask more often than every five minutes.
 _CHANNEL: Final = [("grpc.keepalive_time_ms", 310_000), ("grpc.keepalive_timeout_ms", 20_000)]
-_ADDRESS: Final = re.compile(r"(?:[a-z]+://)?[^/;?#]*")  # of a URL, without the token
 _RESTARTED: Final = "INVALID_HANDLE.SESSION_"
 _OTHER_PYTHON: Final = re.compile(f"{OTHER_VERSION}|{LACKS_MODULE}")
 _INTERVAL: Final = 0.1  # seconds between two reports of which tasks have finished
@@ -61,7 +61,7 @@ class ConnectEngine:
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self.address = _ADDRESS.findall(url)[0]
+        self.address = address_of(url)
         self._session: SparkSession | None = None
 
     def __repr__(self) -> str:
