@@ -54,6 +54,8 @@ _MERGE: Final = "tests/integration/test_merge.py"
 _DEBEZIUM: Final = "tests/unit/test_debezium"
 _DAEMON: Final = "tests/unit/test_python_daemon.py"
 _TRUNCATES: Final = "tests/integration/test_truncates.py"
+_UNCHANGED: Final = "tests/integration/test_unchanged_values.py"
+_KINDS: Final = "tests/integration/test_target_kinds.py"
 _FAST_RANGES: Final = "tests/integration/test_fast_path_ranges.py"
 _FORWARD: Final = "tests/integration/test_forward.py"
 
@@ -830,7 +832,7 @@ MUTANTS: Final = (
     Mutant(
         "a value that was left out is null in the row",
         "sinks/upsert/sink.py",
-        "        self._unchanged_values.resolve(cursor, staged, columns)\n",
+        "        self._unchanged_values.resolve(cursor, staged, columns, are_truncated=are_truncated)\n",
         "",
         (
             "tests/integration/test_unchanged_values.py::test_a_value_that_was_left_out_is_that_of_the_newest_older_change_that_has_it",
@@ -868,6 +870,81 @@ MUTANTS: Final = (
         "over (partition by {key}, epoch, life ",
         "over (partition by {key}, life ",
         (f"{_TRUNCATES}::test_a_value_from_before_a_truncate_is_not_known",),
+    ),
+    Mutant(
+        "a replay brings a value from before a truncate",
+        "sinks/upsert/unchanged_values.py",
+        "            if are_truncated\n            else",
+        "            if False\n            else",
+        (
+            f"{_UNCHANGED}"
+            "::test_a_replay_that_retracts_the_insert_after_a_truncate_brings_no_value_from_before_the_truncate",
+        ),
+    ),
+    Mutant(
+        "a retracted truncate brings a value from before an older one",
+        "sinks/upsert/truncates.py",
+        '"insert into {affected} select {key} from {change} c "\n',
+        '"insert into {affected} select {key}, true from {change} c "\n',
+        (
+            f"{_UNCHANGED}"
+            "::test_a_replay_that_retracts_a_truncate_brings_no_value_from_before_an_older_truncate",
+        ),
+    ),
+    Mutant(
+        "a late truncate takes the value that a late delete has left",
+        "sinks/upsert/truncates.py",
+        "({key}, {by_truncate}) select {key}, true from",
+        "({key}, {by_truncate}) select {key}, null from",
+        (f"{_UNCHANGED}::test_a_late_truncate_leaves_a_row_the_value_that_a_late_delete_has_left_it",),
+    ),
+    Mutant(
+        "a column of lineage may change what is written",
+        "sinks/tables/target_checks.py",
+        "        if not (is_comparable and cast.holds_lineage):\n",
+        "        if not is_comparable:\n",
+        (f"{_KINDS}::test_lineage_that_a_column_may_change_is_refused_until_the_statement_of_the_message",),
+    ),
+    Mutant(
+        "offsets are stored in a type that replays cannot search",
+        "sinks/tables/target_checks.py",
+        "        if not (is_comparable and cast.holds_lineage):\n",
+        "        if not cast.holds_lineage:\n",
+        (f"{_KINDS}::test_lineage_that_a_column_may_change_is_refused_until_the_statement_of_the_message",),
+    ),
+    Mutant(
+        "a collation holds different topics to be equal",
+        "sinks/tables/target_checks.py",
+        "    for name, collation in cursor.fetchall():\n",
+        "    for name, collation in ():\n",
+        (f"{_KINDS}::test_lineage_that_a_column_may_change_is_refused_until_the_statement_of_the_message",),
+    ),
+    Mutant(
+        "an audit after a compaction forgets rejects",
+        "audit/places.py",
+        '"where b.is_whole and case when b.covered is null then 0 else b.rejected end <>',
+        '"where b.is_whole and not b.is_compacted and case when b.covered is null then 0 else b.rejected end <>',
+        (
+            "tests/integration/test_compact.py"
+            "::test_the_auditor_finds_rejects_that_are_gone_below_the_horizon",
+        ),
+    ),
+    Mutant(
+        "an audit after a compaction forgets an Append next to an Upsert",
+        "audit/batches.py",
+        "sql.Literal(pipeline.sink.compactor is not None)",
+        "sql.Literal(True)",
+        (
+            "tests/integration/test_compact.py"
+            "::test_the_auditor_counts_rows_of_an_append_next_to_an_upsert_below_the_horizon",
+        ),
+    ),
+    Mutant(
+        "a partition that is attached meanwhile may alter copied rows",
+        "batch/by_partition/range_copy.py",
+        "    check_copied_unaltered(sink.target, facts)\n",
+        "",
+        (f"{_PARTITION}::test_a_partition_that_is_attached_meanwhile_with_a_trigger_takes_no_rows",),
     ),
     Mutant(
         "a truncate deletes only what is affected anyway",
@@ -2788,6 +2865,27 @@ MUTANTS: Final = (
         "            if not has_one_image(stored[name].type):\n",
         "            if False:\n",
         (f"{_FORWARD}::test_a_key_whose_equal_values_look_different_is_refused",),
+    ),
+    Mutant(
+        "what retention removed of an added partition is skipped",
+        "planning/advance.py",
+        "                offset = _stored(partition, 0)\n",
+        "                offset = _stored(partition, partition.earliest)\n",
+        ("tests/unit/test_planner.py::test_what_retention_has_removed_of_a_new_partition_is_lost",),
+    ),
+    Mutant(
+        "a server that refuses the token is asked for ten minutes",
+        "local/connect.py",
+        "        session.client.set_retry_policies([])\n",
+        "",
+        ("tests/unit/test_local_connect.py::test_a_server_whose_port_another_process_has_is_not_up",),
+    ),
+    Mutant(
+        "a port that another stack took is not known for what it is",
+        "local/server.py",
+        '_IN_USE = ("address already in use", "failed to bind to address")',
+        '_IN_USE = ("address already in use",)',
+        ("tests/unit/test_local_connect.py::test_a_server_that_could_not_bind_its_port_may_have_another",),
     ),
 )
 

@@ -13,7 +13,7 @@ import pytest
 from confluent_kafka import TopicPartition
 from typer.testing import CliRunner
 
-from exactbatch import Append, Pipeline, failpoints
+from exactbatch import Append, Pipeline, Together, Upsert, failpoints
 from exactbatch.audit.audit import audit
 from exactbatch.audit.report import PartitionAudit
 from exactbatch.cli.app import app
@@ -467,3 +467,37 @@ def test_the_command_shows_asks_and_drops(
     assert "only an Upsert has" in run("compact", "--all", pipeline=append, status=TERMINAL)
     with pytest.raises(ConfigurationError, match="a sink of type Append"):
         compact_changes(world.connection, world.log, append, before=None)
+
+
+def test_the_auditor_finds_rejects_that_are_gone_below_the_horizon(world, make_topic, make_upsert, compacted):
+    topic = make_topic()
+    topic.produce(change(0, "a"), b"no JSON", change(0, "b"))
+    pipeline = make_upsert(topic, max_rejects=1)
+    batch_id = world.run(pipeline).batch.batch_id
+    compacted(pipeline)
+    assert audited(world, pipeline).compacted == 1
+    world.execute("delete from exactbatch.rejected_record")
+    found = audit(pipeline, world.settings)
+    assert found.target.notes == [f"batch {batch_id}: the ledger has 1 rejects, its table 0"]
+
+
+def test_the_auditor_counts_rows_of_an_append_next_to_an_upsert_below_the_horizon(
+    world, make_topic, make_upsert
+):
+    """A transform gives any number of rows, so that they are counted by batch."""
+    topic = make_topic()
+    topic.produce(*[change(n % 2, f"a{n}", n) for n in range(6)])
+    raw = f'public."{topic.name}_raw"'
+    sinks = Together((Append(raw), Upsert(f'public."{topic.name}"', key=("id",), version="version")))
+    pipeline = make_upsert(topic, sink=sinks, transform=identity)
+    world.run(pipeline)
+    assert audit(pipeline, world.settings).is_exact
+    done = compact_changes(world.connection, world.log, pipeline, before=None)
+    assert done.dropped == 4
+    assert audit(pipeline, world.settings).is_exact
+    world.execute(f"delete from {raw} where kafka_offset = 1")
+    assert audit(pipeline, world.settings).findings["missing"] == 1
+
+
+def identity(records: Any) -> Any:
+    return records

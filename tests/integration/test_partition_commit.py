@@ -373,8 +373,8 @@ def test_a_batch_is_not_committed_before_its_last_range(world, pipeline):
             "column name: expected exactly the type text, .* character vary",
         ),
         (
-            f"id int, name text, {LINEAGE.replace('kafka_offset bigint', 'kafka_offset numeric')}",
-            "column kafka_offset: expected exactly the type bigint, .* found numeric",
+            f"id int, name text, {LINEAGE.replace('timestamptz', 'timestamptz(3)')}",
+            "column kafka_timestamp: expected exactly the type timestamp with time zone, .* found timestamp.3. with",
         ),
     ],
 )
@@ -518,6 +518,31 @@ def test_a_type_that_is_changed_after_the_check_is_noticed(world, topic, pipelin
     world.execute(f"alter table {pipeline.sink.target} alter id type int")
     assert world.process(tolerant(pipeline), batch_id).batch.rows == 8
     assert world.is_exact(pipeline)
+
+
+def test_a_partition_that_is_attached_meanwhile_with_a_trigger_takes_no_rows(
+    world, topic, pipeline, monkeypatch, path
+):
+    target = pipeline.sink.target
+    world.execute(
+        f"create table {target} (id int, name text, {LINEAGE}) partition by list (kafka_partition); "
+        f"create table others partition of {target} default; "
+        "create function other_name() returns trigger language plpgsql as "
+        "$$ begin new.name = 'other'; return new; end $$"
+    )
+    batch_id = world.plan(pipeline)
+    task = task_of(world, pipeline, batch_id)
+    world.execute(
+        f"create table first_one (like {target}); "
+        "create trigger other_name before insert on first_one for each row execute function other_name(); "
+        f"alter table {target} attach partition first_one for values in (0)"
+    )
+    error = commit_range(task, 1)
+    assert isinstance(error, TargetMismatch), error
+    assert "trigger other_name (BEFORE INSERT) could alter rows while they are copied" in str(error)
+    assert world.target(pipeline, "id") == []
+    world.execute("drop trigger other_name on first_one")
+    assert commit_range(task, 1) == Committed(5)
 
 
 def test_a_partitioned_target_with_any_name_takes_ranges(world, topic, make_pipeline):

@@ -1,5 +1,6 @@
 """What a target can be: each kind of table keeps what was written, or is refused with a message that says why."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -248,3 +249,69 @@ def test_the_docs_say_what_becomes_of_each_kind():
 
 def test_there_are_kinds_enough():
     assert len({kind.name for kind in KINDS}) >= 25
+
+
+LOOSE = (  # a server without ICU has no such collation of its own
+    'create collation loose from "C"; '
+    "update pg_collation set collisdeterministic = false where collname = 'loose'; "
+)
+
+
+@pytest.mark.parametrize(
+    ("column", "type_", "found"),
+    [
+        ("kafka_timestamp", "timestamptz(2)", "may change such values"),
+        ("kafka_topic", "name", "may change such values"),
+        ("kafka_topic", "varchar(248)", "may change such values"),
+        ("kafka_topic", "char(249)", "may change such values"),
+        ("kafka_topic", "text collate loose", "collation loose holds different topics to be equal"),
+        ("kafka_partition", "real", "may change such values"),
+        ("kafka_offset", "double precision", "may change such values"),
+        ("kafka_offset", "numeric", "may change such values"),
+        ("kafka_offset", "integer", "may change such values"),
+        ("batch_id", "shop_id", "may change such values"),
+    ],
+)
+@pytest.mark.parametrize("sink", [SINKS["Append"], Upsert("public.t", key=("id",), history=False)])
+def test_lineage_that_a_column_may_change_is_refused_until_the_statement_of_the_message(
+    db, batches, sink, column, type_, found
+):
+    """A replay would find no rows, or those of another topic."""
+    made = batches("id int, v int", sink)
+    db.execute(LOOSE + "create domain shop_id as real")
+    db.execute(f"create table t (id int unique, v int, {lineage_with(column, type_)})")
+    row = (1, 2) if sink is SINKS["Append"] else (1, 2, False)
+    with pytest.raises(TargetMismatch, match=f"column {column}: .*{found}") as refused:
+        made.run(row)
+    [statement] = re.findall("Run `(.*)`", str(refused.value))
+    db.execute(statement)
+    made.run(row)
+    assert db.rows("select id, v from t") == [(1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("column", "type_"),
+    [
+        ("kafka_timestamp", "timestamptz(3)"),
+        ("kafka_topic", "varchar(249)"),
+        ("kafka_topic", "varchar"),
+        ("kafka_partition", "smallint"),
+        ("batch_id", "shop_id"),
+    ],
+)
+def test_lineage_that_a_column_holds_exactly_is_replayed_and_audited(db, batches, column, type_):
+    made = batches("id int, v int", SINKS["Append"])
+    db.execute("create domain shop_id as numeric")
+    db.execute(f"create table t (id int, v int, {lineage_with(column, type_)})")
+    made.run((1, 2), (3, 4))
+    made.log[0][1] = (3, 5)
+    made.replay((0, 1, 2))
+    check(db, "Append", made)
+    assert db.rows("select id, v from t order by 1") == [(1, 2), (3, 5)]
+
+
+def lineage_with(column: str, type_: str) -> str:
+    """The columns of lineage, of which one has another type."""
+    return ", ".join(
+        f"{column} {type_}" if each.split()[0] == column else each for each in LINEAGE.split(", ")
+    )

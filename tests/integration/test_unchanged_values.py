@@ -1,7 +1,7 @@
 """Values that the source left out keep what the row had, in whichever order the changes and truncates arrive."""
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 from uuid import UUID
 
@@ -120,6 +120,44 @@ def test_a_replay_that_retracts_the_insert_after_a_delete_brings_no_value_of_the
     assert (state(db), rejected(db)) == ([(7, "g", "other key")], [(0, 3)])
 
 
+def test_a_replay_that_retracts_the_insert_after_a_truncate_brings_no_value_from_before_the_truncate(
+    db, connection
+):
+    made = batches_of(connection, SINK.applying_truncates(("file", "pos")))
+    truncate = row(None, None, None, 2, deleted=True)
+    made.run(row(1, "a", "from before the truncate", 1), truncate, row(1, "b", "new", 3))
+    made.run(row(1, "c", None, 4, NO_BODY))
+    made.log[0][2] = row(7, "g", "other key", 3)
+    with pytest.raises(TargetMismatch, match=r"column 'body' out of the change at t\[0\] offset 3"):
+        made.replay((0, 2, 3))
+    assert state(db) == [(1, "c", "new")]
+    made.replay((0, 2, 4))
+    assert (state(db), rejected(db)) == ([(7, "g", "other key")], [(0, 3)])
+
+
+def test_a_replay_that_retracts_a_truncate_brings_no_value_from_before_an_older_truncate(db, connection):
+    made = batches_of(connection, SINK.applying_truncates(("file", "pos")))
+    older, newer = (row(None, None, None, pos, deleted=True) for pos in (2, 5))
+    made.run(row(1, "a", "from before the older truncate", 1), older, row(1, "b", "new", 3))
+    made.run(row(1, "c", None, 4, NO_BODY), newer)
+    made.log[0][2], made.log[0][4] = row(7, "g", "other key", 3), row(8, "h", "no truncate", 5)
+    made.replay((0, 2, 3))  # the row that needs the value is truncated
+    with pytest.raises(TargetMismatch, match=r"column 'body' out of the change at t\[0\] offset 3"):
+        made.replay((0, 4, 5))
+    made.replay((0, 3, 5))
+    assert (state(db), rejected(db)) == ([(7, "g", "other key"), (8, "h", "no truncate")], [(0, 3)])
+
+
+def test_a_late_truncate_leaves_a_row_the_value_that_a_late_delete_has_left_it(db, connection):
+    made = batches_of(connection, SINK.applying_truncates(("file", "pos")))
+    made.run(row(1, "a", "first", 1), row(1, "b", None, 5, NO_BODY))
+    made.run(row(1, None, None, 3, deleted=True), partition=1)
+    made.run(row(None, None, None, 4, deleted=True), partition=1)
+    assert state(db) == [(1, "b", "first")]
+    made.replay((1, 1, 2))
+    assert state(db) == [(1, "b", "first")]
+
+
 def test_a_change_whose_value_is_not_known_is_a_reject_until_a_replay_finds_it(db, made):
     published = made.run(row(1, "b", None, 5, NO_BODY), row(2, "x", "whole", 1))
     assert (published.batch.rows, published.batch.rejected) == (1, 1)
@@ -194,6 +232,10 @@ class Change:
         return self.row[3], self.row[4], self.key is None, *self.place
 
     @property
+    def version(self) -> tuple[Any, ...]:
+        return self.row[3], self.row[4]
+
+    @property
     def deleted(self) -> bool:
         return bool(self.row[5])
 
@@ -210,12 +252,13 @@ class Model:
     """All changes that were accepted, by place. A plain program, which keeps everything."""
 
     changes: dict[tuple[int, int], Change] = field(default_factory=dict)
+    # The keys of which the last batch has retracted changes, or truncates that had deleted their rows.
+    retracted: set[int] = field(default_factory=set)
 
     def accept(self, batch: list[Change]) -> set[tuple[int, int]]:
         """Take the changes of a batch, after those in their places are gone; return the places of rejects."""
         others = dict(self.changes)
-        for each in batch:
-            others.pop(each.place, None)
+        self._retract([old for each in batch if (old := others.pop(each.place, None)) is not None], others)
         refused: set[tuple[int, int]] = set()
         while True:
             known = [*others.values(), *(each for each in batch if each.place not in refused)]
@@ -230,6 +273,14 @@ class Model:
         self.changes = others | {each.place: each for each in batch if each.place not in refused}
         return refused
 
+    def _retract(self, gone: list[Change], others: dict[tuple[int, int], Change]) -> None:
+        self.retracted = {each.key for each in gone if each.key is not None}
+        if newest := max((each.version for each in gone if each.key is None), default=None):
+            for key in {each.key for each in others.values() if each.key is not None}:
+                of_key = [each for each in others.values() if each.key == key]
+                if max(each.version for each in of_key) <= newest:
+                    self.retracted.add(key)
+
     def _is_known(self, change: Change, known: list[Change]) -> bool:
         missing = change.lacks
         older = [each for each in known if each.key in (change.key, None) and each.order < change.order]
@@ -242,17 +293,22 @@ class Model:
     def target(self) -> list[tuple[Any, ...]] | None:
         """The rows; None if a value of one is not known."""
         rows = []
-        truncates = [each.order for each in self.changes.values() if each.key is None]
+        truncates = [each for each in self.changes.values() if each.key is None]
         for key in sorted({each.key for each in self.changes.values() if each.key is not None}):
             of_key = sorted(
                 (each for each in self.changes.values() if each.key == key), key=lambda each: each.order
             )
-            if of_key[-1].deleted or any(each > of_key[-1].order for each in truncates):
+            if of_key[-1].deleted or any(each.order > of_key[-1].order for each in truncates):
                 continue
             found: list[Any] = [key]
             for name in ("name", "body"):
                 having = [each for each in of_key if not each.deleted and name not in each.lacks]
                 if not having:
+                    return None
+                ends = (
+                    [*truncates, *(each for each in of_key if each.deleted)] if key in self.retracted else []
+                )
+                if any(having[-1].order < each.order < of_key[-1].order for each in ends):
                     return None
                 found.append(having[-1].value(name))
             rows.append(tuple(found))
@@ -311,16 +367,16 @@ def test_any_order_of_events_gives_what_a_plain_program_says_and_in_the_end_the_
     horizons = {0: 0, 1: 0, 2: 0}
 
     def publish(partition: int, first: int, rows: list[tuple[Any, ...]], *, replay: bool) -> None:
-        nonlocal refused
+        nonlocal refused, model
         batch = [Change((partition, first + at), each) for at, each in enumerate(rows)]
-        before = dict(model.changes)
+        before = replace(model)
         more = model.accept(batch)
         expected = model.target()
         if expected is None:
             assert replay
             with pytest.raises(TargetMismatch, match="this replay retracts the only older change"):
                 made.replay((partition, first, first + len(rows)))
-            model.changes = before
+            model = before
         else:
             if replay:
                 made.replay((partition, first, first + len(rows)))

@@ -15,8 +15,8 @@ from exactbatch.audit.snapshot import Snapshot
 from exactbatch.pipeline import Pipeline
 from exactbatch.sinks.tables.target import TargetTable
 
-# For each batch of the pipeline: whether it covers any offsets, and whether it covers all that it committed and no
-# horizon cuts it. For a folded batch, the ledger knows both from when it was folded.
+# For each batch of the pipeline: whether it covers any offsets, whether it covers all that it committed, and whether
+# changes of it may have been compacted. For a folded batch, the ledger knows the first two from when it was folded.
 _BATCHES: Final = """
 batches as (
     select b.batch_id, coalesce(b.rows, r.rows) as rows, coalesce(b.rejected, r.rejected) as rejected,
@@ -25,9 +25,12 @@ batches as (
                when 'none' then true
                when 'part' then false
                when 'whole' then b.status = 'committed'
-                   and not exists (select from exactbatch.replay_horizon h where h.pipeline = $1)
-               else c.covered is null or c.covered = r.span and not r.is_cut
-           end as is_whole
+               else c.covered is null or c.covered = r.span
+           end as is_whole,
+           case b.pruned
+               when 'whole' then exists (select from exactbatch.replay_horizon h where h.pipeline = $1)
+               else c.covered is not null and r.is_below
+           end and {compacts} as is_compacted
     from exactbatch.batch b
     left join (
         select batch_id, sum(upper(offsets) - lower(offsets)) as covered
@@ -36,7 +39,7 @@ batches as (
     left join (
         select r.batch_id, sum(r.rows) as rows, sum(r.rejected) as rejected,
                sum(r.until_offset - r.from_offset) filter (where r.records is not null) as span,
-               coalesce(bool_or(r.from_offset < h."offset"), false) as is_cut
+               coalesce(bool_or(r.from_offset < h."offset"), false) as is_below
         from exactbatch.batch_range r
         left join exactbatch.replay_horizon h on h.pipeline = $1 and h.topic_id = r.topic_id
             and h.partition = r.partition
@@ -209,7 +212,7 @@ def _scan(
         "select 'suspects', null, null, count(*) from found where not {not_ours} and not {placed} union all "
         "select 'rows', b.batch_id, case when b.covered is null then 0 else b.rows end::bigint, "
         "coalesce(f.rows, 0)::bigint from batches b left join (select batch_id, sum(rows) as rows from found "
-        "group by batch_id) f using (batch_id) where b.is_whole "
+        "group by batch_id) f using (batch_id) where b.is_whole and not b.is_compacted "
         "and case when b.covered is null then 0 else b.rows end <> coalesce(f.rows, 0) union all "
         "select 'rejects', b.batch_id, case when b.covered is null then 0 else b.rejected end::bigint, "
         "coalesce(f.rejects, 0)::bigint from batches b left join (select batch_id, count(*) as rejects "
@@ -218,7 +221,8 @@ def _scan(
         "order by 1, 2"
     ).format(
         found=_found(pipeline, counted),
-        batches=sql.SQL(_BATCHES),
+        # Compaction drops changes of an Upsert, and neither rejects nor rows of an Append next to it.
+        batches=sql.SQL(_BATCHES).format(compacts=sql.Literal(pipeline.sink.compactor is not None)),
         not_ours=_not_ours(pipeline, topics) if counted is None else no_other,
         placed=_placed(pipeline, sharing) if counted is None else sql.SQL("true"),
     )

@@ -158,6 +158,15 @@ def check_unchanged(target: str, before: Sequence[Fact], after: Sequence[Fact]) 
         )
 
 
+def check_copied_unaltered(target: str, facts: Iterable[Fact]) -> None:
+    """Raise TargetMismatch if a trigger could alter rows that a COPY writes and that nothing is compared with."""
+    if triggers := triggers_of(fact for fact in facts if "BEFORE" in fact.trigger):
+        raise TargetMismatch(
+            f"target {target}: {triggers} could alter rows while they are copied, and with commit='partition' there "
+            f"are no staged rows to compare them with. Drop {triggers}, or use commit='batch'."
+        )
+
+
 def is_plain(facts: Iterable[Fact]) -> bool:
     """True if a row can be inserted without regard to other rows, other tables and other sessions.
 

@@ -21,7 +21,14 @@ from exactbatch.formats import Format, WithMessage, with_registry
 from exactbatch.kafka.shared_reads import SharedReads
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
-from exactbatch.postgres.catalog import FACTS_OF, Fact, changes, check_kinds, triggers_of
+from exactbatch.postgres.catalog import (
+    FACTS_OF,
+    Fact,
+    changes,
+    check_copied_unaltered,
+    check_kinds,
+    triggers_of,
+)
 from exactbatch.postgres.task_cursor import TaskCursor, one_row
 from exactbatch.sinks.tables.lineage_table import LINEAGE
 from exactbatch.sinks.tables.write_counts import WRITES_OF, WriteCounts
@@ -188,12 +195,14 @@ def _raise_refused(task: RangeTask, error: Exception) -> None:
 
 
 def _check_seen(cursor: TaskCursor, task: RangeTask, target: str) -> None:
-    """Raise StagedRowsDiffer if the target was changed since the batch began. The rows that were copied into it
-    keep others from changing it now."""
+    """Raise StagedRowsDiffer if the target was changed since the batch began, and TargetMismatch if it has a trigger
+    now that could alter rows. The rows that were copied into it keep others from changing it now."""
     sink = task.pipeline.sink
     cursor.execute(FACTS_OF.format("$1", "$1"), (target,))
     facts = [Fact(*row) for row in cursor.fetchall()]
     check_kinds(sink.target, facts)
+    # Of a partition that was attached meanwhile, too.
+    check_copied_unaltered(sink.target, facts)
     if changed := changes(task.seen, facts):
         raise StagedRowsDiffer(
             f"{task}, target {sink.target}: it was changed while the batch ran: {changed}. Nothing of this range "

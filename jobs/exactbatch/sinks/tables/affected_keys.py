@@ -11,14 +11,18 @@ from exactbatch.sinks.tables.lineage_table import LineageTable, Part
 from exactbatch.sinks.values.null_safe_groups import column_list
 
 AFFECTED: Final = sql.Identifier("exactbatch_affected")
+# The last column of the table: true if a staged truncate affects the key, and null if what the transaction retracts
+# does, or a staged row.
+BY_TRUNCATE: Final = sql.Identifier("exactbatch_by_truncate")
 
 
 def create_affected_keys(cursor: Cursor, lineage_table: LineageTable, key: Sequence[str]) -> None:
     """Create the table of affected keys, which may hold a key several times, unless it exists already."""
     cursor.execute(
         sql.SQL(
-            "create temporary table if not exists {} on commit drop as select {} from {} with no data"
-        ).format(AFFECTED, column_list(key), lineage_table.identifier)
+            "create temporary table if not exists {} on commit drop as "
+            "select {}, null::boolean as {} from {} with no data"
+        ).format(AFFECTED, column_list(key), BY_TRUNCATE, lineage_table.identifier)
     )
 
 

@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NoReturn
 
 from exactbatch.columns import Column
 from exactbatch.errors import TargetMismatch
-from exactbatch.postgres.catalog import triggers_of
+from exactbatch.postgres.catalog import check_copied_unaltered
 from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.tables.target import TargetTable, quoted
+from exactbatch.sinks.values.cast import Cast
 
 # Types of which one value is equal to another in both or in neither.
 _COMPARED_AS: Final = {
@@ -282,6 +283,34 @@ def check_cascades(cursor: Cursor, table: TargetTable, allowed: Sequence[str] = 
         )
 
 
+def check_lineage(cursor: Cursor, table: TargetTable, casts: Sequence[Cast]) -> None:
+    """Raise TargetMismatch unless the columns of lineage hold their values exactly: replays find rows by them."""
+    for cast in casts:
+        # Replays compare offsets with ranges of bigint.
+        is_comparable = cast.column.name != "kafka_offset" or cast.target.leaf.name == "int8"
+        if not (is_comparable and cast.holds_lineage):
+            problem = f"type {cast.type} may change such values, or cannot be compared with ranges of them"
+            _refuse_lineage(table, cast.column, problem)
+    cursor.execute(
+        "select a.attname, c.collname from pg_attribute a join pg_collation c on c.oid = a.attcollation "
+        "where a.attrelid = %s::regclass and a.attname = any(%s) and not c.collisdeterministic",
+        (table.identifier.as_string(cursor), [cast.column.name for cast in casts]),
+    )
+    for name, collation in cursor.fetchall():
+        column = next(cast.column for cast in casts if cast.column.name == name)
+        _refuse_lineage(table, column, f"collation {collation} holds different topics to be equal")
+
+
+def _refuse_lineage(table: TargetTable, column: Column, problem: str) -> NoReturn:
+    collation = ' collate "default"' if column.type == "text" else ""
+    raise TargetMismatch(
+        f"target {table.spec}, column {column.name}: exactbatch writes a {column.type} here and finds rows by it, and "
+        f"the column's {problem}. Nothing was written. Run `alter table {table.spec} alter {quoted(column.name)} "
+        f"type {column.type}{collation}`; rows that are there already keep what was stored: replay them.",
+        column=column.name,
+    )
+
+
 def check_replicated(cursor: Cursor, table: TargetTable) -> None:
     """Raise TargetMismatch if a publication includes the table, and Postgres would refuse to delete its rows."""
     cursor.execute(_NOT_REPLICATED, (table.identifier.as_string(cursor),) * 2)
@@ -339,13 +368,7 @@ def check_copyable(cursor: Cursor, table: TargetTable, columns: Sequence[Column]
             f"commit='batch'.",
             constraint=constraint[0],
         )
-    altering = [fact for fact in table.facts(cursor) if fact.is_trigger and "BEFORE" in fact.trigger]
-    if altering:
-        raise TargetMismatch(
-            f"target {table.spec}: {triggers_of(altering)} could alter rows while they are copied, and with "
-            f"commit='partition' there are no staged rows to compare them with. Drop "
-            f"{triggers_of(altering)}, or use commit='batch'."
-        )
+    check_copied_unaltered(table.spec, table.facts(cursor))
     cursor.execute("select current_setting('track_counts')")
     if cursor.fetchone()[0] != "on":
         raise TargetMismatch(

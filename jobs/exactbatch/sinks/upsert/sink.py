@@ -317,7 +317,7 @@ class Upsert(SinkDefaults):
             )
         if are_truncated:
             self._truncates.delete_older(cursor)
-        self._unchanged_values.resolve(cursor, staged, columns)
+        self._unchanged_values.resolve(cursor, staged, columns, are_truncated=are_truncated)
         LatestRows(self._target, self.lineage_table, self.key).write(cursor, staged, columns, all_new=all_new)
         return inserted
 

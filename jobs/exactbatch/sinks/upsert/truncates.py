@@ -17,7 +17,7 @@ from exactbatch.columns import Column
 from exactbatch.errors import TargetMismatch
 from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.staged_rows import StagedRows
-from exactbatch.sinks.tables.affected_keys import AFFECTED
+from exactbatch.sinks.tables.affected_keys import AFFECTED, BY_TRUNCATE
 from exactbatch.sinks.tables.lineage_table import LineageTable, Part
 from exactbatch.sinks.tables.target import TargetTable
 from exactbatch.sinks.tables.target_checks import check_own_types
@@ -25,7 +25,7 @@ from exactbatch.sinks.upsert.latest_changes import KEPT, STAGED
 from exactbatch.sinks.values.null_safe_groups import column_list
 
 # The version of the newest truncate, if there is one, and whether it is staged.
-_NEWEST: Final = sql.Identifier("exactbatch_truncate")
+NEWEST_TRUNCATE: Final = sql.Identifier("exactbatch_truncate")
 _IS_STAGED: Final = sql.Identifier("exactbatch_is_staged")
 # The versions of the truncates that this transaction retracts.
 _RETRACTED: Final = sql.Identifier("exactbatch_retracted_truncate")
@@ -71,20 +71,20 @@ class Truncates:
                 "{newest_first}"
             ).format(
                 **self._names,
-                newest=_NEWEST,
+                newest=NEWEST_TRUNCATE,
                 values=sql.SQL(", ").join(casts[name].expression for name in self.version),
                 staging=staged.table,
                 accepted=staged.accepted,
             )
         )
-        cursor.execute(sql.SQL("select {} from {}").format(_IS_STAGED, _NEWEST))
+        cursor.execute(sql.SQL("select {} from {}").format(_IS_STAGED, NEWEST_TRUNCATE))
         if (row := cursor.fetchone()) is None:
             return False
         if row[0]:
             # A row without a change is none of the pipeline's.
             cursor.execute(
                 sql.SQL(
-                    "insert into {affected} select {key} from {target} t "
+                    "insert into {affected} ({key}, {by_truncate}) select {key}, true from {target} t "
                     "where exists (select from {change} c where {same_key})"
                 ).format(**self._names)
             )
@@ -97,7 +97,7 @@ class Truncates:
             cursor.execute(
                 sql.SQL(
                     "update {latest} c set deleted = true from {newest} t where not c.deleted and not {is_newer}"
-                ).format(latest=latest, newest=_NEWEST, is_newer=is_newer(self.version, "c", "t"))
+                ).format(latest=latest, newest=NEWEST_TRUNCATE, is_newer=is_newer(self.version, "c", "t"))
             )
 
     def note(self, cursor: Cursor, parts: Sequence[Part]) -> bool:
@@ -134,10 +134,11 @@ class Truncates:
         """
         cursor.execute(
             sql.SQL(
-                "insert into {affected} select distinct {key} from {change} c "
+                "insert into {affected} select {key} from {change} c "
                 "cross join (select {version} from {retracted} {newest_first}) r left join ("
                 "select {version}, true as is_there from {change} where {is_truncate} {newest_first}) t on true "
-                "where not c.deleted and not {is_newer_than_retracted} and (t.is_there is null or {is_newer})"
+                "group by {key} having not bool_or({is_newer_than_retracted}) "
+                "and bool_or(not c.deleted and (t.is_there is null or {is_newer}))"
             ).format(
                 **{**self._names, "key": column_list(self.key, of="c")},
                 is_newer_than_retracted=is_newer(self.version, "c", "r"),
@@ -165,6 +166,7 @@ class Truncates:
     def _names(self) -> dict[str, sql.Composable]:
         return {
             "affected": AFFECTED,
+            "by_truncate": BY_TRUNCATE,
             "target": self.target.identifier,
             "change": self.changes.identifier,
             "retracted": _RETRACTED,

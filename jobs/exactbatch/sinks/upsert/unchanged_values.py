@@ -16,10 +16,10 @@ from exactbatch.errors import StagedRowsDiffer, TargetMismatch
 from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.ledger_conditions import is_replaced_by
 from exactbatch.sinks.staged_rows import StagedRows
-from exactbatch.sinks.tables.affected_keys import AFFECTED
+from exactbatch.sinks.tables.affected_keys import AFFECTED, BY_TRUNCATE
 from exactbatch.sinks.tables.lineage_table import LineageTable
 from exactbatch.sinks.upsert.latest_changes import KEPT, STAGED, latest_first
-from exactbatch.sinks.upsert.truncates import Truncates, is_truncate
+from exactbatch.sinks.upsert.truncates import NEWEST_TRUNCATE, Truncates, is_newer, is_truncate
 from exactbatch.sinks.values.null_safe_groups import column_list
 
 UNCHANGED: Final = Column(UNCHANGED_COLUMNS, "text[]")
@@ -151,12 +151,15 @@ class UnchangedValues:
             ),
         )
 
-    def resolve(self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column]) -> None:
+    def resolve(
+        self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column], *, are_truncated: bool
+    ) -> None:
         """Give the latest changes that LatestChanges.find() has found the values that were left out of them.
 
-        The staged changes have been inserted. The latest changes that lack a value are moved to KEPT, whose rows are
-        complete then. Raises TargetMismatch if a replay retracts the only change that has a value, and
-        StagedRowsDiffer if another batch has done so since the staged changes were checked.
+        The staged changes have been inserted, and `are_truncated` is what Truncates.find() has returned. The latest
+        changes that lack a value are moved to KEPT, whose rows are complete then. Raises TargetMismatch if a replay
+        retracts the only change that has a value, and StagedRowsDiffer if another batch has done so since the staged
+        changes were checked.
         """
         if UNCHANGED.name not in self.changes.table.columns(cursor):
             return
@@ -196,32 +199,48 @@ class UnchangedValues:
         left_out = {row[0] for row in cursor.fetchall()}
         for column in columns:
             if column.name in left_out:
-                self._resolve_column(cursor, staged, column.name)
+                self._resolve_column(cursor, staged, column.name, are_truncated=are_truncated)
 
-    def _resolve_column(self, cursor: Cursor, staged: StagedRows, name: str) -> None:
+    def _resolve_column(self, cursor: Cursor, staged: StagedRows, name: str, *, are_truncated: bool) -> None:
         # A latest change is the newest of its key, so that every other one is older.
         lacking = sql.SQL("not k.deleted and {}").format(_is_left_out(name, "k"))
         cursor.execute(sql.SQL("select count(*) from {} k where {}").format(KEPT, lacking))
         expected = int(cursor.fetchone()[0])
-        # A delete that arrived late leaves the row its value. But once a replay has retracted changes of the key, a
-        # delete ends the search: the value before it was that of another row.
+        is_retracted = sql.SQL(
+            "exists (select from {affected} a where {of_affected} and a.{by_truncate} is null)"
+        ).format(affected=AFFECTED, of_affected=_same(self.key, "a", "k"), by_truncate=BY_TRUNCATE)
+        # A delete or truncate that arrived late leaves the row its value. But once a replay has retracted changes of
+        # the key, it ends the search: the value before it was that of another row. Only truncates that are older than
+        # the latest change are left to look at.
         older = sql.SQL(
-            "select found.value from (select c.{column} as value, c.deleted from {change} c where {same_key} "
-            "and not {is_left_out} and (not c.deleted or exists (select from {affected} a where {of_affected})) "
-            "order by {latest_first} limit 1) found where not found.deleted"
+            "select found.exactbatch_value from (select {versions} c.{column} as exactbatch_value, c.deleted "
+            "from {change} c where {same_key} and not {is_left_out} and (not c.deleted or {is_retracted}) "
+            "order by {latest_first} limit 1) found where not found.deleted{after_truncates}"
         ).format(
+            versions=sql.SQL("").join(
+                sql.SQL("c.{}, ").format(sql.Identifier(each)) for each in self.version
+            ),
+            after_truncates=sql.SQL(
+                " and not ({is_retracted} and exists (select from {newest} t where not {is_newer}))"
+            ).format(
+                is_retracted=is_retracted,
+                newest=NEWEST_TRUNCATE,
+                is_newer=is_newer(self.version, "found", "t"),
+            )
+            if are_truncated
+            else sql.SQL(""),
             column=sql.Identifier(name),
             change=self.changes.identifier,
             same_key=_same(self.key, "c", "k"),
-            affected=AFFECTED,
-            of_affected=_same(self.key, "a", "k"),
+            is_retracted=is_retracted,
             is_left_out=_is_left_out(name, "c"),
             latest_first=latest_first(self.version),
         )
         cursor.execute(
             sql.SQL(
-                "update {kept} t set {column} = found.value from (select k.ctid as row, older.value from {kept} k "
-                "cross join lateral ({older}) older where {lacking}) found where t.ctid = found.row"
+                "update {kept} t set {column} = found.exactbatch_value "
+                "from (select k.ctid as row, older.exactbatch_value from {kept} k cross join lateral ({older}) older "
+                "where {lacking}) found where t.ctid = found.row"
             ).format(kept=KEPT, column=sql.Identifier(name), older=older, lacking=lacking)
         )
         if cursor.rowcount != expected:

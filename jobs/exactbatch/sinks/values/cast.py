@@ -11,7 +11,14 @@ from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError, TargetMismatch
 from exactbatch.postgres.connection import Cursor
 from exactbatch.postgres.types import PgType, refusal_of_null, type_named
-from exactbatch.sinks.values.exact_values import INTEGERS, changed, holds_all, is_convertible, keeps_text
+from exactbatch.sinks.values.exact_values import (
+    INTEGERS,
+    changed,
+    holds_all,
+    holds_lineage,
+    is_convertible,
+    keeps_text,
+)
 from exactbatch.sinks.values.text_formats import TEXT_FORMATS
 
 # The staged types under their names in pg_type.
@@ -88,6 +95,11 @@ class Cast:
         if self.column.staged_type == self.target.sql_name:
             return True
         return self.column.element is None and holds_all(self._staged, self.target)
+
+    @property
+    def holds_lineage(self) -> bool:
+        """True if the target holds each value of a column of lineage exactly, or refuses it with an error."""
+        return self.column.element is None and holds_lineage(self._staged, self.target)
 
     @property
     def expression(self) -> sql.Composable:

@@ -36,11 +36,33 @@ _KEEP_TEXT: Final = {"text", "varchar", "uuid", "json"}
 # Types that read text by settings, but return the same text only for input that no setting changes.
 _READ_BY_SETTINGS: Final = {"xml"}
 _LENGTH_HEADER: Final = 4  # the modifier of varchar(n) is n + 4
+_TOPIC_CHARACTERS: Final = 249
+_MILLISECONDS: Final = 3  # the modifier of a timestamp is its number of decimal places
 
 
 def holds_all(staged: str, target: PgType) -> bool:
     """True if a target without a modifier or domain holds every value of a scalar staged type without a cast."""
     return target.kind == "base" and target.modifier == -1 and target.name in _WIDER.get(staged, ())
+
+
+def holds_lineage(staged: str, target: PgType) -> bool:
+    """True if a type holds each topic, integer or timestamp of Kafka exactly, or refuses it with an error.
+
+    `staged` is the base type of a column of lineage. A topic has at most 249 characters
+    (org.apache.kafka.common.internals.Topic), and a timestamp is in milliseconds.
+    """
+    leaf = target.leaf
+    if leaf.kind != "base":
+        return False
+    match staged:
+        case "text":
+            return leaf.name in ("text", "varchar") and (
+                leaf.modifier == -1 or leaf.modifier - _LENGTH_HEADER >= _TOPIC_CHARACTERS
+            )
+        case "timestamptz":
+            return leaf.name == staged and (leaf.modifier == -1 or leaf.modifier >= _MILLISECONDS)
+        case _:
+            return leaf.name in INTEGERS or (leaf.name == "numeric" and leaf.modifier == -1)
 
 
 def is_convertible(staged: str, leaf: PgType) -> bool:
