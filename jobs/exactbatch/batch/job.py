@@ -331,7 +331,7 @@ def _process_ranges(
         check_results_exist(cursor, Ledger(connection), pipeline, batch)
         pipeline.sink.prepare(cursor, pipeline.value.columns, evolve=pipeline.evolve)
         pipeline.sink.check_copyable(cursor, pipeline.value.columns)
-        seen = facts_of(cursor, pipeline.sink)
+        seen = pipeline.sink.tables[-1].unusual_facts(cursor)
         ranges = Ledger(connection).uncommitted_ranges(batch.batch_id)
     if ranges:
         topics = sorted({range_.topic for range_ in ranges})

@@ -8,10 +8,10 @@ from typing import Final
 from exactbatch.errors import StagedRowsDiffer, TargetMismatch
 from exactbatch.postgres.connection import Cursor
 
-# {0} and {1} are parameters, both with the table as text in double quotes.
-FACTS_OF: Final = """
+# {0} is a parameter with the table as text in double quotes, and {1} a query for its partitions.
+_FACTS: Final = """
 with family as (
-    select to_regclass({0})::oid as oid union select relid::oid from pg_partition_tree(to_regclass({1}))
+    select to_regclass({0})::oid as oid union {1}
 ), tables as (
     select c.*, format('%I.%I', n.nspname, c.relname) as named
     from family f join pg_class c on c.oid = f.oid join pg_namespace n on n.oid = c.relnamespace
@@ -57,6 +57,11 @@ from tables t join (
     union all select inhparent, inhrelid, 'child' from pg_inherits
 ) i on i.this = t.oid
 where t.relkind in ('r', 'f') and not t.relispartition
+"""
+_ALL_PARTITIONS: Final = "select relid::oid from pg_partition_tree(to_regclass({}))"
+_UNUSUAL_PARTITIONS: Final = """
+    select p.relid::oid from pg_partition_tree(to_regclass({})) p join pg_class c on c.oid = p.relid
+    where c.relkind <> 'r' or c.relpersistence <> 'p' or c.relhastriggers or c.relhasrules or c.relrowsecurity
 """
 _TRIGGER: Final = re.compile(
     r"TRIGGER .+? ((?:BEFORE|AFTER|INSTEAD OF) .+?) ON .* FOR EACH (ROW|STATEMENT)", re.S
@@ -105,13 +110,19 @@ class Fact:
 def read_facts(cursor: Cursor, tables: Iterable[str], *, all_partitions: bool = True) -> tuple[Fact, ...]:
     """Return the facts of tables, given as quoted text, and of their partitions; none for a missing table.
 
-    Without `all_partitions`, those are left out that can have no fact other than their parent's.
+    Without `all_partitions`, those are left out of which only columns, constraints and indexes are facts: a thousand
+    partitions have tens of thousands of these.
     """
     facts: list[Fact] = []
     for table in tables:
-        cursor.execute(_PSYCOPG2 if all_partitions else _PSYCOPG2_UNUSUAL, (table, table))
+        cursor.execute(_ALL_FACTS if all_partitions else _UNUSUAL_FACTS, (table, table))
         facts += (Fact(*row) for row in cursor.fetchall())
     return tuple(facts)
+
+
+def unusual_facts_query(parameter: str) -> str:
+    """Return the query of read_facts() without `all_partitions`, for a driver's name of a parameter."""
+    return _FACTS.format(parameter, _UNUSUAL_PARTITIONS.format(parameter))
 
 
 def check_kinds(target: str, facts: Sequence[Fact]) -> None:
@@ -238,12 +249,6 @@ def _by_key(facts: Iterable[Fact]) -> Mapping[tuple[str, str, str], Fact]:
     return {(fact.table, fact.what, fact.name): fact for fact in facts}
 
 
-_PSYCOPG2: Final = FACTS_OF.replace("%", "%%").format("%s", "%s")
-_ALL_PARTITIONS: Final = "select relid::oid from pg_partition_tree(to_regclass(%s))"
-_PSYCOPG2_UNUSUAL: Final = _PSYCOPG2.replace(
-    _ALL_PARTITIONS,
-    """
-    select p.relid::oid from pg_partition_tree(to_regclass(%s)) p join pg_class c on c.oid = p.relid
-    where c.relkind <> 'r' or c.relpersistence <> 'p' or c.relhastriggers or c.relhasrules or c.relrowsecurity
-    """,
-)
+_FACTS_IN_PSYCOPG2: Final = _FACTS.replace("%", "%%")
+_ALL_FACTS: Final = _FACTS_IN_PSYCOPG2.format("%s", _ALL_PARTITIONS.format("%s"))
+_UNUSUAL_FACTS: Final = _FACTS_IN_PSYCOPG2.format("%s", _UNUSUAL_PARTITIONS.format("%s"))

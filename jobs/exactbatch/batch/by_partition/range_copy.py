@@ -22,18 +22,19 @@ from exactbatch.kafka.shared_reads import SharedReads
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.catalog import (
-    FACTS_OF,
     Fact,
     changes,
     check_copied_unaltered,
     check_kinds,
     triggers_of,
+    unusual_facts_query,
 )
 from exactbatch.postgres.task_cursor import TaskCursor, one_row
 from exactbatch.sinks.tables.lineage_table import LINEAGE
 from exactbatch.sinks.tables.write_counts import WRITES_OF, WriteCounts
 
 REJECTS: Final = "exactbatch_rejects"  # a temporary table, which INSERT_RANGE_REJECTS reads
+_FACTS: Final = unusual_facts_query("$1")
 # ADBC reports what it sent, not what has arrived; and counting in the target would read much of it.
 _WRITES: Final = WRITES_OF.format("$1", "$1")
 
@@ -43,7 +44,7 @@ class RangeTask:
     """The work of one Spark task; it travels in the task's closure, secrets included.
 
     `leader_epoch` is the epoch up to which the log was processed at the start of the range; `seen` is what
-    facts_of() returned when the batch began; `cluster_id` is the Kafka cluster of the plan.
+    unusual_facts() returned when the batch began; `cluster_id` is the Kafka cluster of the plan.
     """
 
     range: OffsetRange
@@ -198,7 +199,7 @@ def _check_seen(cursor: TaskCursor, task: RangeTask, target: str) -> None:
     """Raise StagedRowsDiffer if the target was changed since the batch began, and TargetMismatch if it has a trigger
     now that could alter rows. The rows that were copied into it keep others from changing it now."""
     sink = task.pipeline.sink
-    cursor.execute(FACTS_OF.format("$1", "$1"), (target,))
+    cursor.execute(_FACTS, (target,))
     facts = [Fact(*row) for row in cursor.fetchall()]
     check_kinds(sink.target, facts)
     # Of a partition that was attached meanwhile, too.

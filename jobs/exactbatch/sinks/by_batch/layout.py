@@ -9,7 +9,6 @@ from psycopg2 import sql
 
 from exactbatch.columns import Column
 from exactbatch.postgres.array_literals import bigint_array
-from exactbatch.postgres.catalog import row_changers_of
 from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.by_batch.parent import attach_obstacle, publications
 from exactbatch.sinks.by_batch.partitions import (
@@ -126,7 +125,7 @@ class ByBatch:
     def _may_drop(self, cursor: Cursor) -> bool:
         """False if something must see each row that is deleted: triggers, foreign keys, or subscribers."""
         return not (
-            row_changers_of(self.target.facts(cursor))
+            self.target.row_changers(cursor)
             or self._is_referenced(cursor)
             or publications(cursor, self.target)
         )

@@ -12,7 +12,6 @@ from psycopg2 import sql
 
 from exactbatch.errors import TargetMismatch
 from exactbatch.errors.sqlstates import is_refusal
-from exactbatch.postgres.catalog import row_changers_of
 from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.tables.constraint_errors import constraint_error
 from exactbatch.sinks.tables.target import TargetTable, quoted
@@ -93,7 +92,7 @@ def forbid_changes(cursor: Cursor, table: TargetTable, *, while_writing: TargetT
     before = _counts(cursor, table) if _counts_if_watched(cursor, while_writing) is not None else None
     yield
     if before is not None and not (done := _counts(cursor, table) - before).is_insert_of(0):
-        row_changers = row_changers_of(while_writing.facts(cursor))
+        row_changers = while_writing.row_changers(cursor)
         raise TargetMismatch(
             f"target {table.spec}: while the batch wrote into {while_writing.spec}, Postgres counts {done} here, "
             f"because of {row_changers} of {while_writing.spec}. Nothing was written. Drop {row_changers}, or let it "
@@ -128,7 +127,7 @@ def _counts(cursor: Cursor, table: TargetTable) -> WriteCounts:
 
 def _counts_if_watched(cursor: Cursor, table: TargetTable) -> WriteCounts | None:
     """Return what this transaction has done to the table; None if only its own statements can change a row."""
-    if not (row_changers := row_changers_of(table.facts(cursor))):
+    if not (row_changers := table.row_changers(cursor)):
         return None
     cursor.execute("select current_setting('track_counts')")
     if cursor.fetchone()[0] != "on":
@@ -143,7 +142,7 @@ def _counts_if_watched(cursor: Cursor, table: TargetTable) -> WriteCounts | None
 def _other_rows_changed(
     cursor: Cursor, table: TargetTable, statement: str, done: WriteCounts
 ) -> TargetMismatch:
-    row_changers = row_changers_of(table.facts(cursor))
+    row_changers = table.row_changers(cursor)
     return TargetMismatch(
         f"target {table.spec}: {statement}, but Postgres counts {done}: {row_changers} "
         f"changes other rows of the target. Nothing was written. Drop {row_changers}, or let it write into other "

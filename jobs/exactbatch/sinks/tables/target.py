@@ -9,7 +9,7 @@ from psycopg2 import sql
 
 from exactbatch.columns import MAX_NAME_BYTES, Column
 from exactbatch.errors import ConfigurationError, TargetMismatch
-from exactbatch.postgres.catalog import Fact, read_facts, triggers_of
+from exactbatch.postgres.catalog import Fact, read_facts, row_changers_of, triggers_of
 from exactbatch.postgres.connection import Cursor
 from exactbatch.postgres.types import SQL_NAME, SQL_NAME_FROM, pg_types, refusal_of_null
 from exactbatch.sinks.values.cast import Cast, own_casts
@@ -181,9 +181,17 @@ class TargetTable:
             cursor, [self.identifier.as_string(cursor)], all_partitions=not self.changes_partitions
         )
 
+    def unusual_facts(self, cursor: Cursor) -> tuple[Fact, ...]:
+        """Return facts() without the columns, constraints and indexes of ordinary partitions."""
+        return read_facts(cursor, [self.identifier.as_string(cursor)], all_partitions=False)
+
     def triggers(self, cursor: Cursor) -> str:
         """Name the triggers and rules that may alter what is written; empty if there are none."""
-        return triggers_of(self.facts(cursor))
+        return triggers_of(self.unusual_facts(cursor))
+
+    def row_changers(self, cursor: Cursor) -> str:
+        """Name the triggers, rules and foreign keys that may change other rows than those that a statement writes."""
+        return row_changers_of(self.unusual_facts(cursor))
 
     def missing_index(self, cursor: Cursor) -> str | None:
         """Return the statement that creates an index for replays; None if the table has one or does not exist.
