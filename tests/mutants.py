@@ -439,7 +439,7 @@ MUTANTS: Final = (
     Mutant(
         "what triggers alter is not looked for",
         "sinks/tables/target.py",
-        "        return triggers_of(self.facts(cursor))\n",
+        "        return triggers_of(self.unusual_facts(cursor))\n",
         '        return triggers_of(()) or ""\n',
         (f"{_WRITES}::test_a_trigger_that_alters_what_is_written_is_refused",),
     ),
