@@ -166,8 +166,8 @@ MUTANTS: Final = (
     Mutant(
         "rows that become a partition are not checked",
         "batch/job.py",
-        "                if pipeline.has_row_per_record and not pipeline.checks and pipeline.forward is None\n",
-        "                if pipeline.has_row_per_record and pipeline.forward is None\n",
+        "    if not pipeline.has_row_per_record or pipeline.checks or pipeline.forward is not None:\n",
+        "    if not pipeline.has_row_per_record or pipeline.forward is not None:\n",
         (f"{_CHECKS}::test_rows_that_could_be_copied_into_a_partition_are_checked",),
     ),
     Mutant(
@@ -341,7 +341,7 @@ MUTANTS: Final = (
     Mutant(
         "each retry of a batch that fails leaves dead rows",
         "batch/job.py",
-        'batch.kind == "advance" and not ledger.failing(pipeline, [])',
+        'batch.kind == "advance" and not Ledger(connection).failing(pipeline, [])',
         'batch.kind == "advance"',
         (f"{_EARLY}::test_bad_record_of_last_part_fails_batch_and_its_retry_inserts_nothing_early",),
     ),
@@ -2848,7 +2848,7 @@ MUTANTS: Final = (
     Mutant(
         "rows that are inserted in parts are not forwarded",
         "batch/job.py",
-        "            and pipeline.forward is None\n",
+        "        and pipeline.forward is None\n",
         "",
         (f"{_FORWARD}::test_a_batch_of_spark_reaches_the_topic",),
     ),

@@ -190,7 +190,9 @@ def piece_of(world: BatchRunner, pipeline: Pipeline, batch_id: int) -> tuple[Par
     with transaction(world.connection) as cursor:
         ranges = Ledger(world.connection).ranges(batch_id)
         pipeline.sink.prepare(cursor, pipeline.value.columns)
-        staging = pipeline.sink.direct_staging(cursor, pipeline.value.columns, batch_id=batch_id, offsets=8)
+        staging = pipeline.sink.partition_staging(
+            cursor, pipeline.value.columns, batch_id=batch_id, offsets=8
+        )
         assert staging is not None
         create_rejects(cursor, tables)
         staged_pieces.create_partition(cursor, tables, staging)

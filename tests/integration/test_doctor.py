@@ -206,7 +206,7 @@ def test_the_settings_are_missing(doctor, pipeline):
     ("version", "found", "remedy"),
     [
         (99, "the newer version 99", "Upgrade exactbatch."),
-        (None, "found version", "Run `exactbatch init` for a pipeline."),
+        (None, "found version", "Run `exactbatch init` to migrate it."),
     ],
     ids=["newer", "older"],
 )
@@ -229,7 +229,7 @@ def test_there_is_no_ledger(doctor, database):
     pipeline = Pipeline(name="p", topics=("t",), value=Json("id int"), sink=Append("public.p"))
     found = of(doctor(pipeline), "ledger")
     assert "has no ledger" in found["found"]
-    assert found["remedy"] == "Run `exactbatch init` for a pipeline."
+    assert found["remedy"] == "If this is the right database, run `exactbatch init` once."
 
 
 def test_a_privilege_is_missing(doctor, deployment, make_topic):

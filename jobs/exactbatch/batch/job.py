@@ -4,7 +4,7 @@ import logging
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 import psycopg2
@@ -40,13 +40,45 @@ from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Batch, Ledger, check_schema, ledger_session
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
-from exactbatch.postgres.catalog import is_plain
-from exactbatch.postgres.connection import Connection, transaction
+from exactbatch.postgres.catalog import Fact, is_plain
+from exactbatch.postgres.connection import Connection, Cursor, transaction
 from exactbatch.settings import Settings
-from exactbatch.sinks.base import DirectStaging
+from exactbatch.sinks.base import PartitionStaging
 from exactbatch.sinks.values.checks import check_expressions
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Launch:
+    """One launch of a batch: what each of its steps needs.
+
+    `epochs` has the leader epoch up to which each partition's log was processed.
+    """
+
+    executors: Executors
+    connection: Connection
+    pipeline: Pipeline
+    batch: Batch
+    ranges: Sequence[OffsetRange]
+    epochs: Mapping[tuple[str, int], int | None]
+    settings: Settings
+    times: StageTimes
+
+    @property
+    def name(self) -> str:
+        """The batch, in messages."""
+        return f"batch {self.batch.batch_id} of pipeline {self.pipeline.name!r}"
+
+    @property
+    def topics(self) -> list[str]:
+        """The topics of the ranges, in order."""
+        return sorted({range_.topic for range_ in self.ranges})
+
+    @property
+    def offsets(self) -> int:
+        """How many offsets the ranges have."""
+        return sum(map(len, self.ranges))
 
 
 def process_batch(
@@ -80,9 +112,10 @@ def process_batch(
                 Ledger(connection).note_launch(batch, application_id)
                 failpoint("launch.before_commit")
             failpoint("launch.after_commit")
+            launch = _Launch(executors, connection, pipeline, batch, ranges, epochs, settings, times)
             if pipeline.commit == "partition" and batch.kind == "advance":
-                return _process_ranges(executors, connection, pipeline, batch, epochs, settings, times)
-            return _process(executors, connection, pipeline, batch, ranges, epochs, settings, times)
+                return _process_ranges(launch)
+            return _process(launch)
 
 
 def _load(
@@ -123,129 +156,143 @@ def _record_failure(settings: Settings, batch: Batch) -> Iterator[None]:
         raise
 
 
-def _process(
-    executors: Executors,
-    connection: Connection,
-    pipeline: Pipeline,
-    batch: Batch,
-    ranges: Sequence[OffsetRange],
-    epochs: Mapping[tuple[str, int], int | None],
-    settings: Settings,
-    times: StageTimes,
-) -> Published:
+def _process(launch: _Launch) -> Published:
     """Stage all ranges on the executors, and publish them in one transaction."""
-    broker = KafkaBroker(settings.kafka)
-    topics, offsets = sorted({range_.topic for range_ in ranges}), sum(map(len, ranges))
-    topic_ids, cluster_id = broker.cluster(topics)
-    check_topic_ids(ranges, topic_ids)
-    tables = StagingTables(batch.batch_id, secrets.randbits(62))
-    tasks = stage_tasks(pipeline, ranges, epochs, tables, settings, executors.parallelism, cluster_id)
-    with hold_launch(connection, settings, pipeline, tables):
+    pipeline, executors = launch.pipeline, launch.executors
+    broker = KafkaBroker(launch.settings.kafka)
+    topic_ids, cluster_id = broker.cluster(launch.topics)
+    check_topic_ids(launch.ranges, topic_ids)
+    tables = StagingTables(launch.batch.batch_id, secrets.randbits(62))
+    tasks = stage_tasks(
+        pipeline, launch.ranges, launch.epochs, tables, launch.settings, executors.parallelism, cluster_id
+    )
+    with hold_launch(launch.connection, launch.settings, pipeline, tables):
         direct = None if pipeline.is_transformed else DirectStager(executors, pipeline, tasks)
-        stager: Stager = executors.transform(connection, pipeline, tasks) if direct is None else direct
-        with transaction(connection) as cursor:
-            check_results_exist(cursor, Ledger(connection), pipeline, batch)
-            pipeline.sink.prepare(cursor, stager.columns, evolve=pipeline.evolve)
-            check_expressions(cursor, pipeline.name, stager.columns, pipeline.checks)
-            ledger = Ledger(connection)
-            pipeline.sink.check_shared(cursor, stager.columns, ledger.sharing(pipeline))
-            with noting(cursor, pipeline, stager.columns) as outbox:
-                pipeline.sink.forget_topics(cursor, ledger.removed_topics(pipeline))
-            if outbox is not None:  # windows may have become final
-                outbox.write(batch)
-            if batch.kind == "replay":
-                pipeline.sink.check_replay(cursor)
-            staging = (
-                pipeline.sink.direct_staging(cursor, stager.columns, batch_id=batch.batch_id, offsets=offsets)
-                if pipeline.has_row_per_record and not pipeline.checks and pipeline.forward is None
-                else None
-            )
+        stager: Stager = executors.transform(launch.connection, pipeline, tasks) if direct is None else direct
+        with transaction(launch.connection) as cursor:
+            _prepare_target(cursor, launch, stager.columns)
+            partition = _partition_staging(cursor, launch, stager.columns)
             seen = facts_of(cursor, pipeline.sink)
             if direct is not None and not pipeline.checks:  # these read the text of documents
                 tables = replace(tables, checked=pipeline.sink.checked_json(cursor, stager.columns))
                 direct.stage_into(tables)
-        if staging is not None:
-            partition_stager = PartitionStager(executors, pipeline, tasks, staging)
-            staged = _stage_partition(connection, pipeline, tables, staging, partition_stager, times)
+        if partition is not None:
+            staged = _stage_partition(
+                launch, tables, partition, PartitionStager(executors, pipeline, tasks, partition)
+            )
             return publish(
-                connection,
+                launch.connection,
                 pipeline,
-                plan_id=batch.plan_id,
+                plan_id=launch.batch.plan_id,
                 tables=tables,
                 columns=stager.columns,
                 staged=staged,
                 # Asked after the last record was read: if the ids are the plan's now, they were all along.
-                topic_ids=broker.topic_ids(topics),
+                topic_ids=broker.topic_ids(launch.topics),
                 seen=seen,
-                staging=staging,
-                times=times,
+                staging=partition,
+                times=launch.times,
             )
-        in_parts = (
-            pipeline.sink.inserts_in_parts
-            and is_plain(seen)
-            and stager.can_split()
-            # Rows that are forwarded are noted under the pipeline's lock, in the order of commits.
-            and pipeline.forward is None
+        return _stage_and_insert(launch, tables, stager, seen, broker, cluster_id)
+
+
+def _prepare_target(cursor: Cursor, launch: _Launch, columns: Sequence[Column]) -> None:
+    """Create or check the target, and forget what it holds of topics that the pipeline no longer loads."""
+    pipeline, batch, ledger = launch.pipeline, launch.batch, Ledger(launch.connection)
+    check_results_exist(cursor, ledger, pipeline, batch)
+    pipeline.sink.prepare(cursor, columns, evolve=pipeline.evolve)
+    check_expressions(cursor, pipeline.name, columns, pipeline.checks)
+    pipeline.sink.check_shared(cursor, columns, ledger.sharing(pipeline))
+    with noting(cursor, pipeline, columns) as outbox:
+        pipeline.sink.forget_topics(cursor, ledger.removed_topics(pipeline))
+    if outbox is not None:  # windows may have become final
+        outbox.write(batch)
+    if batch.kind == "replay":
+        pipeline.sink.check_replay(cursor)
+
+
+def _partition_staging(cursor: Cursor, launch: _Launch, columns: Sequence[Column]) -> PartitionStaging | None:
+    """Return where rows are staged that become a partition of the target; None if they are inserted into it."""
+    pipeline = launch.pipeline
+    if not pipeline.has_row_per_record or pipeline.checks or pipeline.forward is not None:
+        return None
+    return pipeline.sink.partition_staging(
+        cursor, columns, batch_id=launch.batch.batch_id, offsets=launch.offsets
+    )
+
+
+def _stage_and_insert(
+    launch: _Launch,
+    tables: StagingTables,
+    stager: Stager,
+    seen: Sequence[Fact],
+    broker: KafkaBroker,
+    cluster_id: str | None,
+) -> Published:
+    """Stage all ranges and insert their rows into the target; in a large Append, while other rows are staged."""
+    pipeline, batch, connection = launch.pipeline, launch.batch, launch.connection
+    in_parts = (
+        pipeline.sink.inserts_in_parts
+        and is_plain(seen)
+        and stager.can_split()
+        # Rows that are forwarded are noted under the pipeline's lock, in the order of commits.
+        and pipeline.forward is None
+    )
+    with transaction(connection) as cursor:
+        for each in stager.split_tables() if in_parts else [tables]:
+            create_rows(cursor, each, pipeline.sink.staged_columns(stager.columns))
+        # An attempt that fails leaves dead rows behind, but not each of its retries.
+        may_insert_early = (
+            in_parts and batch.kind == "advance" and not Ledger(connection).failing(pipeline, [])
         )
-        with transaction(connection) as cursor:
-            for each in stager.split_tables() if in_parts else [tables]:
-                create_rows(cursor, each, pipeline.sink.staged_columns(stager.columns))
-            # An attempt that fails leaves dead rows behind, but not each of its retries.
-            may_insert_early = in_parts and batch.kind == "advance" and not ledger.failing(pipeline, [])
-        early = EarlyInserts(
-            settings.postgres,
+    early = EarlyInserts(
+        launch.settings.postgres,
+        pipeline,
+        batch,
+        tables=tables,
+        columns=stager.columns,
+        seen=seen,
+        max_rejects=pipeline.rejects_allowed(launch.offsets),
+    )
+    failpoint("job.before_stage")
+    launch.times.enter("stage")
+    with closing(early):
+        staged = stager.stage(early.add if may_insert_early else None)
+        launch.times.enter("check")
+        _log_taken(batch.batch_id, staged.pieces)
+        failpoint("job.after_stage")
+        with early.kept_open():
+            staged = _without_uncastable(launch, tables, stager.columns, staged, early, cluster_id)
+            # Asked after the last record was read: if the ids are the plan's now, they were all along.
+            topic_ids = broker.topic_ids(launch.topics)
+        return publish(
+            early.connection or connection,
             pipeline,
-            batch,
+            plan_id=batch.plan_id,
             tables=tables,
             columns=stager.columns,
+            staged=staged,
+            topic_ids=topic_ids,
             seen=seen,
-            max_rejects=pipeline.rejects_allowed(offsets),
+            early=early if may_insert_early else None,
+            times=launch.times,
         )
-        failpoint("job.before_stage")
-        times.enter("stage")
-        with closing(early):
-            staged = stager.stage(early.add if may_insert_early else None)
-            times.enter("check")
-            _log_taken(batch.batch_id, staged.pieces)
-            failpoint("job.after_stage")
-            with early.kept_open():
-                staged = _without_uncastable(
-                    connection, pipeline, tables, stager.columns, ranges, staged, early, settings, cluster_id
-                )
-                # Asked after the last record was read: if the ids are the plan's now, they were all along.
-                topic_ids = broker.topic_ids(topics)
-            return publish(
-                early.connection or connection,
-                pipeline,
-                plan_id=batch.plan_id,
-                tables=tables,
-                columns=stager.columns,
-                staged=staged,
-                topic_ids=topic_ids,
-                seen=seen,
-                early=early if may_insert_early else None,
-                times=times,
-            )
 
 
 def _stage_partition(
-    connection: Connection,
-    pipeline: Pipeline,
-    tables: StagingTables,
-    staging: DirectStaging,
-    stager: PartitionStager,
-    times: StageTimes,
+    launch: _Launch, tables: StagingTables, staging: PartitionStaging, stager: PartitionStager
 ) -> StagedBatch:
     """Stage all ranges into a table that can become a part of the target. Raises TooManyRejects."""
+    connection, pipeline = launch.connection, launch.pipeline
     with transaction(connection) as cursor:
         create_partition(cursor, tables, staging)
     failpoint("job.before_stage")
-    times.enter("stage")
+    launch.times.enter("stage")
     staged = stager.stage()
-    times.enter("check")
+    launch.times.enter("check")
     _log_taken(tables.batch_id, staged.pieces)
     failpoint("job.after_stage")
-    _check_rejects(connection, pipeline, tables, staged, pipeline.rejects_allowed(staged.records))
+    _check_rejects(launch, tables, staged, pipeline.rejects_allowed(staged.records))
     close_partition(connection, pipeline, tables)
     failpoint("job.after_close")
     with transaction(connection) as cursor:
@@ -260,42 +307,37 @@ def _log_taken(batch_id: int, outcomes: Sequence[Staged | Committed]) -> None:
 
 
 def _without_uncastable(
-    connection: Connection,
-    pipeline: Pipeline,
+    launch: _Launch,
     tables: StagingTables,
     columns: Sequence[Column],
-    ranges: Sequence[OffsetRange],
     staged: StagedBatch,
     early: EarlyInserts,
-    settings: Settings,
     cluster_id: str | None,
 ) -> StagedBatch:
     """Return what is staged without the rows that the target cannot hold. Raises TooManyRejects."""
-    allowed = pipeline.rejects_allowed(staged.records)
-    _check_rejects(connection, pipeline, tables, staged, allowed)
+    allowed = launch.pipeline.rejects_allowed(staged.records)
+    _check_rejects(launch, tables, staged, allowed)
     rest = reject_uncastable(
-        connection,
-        pipeline,
+        launch.connection,
+        launch.pipeline,
         tables=tables,
         columns=columns,
-        ranges=ranges,
+        ranges=launch.ranges,
         staged=early.rest_of(staged),
         limit=allowed - staged.rejected,
-        settings=settings,
+        settings=launch.settings,
         cluster_id=cluster_id,
     )
     staged = replace(staged, rows={**staged.rows, **rest.rows}, rejects={**staged.rejects, **rest.rejects})
-    _check_rejects(connection, pipeline, tables, staged, allowed)
+    _check_rejects(launch, tables, staged, allowed)
     return staged
 
 
-def _check_rejects(
-    connection: Connection, pipeline: Pipeline, tables: StagingTables, staged: StagedBatch, allowed: int
-) -> None:
+def _check_rejects(launch: _Launch, tables: StagingTables, staged: StagedBatch, allowed: int) -> None:
     """Raise TooManyRejects, with the first rejects, if there are more than the pipeline allows."""
     if staged.rejected <= allowed:
         return
-    with transaction(connection) as cursor:
+    with transaction(launch.connection) as cursor:
         cursor.execute(
             sql.SQL(
                 'select topic, partition, "offset", reason from {} where task_attempt = any(%s) '
@@ -307,8 +349,8 @@ def _check_rejects(
             f"{row.topic}[{row.partition}] offset {row.offset}: {row.reason}" for row in cursor.fetchall()
         ]
     raise too_many_rejects(
-        pipeline,
-        f"batch {tables.batch_id} of pipeline {pipeline.name!r}",
+        launch.pipeline,
+        launch.name,
         batch_id=tables.batch_id,
         rejected=staged.rejected,
         records=staged.records,
@@ -317,16 +359,9 @@ def _check_rejects(
     )
 
 
-def _process_ranges(
-    executors: Executors,
-    connection: Connection,
-    pipeline: Pipeline,
-    batch: Batch,
-    epochs: Mapping[tuple[str, int], int | None],
-    settings: Settings,
-    times: StageTimes,
-) -> Published:
+def _process_ranges(launch: _Launch) -> Published:
     """Commit each range that is not committed yet, on the executors, and then the batch."""
+    pipeline, batch, connection = launch.pipeline, launch.batch, launch.connection
     with transaction(connection) as cursor:
         check_results_exist(cursor, Ledger(connection), pipeline, batch)
         pipeline.sink.prepare(cursor, pipeline.value.columns, evolve=pipeline.evolve)
@@ -335,18 +370,18 @@ def _process_ranges(
         ranges = Ledger(connection).uncommitted_ranges(batch.batch_id)
     if ranges:
         topics = sorted({range_.topic for range_ in ranges})
-        topic_ids, cluster_id = KafkaBroker(settings.kafka).cluster(topics)
+        topic_ids, cluster_id = KafkaBroker(launch.settings.kafka).cluster(topics)
         check_topic_ids(ranges, topic_ids)
-        slot_offsets = sum(map(len, ranges)) // executors.parallelism
+        slot_offsets = sum(map(len, ranges)) // launch.executors.parallelism
         tasks = [
             RangeTask(
                 range=range_,
-                leader_epoch=epochs.get(range_.topic_partition),
+                leader_epoch=launch.epochs.get(range_.topic_partition),
                 batch_id=batch.batch_id,
                 plan_id=batch.plan_id,
                 pipeline=pipeline,
-                kafka=settings.kafka,
-                postgres=settings.postgres,
+                kafka=launch.settings.kafka,
+                postgres=launch.settings.postgres,
                 seen=seen,
                 cluster_id=cluster_id,
                 slot_offsets=slot_offsets,
@@ -354,10 +389,10 @@ def _process_ranges(
             for range_ in ranges
         ]
         failpoint("job.before_ranges")
-        times.enter("commit")
-        limit = worth_sharing(tasks, pipeline.max_connections, executors.parallelism)
-        outcomes = executors.run(tasks, commit_ranges, limit=limit, verb="commit")
+        launch.times.enter("commit")
+        limit = worth_sharing(tasks, pipeline.max_connections, launch.executors.parallelism)
+        outcomes = launch.executors.run(tasks, commit_ranges, limit=limit, verb="commit")
         _log_taken(batch.batch_id, outcomes)
         failpoint("job.after_ranges")
-    times.enter("publish")
-    return commit_batch(connection, pipeline, batch.batch_id, batch.plan_id, times)
+    launch.times.enter("publish")
+    return commit_batch(connection, pipeline, batch.batch_id, batch.plan_id, launch.times)

@@ -9,7 +9,7 @@ from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError
 from exactbatch.options import check_types
 from exactbatch.postgres.connection import Cursor
-from exactbatch.sinks.base import DirectStaging, Merger, SinkIdentity
+from exactbatch.sinks.base import Merger, PartitionStaging, SinkIdentity
 from exactbatch.sinks.by_batch.layout import ByBatch
 from exactbatch.sinks.by_batch.merge import PartitionMerger
 from exactbatch.sinks.by_batch.parent import PARTITION_BY, check_not_by_batch, check_parent
@@ -109,14 +109,14 @@ class Append(SinkDefaults):
         else:
             check_not_by_batch(cursor, self._target)
 
-    def direct_staging(
+    def partition_staging(
         self, cursor: Cursor, columns: Sequence[Column], *, batch_id: int, offsets: int
-    ) -> DirectStaging | None:
+    ) -> PartitionStaging | None:
         """Return the future partition of a batch; None if its rows are inserted."""
         if self._by_batch is None:
             return None
         columns = (*columns, *self.lineage_table.lineage_columns)
-        return self._by_batch.direct_staging(cursor, columns, batch_id=batch_id, offsets=offsets)
+        return self._by_batch.partition_staging(cursor, columns, batch_id=batch_id, offsets=offsets)
 
     def check_replay(self, cursor: Cursor) -> None:
         """Raise TargetMismatch if a replay would change tables that `cascade` does not name."""

@@ -129,7 +129,7 @@ class Merger(Protocol):
         ...
 
 
-class DirectStaging(Protocol):
+class PartitionStaging(Protocol):
     """A table into which executors copy the rows of one batch, and which then becomes a part of the target.
 
     Nothing is written twice. The table belongs to one launch; it is logged, and nobody else writes into it.
@@ -297,9 +297,9 @@ class Sink(Protocol):
         """Drop what the sink stores about topics, besides their rows: no pipeline with this target loads them now."""
         ...
 
-    def direct_staging(
+    def partition_staging(
         self, cursor: Cursor, columns: Sequence[Column], *, batch_id: int, offsets: int
-    ) -> DirectStaging | None:
+    ) -> PartitionStaging | None:
         """Return where the rows of a batch over so many offsets are staged to become a part of the target as they
         are; None if they are staged and inserted. Called after prepare(), for rows without a transform."""
         ...

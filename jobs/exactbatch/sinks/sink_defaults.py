@@ -9,7 +9,7 @@ from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError, TargetMismatch
 from exactbatch.offsets import OffsetRange
 from exactbatch.postgres.connection import Cursor
-from exactbatch.sinks.base import Compactor, Comparison, DirectStaging, KeptLatest, Merger
+from exactbatch.sinks.base import Compactor, Comparison, KeptLatest, Merger, PartitionStaging
 from exactbatch.sinks.staged_rows import CheckedJson, StagedRows
 from exactbatch.sinks.tables.lineage_table import LineageTable, Part
 from exactbatch.sinks.tables.target import TargetTable
@@ -132,14 +132,14 @@ class SinkDefaults:
     def forget_topics(self, cursor: Cursor, topics: Sequence[str]) -> None:
         """Do nothing: the sink stores nothing about a topic besides its rows."""
 
-    def direct_staging(
+    def partition_staging(
         self,
         cursor: Cursor,  # noqa: ARG002
         columns: Sequence[Column],  # noqa: ARG002
         *,
         batch_id: int,  # noqa: ARG002
         offsets: int,  # noqa: ARG002
-    ) -> DirectStaging | None:
+    ) -> PartitionStaging | None:
         """Return None: rows are staged and inserted."""
         return None
 

@@ -22,7 +22,7 @@ from exactbatch.offsets import OffsetRange, merge
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.catalog import Fact
 from exactbatch.postgres.connection import Connection, Cursor, transaction
-from exactbatch.sinks.base import DirectStaging
+from exactbatch.sinks.base import PartitionStaging
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def publish(
     topic_ids: Mapping[str, UUID],
     seen: Sequence[Fact],
     early: EarlyInserts | None = None,
-    staging: DirectStaging | None = None,
+    staging: PartitionStaging | None = None,
     times: StageTimes | None = None,
 ) -> Published:
     """Commit a staged batch, all of it or nothing.

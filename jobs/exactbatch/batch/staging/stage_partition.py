@@ -29,7 +29,7 @@ from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Connection, Cursor
 from exactbatch.postgres.numbered import NumberedConnection
 from exactbatch.postgres.task_cursor import one_row
-from exactbatch.sinks.base import DirectStaging
+from exactbatch.sinks.base import PartitionStaging
 from exactbatch.sinks.tables.write_counts import WRITES_OF, WriteCounts
 
 if TYPE_CHECKING:  # not imported by the driver: ADBC imports pandas
@@ -63,7 +63,7 @@ class PartitionStager:
     """The Stager of rows that become a partition of the target. `columns` are those of a row without its lineage."""
 
     def __init__(
-        self, executors: Executors, pipeline: Pipeline, tasks: Sequence[StageTask], staging: DirectStaging
+        self, executors: Executors, pipeline: Pipeline, tasks: Sequence[StageTask], staging: PartitionStaging
     ) -> None:
         self._executors, self._limit = executors, pipeline.max_connections
         self._tasks = [PartitionTask(task, staging.columns) for task in tasks]

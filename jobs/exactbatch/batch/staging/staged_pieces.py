@@ -19,7 +19,7 @@ from exactbatch.errors import StagedRowsDiffer
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Connection, Cursor, transaction
-from exactbatch.sinks.base import DirectStaging
+from exactbatch.sinks.base import PartitionStaging
 
 # Takes the fields of a piece in their order.
 _ENTER: Final = (
@@ -45,7 +45,7 @@ _LOCK_WAIT: Final = "1s"
 Query = Callable[[str, Sequence[object]], list[tuple[Any, ...]]]
 
 
-def create_partition(cursor: Cursor, tables: StagingTables, staging: DirectStaging) -> None:
+def create_partition(cursor: Cursor, tables: StagingTables, staging: PartitionStaging) -> None:
     """Create the future partition and the table of pieces."""
     staging.create(cursor, identifier(tables.rows))
     cursor.execute(
@@ -140,7 +140,7 @@ def check_pieces(cursor: Cursor, tables: StagingTables, staged: StagedBatch) -> 
 
 
 def publish_partition(
-    cursor: Cursor, tables: StagingTables, staging: DirectStaging, staged: StagedBatch
+    cursor: Cursor, tables: StagingTables, staging: PartitionStaging, staged: StagedBatch
 ) -> int:
     """Make the future partition a part of the target; return how many rows it has."""
     check_pieces(cursor, tables, staged)

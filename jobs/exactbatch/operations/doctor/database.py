@@ -84,9 +84,7 @@ def check_ledger(connection: Connection) -> Iterator[Finding]:
     try:
         check_schema(connection)
     except NotRegistered as error:
-        newer = "newer version" in str(error)
-        remedy = "Upgrade exactbatch." if newer else "Run `exactbatch init` for a pipeline."
-        yield of_error("ledger", error, remedy)
+        yield of_error("ledger", error)
         return
     yield Finding("ledger", "ok", "has the version that this program needs")
 

@@ -45,7 +45,7 @@ class ByBatch:
     target: TargetTable
     smallest_partition: int
 
-    def direct_staging(
+    def partition_staging(
         self, cursor: Cursor, columns: tuple[Column, ...], *, batch_id: int, offsets: int
     ) -> StagedPartition | None:
         """Return the future partition of a batch; None if its rows are inserted. `columns` include the lineage."""
