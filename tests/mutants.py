@@ -942,7 +942,7 @@ MUTANTS: Final = (
     Mutant(
         "a partition that is attached meanwhile may alter copied rows",
         "batch/by_partition/range_copy.py",
-        "    check_copied_unaltered(sink.target, facts)\n",
+        "    check_copied_unaltered(task.pipeline.sink.target, facts)\n",
         "",
         (f"{_PARTITION}::test_a_partition_that_is_attached_meanwhile_with_a_trigger_takes_no_rows",),
     ),

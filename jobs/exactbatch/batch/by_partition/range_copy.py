@@ -128,7 +128,7 @@ def copy_range(
 
     copy_in_turns(timeout.watch(copy.rows(reader)), reader.pending, copy_rows, copy_rejects)
     _check_rejects(task, reader)
-    _check_seen(cursor, task, target)
+    facts = _check_seen(cursor, task, target)
     try:
         # Deferred triggers and constraints would act at the commit, after what has arrived was counted.
         cursor.execute("set constraints all immediate")
@@ -137,6 +137,8 @@ def copy_range(
         raise
     done = WriteCounts(*one_row(cursor, _WRITES, (target,))) - before
     _check_arrived(task, reader.rows, Copied(sent, stored), done)
+    # Of a partition that was attached meanwhile, too.
+    check_copied_unaltered(task.pipeline.sink.target, facts)
 
 
 def _check_rejects(task: RangeTask, reader: RangeReader) -> None:
@@ -195,15 +197,15 @@ def _raise_refused(task: RangeTask, error: Exception) -> None:
         ) from error
 
 
-def _check_seen(cursor: TaskCursor, task: RangeTask, target: str) -> None:
-    """Raise StagedRowsDiffer if the target was changed since the batch began, and TargetMismatch if it has a trigger
-    now that could alter rows. The rows that were copied into it keep others from changing it now."""
+def _check_seen(cursor: TaskCursor, task: RangeTask, target: str) -> list[Fact]:
+    """Return the facts about the target; raise StagedRowsDiffer if it was changed since the batch began.
+
+    The rows that were copied into it keep others from changing it now.
+    """
     sink = task.pipeline.sink
     cursor.execute(_FACTS, (target,))
     facts = [Fact(*row) for row in cursor.fetchall()]
     check_kinds(sink.target, facts)
-    # Of a partition that was attached meanwhile, too.
-    check_copied_unaltered(sink.target, facts)
     if changed := changes(task.seen, facts):
         raise StagedRowsDiffer(
             f"{task}, target {sink.target}: it was changed while the batch ran: {changed}. Nothing of this range "
@@ -211,3 +213,4 @@ def _check_seen(cursor: TaskCursor, task: RangeTask, target: str) -> None:
             batch_id=task.batch_id,
             **task.range.place,
         )
+    return facts

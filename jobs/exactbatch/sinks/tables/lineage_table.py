@@ -17,7 +17,7 @@ from exactbatch.sinks.tables.check_stored_rows import check_stored_rows
 from exactbatch.sinks.tables.constraint_errors import candidates_of
 from exactbatch.sinks.tables.counted_writes import delete_rows, write_rows
 from exactbatch.sinks.tables.target import TargetTable
-from exactbatch.sinks.tables.target_checks import check_cascades
+from exactbatch.sinks.tables.target_checks import check_cascades, check_lineage
 from exactbatch.sinks.tables.target_definition import Evolve, prepare_table
 from exactbatch.sinks.values.cast import Cast
 
@@ -117,6 +117,8 @@ class LineageTable:
             )
             if not partition_by:  # Postgres refuses storage parameters for a partitioned table
                 cursor.execute(sql.SQL("alter table {} set ({})").format(self.identifier, _INDEXED_SOON))
+        else:
+            check_lineage(cursor, self.table, self.casts(cursor, self.lineage_columns))
         return created
 
     def check_replay(self, cursor: Cursor, cascade: Sequence[str] = ()) -> None:

@@ -12,7 +12,7 @@ from exactbatch.errors import PostgresUnavailable, TargetMismatch
 from exactbatch.postgres.catalog import check_kinds, check_schema
 from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.tables.target import TargetTable, quoted
-from exactbatch.sinks.tables.target_checks import check_lineage, check_replicated
+from exactbatch.sinks.tables.target_checks import check_replicated
 
 # What to do with columns that the pipeline has and its target lacks.
 Evolve = Literal["refuse", "add"]
@@ -52,7 +52,6 @@ def prepare_table(
             add_columns(cursor, table, columns)
         _check_present(cursor, table, columns, lineage)
         _check_columns(cursor, table, (*columns, *lineage), exact=exact)
-        check_lineage(cursor, table, table.casts(cursor, lineage))
         check_replicated(cursor, table)
         return False
     definitions = [
