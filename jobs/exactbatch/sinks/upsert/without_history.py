@@ -15,6 +15,7 @@ from exactbatch.sinks.tables.lineage_table import LINEAGE, LineageTable, Part
 from exactbatch.sinks.tables.target import TargetTable
 from exactbatch.sinks.tables.target_checks import (
     check_companion,
+    check_lineage,
     check_operators,
     check_own_types,
     check_same_keys,
@@ -86,10 +87,12 @@ class UpsertWithoutHistory(Upsert):
         self._target.lock(cursor)
         if not prepare_table(cursor, self._target, columns, lineage=LINEAGE, key=self.key, evolve=evolve):
             check_unique(cursor, self._target, self.key)
+            check_lineage(cursor, self._target, self._target.casts(cursor, LINEAGE))
         ordered = [*self.key, *self.version_columns]
         of_markers = [column for name in ordered for column in columns if column.name == name]
         if not prepare_table(cursor, self._markers, of_markers, lineage=LINEAGE, key=self.key):
             check_unique(cursor, self._markers, self.key)
+            check_lineage(cursor, self._markers, self._markers.casts(cursor, LINEAGE))
             check_companion(cursor, self._markers)
         check_same_keys(cursor, self._target, self._markers, ordered)
         check_operators(cursor, self._target, self.key)
