@@ -283,7 +283,7 @@ def test_lineage_that_a_column_may_change_is_refused_until_the_statement_of_the_
     row = (1, 2) if sink is SINKS["Append"] else (1, 2, False)
     with pytest.raises(TargetMismatch, match=f"column {column}: .*{found}") as refused:
         made.run(row)
-    [statement] = re.findall("Run `(.*)`", str(refused.value))
+    [statement] = re.findall("Run `(.*?)`", str(refused.value))
     db.execute(statement)
     made.run(row)
     assert db.rows("select id, v from t") == [(1, 2)]

@@ -306,7 +306,8 @@ def _refuse_lineage(table: TargetTable, column: Column, problem: str) -> NoRetur
     raise TargetMismatch(
         f"target {table.spec}, column {column.name}: exactbatch writes a {column.type} here and finds rows by it, and "
         f"the column's {problem}. Nothing was written. Run `alter table {table.spec} alter {quoted(column.name)} "
-        f"type {column.type}{collation}`; rows that are there already keep what was stored: replay them.",
+        f"type {column.type}{collation}`. Rows that are there keep what was stored: `exactbatch audit` finds those "
+        f"whose lineage is wrong.",
         column=column.name,
     )
 
