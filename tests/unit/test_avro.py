@@ -100,6 +100,34 @@ MOMENT = datetime(2024, 2, 29, 10, 0, 0, 123000, UTC)
             "numeric(60,2)",
         ),
         ({"type": "string", "logicalType": "uuid"}, UUID(int=1), str(UUID(int=1)), "uuid"),
+        (
+            {"type": "fixed", "name": "U", "size": 16, "logicalType": "uuid"},
+            UUID(int=1).bytes,
+            str(UUID(int=1)),
+            "uuid",
+        ),
+        # Avro's specification: a logical type that its type cannot have is ignored.
+        ({"type": "fixed", "name": "U", "size": 2, "logicalType": "uuid"}, b"ab", b"ab", "bytea"),
+        ({"type": "bytes", "logicalType": "uuid"}, b"ab", b"ab", "bytea"),
+        ({"type": "long", "logicalType": "uuid"}, 5, 5, "bigint"),
+        (
+            {"type": "map", "values": {"type": "fixed", "name": "U", "size": 16, "logicalType": "uuid"}},
+            {"k": UUID(int=1).bytes},
+            json.dumps({"k": str(UUID(int=1))}, separators=(",", ":")),
+            "jsonb",
+        ),
+        (
+            {"type": "map", "values": {"type": "long", "logicalType": "timestamp-nanos"}},
+            {"k": -1},
+            '{"k":"1969-12-31T23:59:59.999999Z"}',
+            "jsonb",
+        ),
+        (
+            {"type": "map", "values": {"type": "long", "logicalType": "local-timestamp-nanos"}},
+            {"k": 1_500},
+            '{"k":"1970-01-01T00:00:00.000001"}',
+            "jsonb",
+        ),
         ({"type": "array", "items": "int"}, [3, 1], [3, 1], "integer[]"),
         ({"type": "array", "items": ["null", "string"]}, ["x", None, ""], ["x", None, ""], "text[]"),
         (["null", {"type": "array", "items": ENUM}], None, None, "text[]"),
@@ -137,6 +165,19 @@ def test_a_field_becomes_a_column(type_, value, there, column):
     found, its = value_of(type_, value)
     assert found == there
     assert column is None or its == column
+
+
+@pytest.mark.parametrize("column", ["numeric(38,37)", "numeric(38,10)"])
+def test_a_long_decimal_that_does_not_fit_a_narrow_column_is_a_reject_and_no_other_number(column):
+    """Arrow would multiply it modulo 2^128, and the remainder may fit."""
+    type_ = {"type": "bytes", "logicalType": "decimal", "precision": 40, "scale": 0}
+    schema = record(("a", type_))
+    avro = Avro(json.dumps(schema), columns=f"a {column}")
+    numbers = ["4", "40", "4" * 30]
+    decoded = decode(avro, *(body(schema, {"a": Decimal(number)}) for number in numbers))
+    fitting = [number for number in numbers if len(number) <= (1 if column == "numeric(38,37)" else 28)]
+    assert [each["a"] for each in decoded.rows.to_pylist()] == [Decimal(number) for number in fitting]
+    assert [index for index, _ in decoded.rejects] == list(range(len(fitting), len(numbers)))
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])

@@ -17,6 +17,7 @@ from exactbatch.formats.avro_bodies import ENDS_ELSEWHERE, HEADER, Bodies, by_he
 from exactbatch.formats.avro_json import json_of
 from exactbatch.formats.avro_logical import InvalidAvro
 from exactbatch.formats.avro_schema import AvroField, checked, fields_of
+from exactbatch.formats.decimals import decimals_of
 from exactbatch.formats.epoch import from_epoch
 from exactbatch.formats.format import Decoded, decode_block_or_halves, decode_present, in_order, positions
 from exactbatch.formats.json_blocks import stored_schema
@@ -273,7 +274,10 @@ def _array(column: Column, field: AvroField, values: list[Any]) -> "pa.Array":
         case "value":
             return pa.array(values, column.arrow_type)
         case "text":
-            return pa.array([None if value is None else _as_text(value) for value in values], pa.string())
+            texts = pa.array([None if value is None else _as_text(value) for value in values], pa.string())
+            if not pa.types.is_decimal(column.arrow_type):
+                return texts
+            return decimals_of(pa.chunked_array([texts]), column.arrow_type).combine_chunks()
         case "json":
             return json_of(values)
         case unit if column.element is None:

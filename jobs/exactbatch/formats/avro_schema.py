@@ -33,7 +33,12 @@ _TIMESTAMPS: Final[Mapping[tuple[str, str], tuple[str, Reading]]] = {
 _TIMESTAMP_TYPES: Final = {"timestamp with time zone", "timestamp without time zone"}
 _TIMES: Final = {("int", "time-millis"), ("long", "time-micros")}
 _INTEGERS: Final = {"smallint", "integer", "bigint"}
-_CHECKED: Final = {"decimal", *(logical for _, logical in _TIMES)}
+_CHECKED: Final = {
+    "decimal",
+    "timestamp-nanos",
+    "local-timestamp-nanos",
+    *(logical for _, logical in _TIMES),
+}
 CHECKED: Final = "exactbatch-"  # prefix of the logical types that avro_logical reads
 _MAX_PRECISION: Final = 1000  # digits that a numeric of Postgres may declare
 
@@ -89,7 +94,8 @@ def checked(schema: Any) -> Any:
                 key: checked(schema[key]) for key in ("fields", "items", "values", "type") if key in schema
             }
             logical = schema.get("logicalType")
-            renamed = {"logicalType": CHECKED + logical} if logical in _CHECKED else {}
+            is_checked = logical in _CHECKED or _is_fixed_uuid(schema)
+            renamed = {"logicalType": f"{CHECKED}{logical}"} if is_checked else {}
             return {**schema, **inner, **renamed}
         case _:
             return schema
@@ -125,12 +131,19 @@ def _read(schema: Any, named: Mapping[str, Any]) -> tuple[str, Reading, Any]:
         return *_TIMESTAMPS[kind, logical], kind
     if (kind, logical) in _TIMES:
         return "time without time zone", "text", schema
-    if logical == "uuid":
-        return ("uuid", "value", kind) if kind == "string" else ("uuid", "text", schema)
+    if (kind, logical) == ("string", "uuid"):
+        return "uuid", "value", kind
+    if _is_fixed_uuid(full):
+        return "uuid", "text", schema
     if logical == "decimal" and full["precision"] <= _MAX_PRECISION:
         type_ = f"numeric({full['precision']},{full.get('scale', 0)})"
         return type_, "text" if Column("x", type_).staged_type == "text" else "value", schema
     return _PRIMITIVE[kind], "value", schema
+
+
+def _is_fixed_uuid(schema: Mapping[str, Any]) -> bool:
+    """True for the second form of a uuid; the specification ignores the logical type of any other schema."""
+    return (schema.get("type"), schema.get("logicalType"), schema.get("size")) == ("fixed", "uuid", 16)
 
 
 def _kind(schema: Any) -> str:
