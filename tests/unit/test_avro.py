@@ -453,6 +453,32 @@ def reference(name: str, subject: str, version: int) -> dict[str, Any]:
     return {"name": name, "subject": subject, "version": version}
 
 
+@pytest.mark.parametrize(("order", "amount"), [("BC", "12.34"), ("CB", "0.1234")])
+def test_of_two_versions_of_a_referenced_schema_the_first_counts_as_for_the_serializer(
+    registry, order, amount
+):
+    """C references another version of B: met before A's own if C is named first, depth first."""
+    b = {scale: reference("shop.B", "bs", scale) for scale in (2, 4)}
+    named = {"B": b[2], "C": reference("shop.C", "cs", 1)}
+    whole = record(("b", "shop.B"), ("c", "shop.C"), name="A", namespace="shop")
+    registry.has(1, whole, references=[named[name] for name in order])
+    for scale, its in b.items():
+        type_ = {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": scale}
+        schema = record(("amount", type_), name="B", namespace="shop")
+        registry.answers[f"/subjects/bs/versions/{its['version']}?deleted=true"] = (
+            200,
+            {"subject": "bs", "version": scale, "id": scale, "schema": json.dumps(schema)},
+        )
+    schema = record(("b", "shop.B"), name="C", namespace="shop")
+    registry.answers["/subjects/cs/versions/1?deleted=true"] = (
+        200,
+        {"subject": "cs", "version": 1, "id": 9, "schema": json.dumps(schema), "references": [b[4]]},
+    )
+    avro = Avro(registry=registry.address, columns="b jsonb, c jsonb")
+    [row] = decode(avro, framed(1, b"\x04\x04\xd2\x04\x04\xd2")).rows.to_pylist()
+    assert row == {"b": f'{{"amount":{amount}}}', "c": f'{{"b":{{"amount":{amount}}}}}'}
+
+
 def test_a_schema_with_references_decodes_as_the_whole(registry):
     customer, address = reference("shop.Customer", "customers", 3), reference("shop.Address", "addresses", 1)
     registry.has(1, ORDER, references=[customer, address])

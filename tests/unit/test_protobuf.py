@@ -228,6 +228,50 @@ def schema_of(file, *references):
     return 200, {"schema": text, "schemaType": "PROTOBUF", "references": list(references)}
 
 
+def file_of(name, imports, **fields):
+    """A file with one message of the same name; fields are (number, type), a type being a number or a message."""
+    file = descriptor_pb2.FileDescriptorProto(name=f"{name}.proto", syntax="proto3", dependency=imports)
+    message = file.message_type.add(name=name)
+    for field, (number, type_) in fields.items():
+        more = {"type": type_} if isinstance(type_, int) else {"type": 11, "type_name": f".{type_}"}
+        message.field.add(name=field, number=number, label=1, **more)
+    return file
+
+
+def two_versions():
+    """A (ID 20) imports B and C, and C imports another version of B, in which the fields are swapped."""
+    string = 9
+    versions = {
+        1: file_of("B", [], first=(1, string), second=(2, string)),
+        2: file_of("B", [], first=(2, string), second=(1, string)),
+    }
+    b = {version: {"name": "B.proto", "subject": "b", "version": version} for version in versions}
+    c = {"name": "C.proto", "subject": "c", "version": 1}
+    answers = {
+        f"/subjects/b/versions/{version}?deleted=true&format=serialized": schema_of(file)
+        for version, file in versions.items()
+    }
+    answers["/subjects/c/versions/1?deleted=true&format=serialized"] = schema_of(
+        file_of("C", ["B.proto"], b=(1, "B")), b[2]
+    )
+    whole = file_of("A", ["B.proto", "C.proto"], b=(1, "B"), c=(2, "C"))
+    answers["/schemas/ids/20?format=serialized"] = schema_of(whole, b[1], c)
+    answers["/schemas/ids/21?format=serialized"] = schema_of(whole, c, b[1])
+    for path, (_, answer) in answers.items():
+        if path.startswith("/subjects"):
+            answer |= {"subject": "s", "version": 1, "id": 5}
+    return answers
+
+
+@pytest.mark.parametrize(("schema_id", "first"), [(20, "x"), (21, "y")])
+def test_of_two_versions_of_an_imported_file_the_first_counts_as_for_the_serializer(
+    registry, schema_id, first
+):
+    body = b"\x0a\x06\x0a\x01x\x12\x01y"  # b is {1: "x", 2: "y"}
+    value = Protobuf("first text from 'b.first'", registry=registry)
+    assert rows(value, framed(schema_id, b"\0" + body)) == [{"first": first}]
+
+
 @pytest.fixture
 def registry():
     outer = descriptor_pb2.FileDescriptorProto(name="anything", package="outer", syntax="proto3")
@@ -243,6 +287,7 @@ def registry():
             200,
             {"subject": "shop", "version": 3, "id": 7, "schema": text, "schemaType": "PROTOBUF"},
         ),
+        **two_versions(),
         "/schemas/ids/9": (200, {"schema": "{}", "schemaType": "JSON"}),
         "/schemas/ids/9?format=serialized": (200, {"schema": "{}", "schemaType": "JSON"}),
         "/schemas/ids/10": (200, {"schema": '"int"'}),

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from exactbatch.errors import ConfigurationError, RegistryUnavailable
 
 if TYPE_CHECKING:
-    from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
+    from confluent_kafka.schema_registry import Schema, SchemaReference, SchemaRegistryClient
 
 PREFIX: Final = "schema.registry."
 # Left out are properties of the client that are Python functions, or that a reader of schemas does not use.
@@ -145,15 +145,15 @@ class _Reader:
         if schema is None or schema.schema_type != _PROTOBUF:
             return None
         with self._errors(f"schema {schema_id}"):
-            files = dict(self._referenced_files(schema))
+            files = dict(self._referenced_files(schema, set()))
             return [*files.items(), (_OWN_FILE, base64.b64decode(str(schema.schema_str), validate=True))]
 
-    def _referenced_files(self, schema: "Schema") -> Iterator[tuple[str, bytes]]:
-        for reference in schema.references or ():
+    def _referenced_files(self, schema: "Schema", met: set[str]) -> Iterator[tuple[str, bytes]]:
+        for reference in _not_met(schema, met):
             version = self._client.get_version(
                 str(reference.subject), reference.version or "latest", deleted=True, fmt=_SERIALIZED
             )
-            yield from self._referenced_files(version.schema)
+            yield from self._referenced_files(version.schema, met)
             yield str(reference.name), base64.b64decode(str(version.schema.schema_str), validate=True)
 
     def schema(self, schema_id: int) -> str | None:
@@ -202,7 +202,7 @@ class _Reader:
         from fastavro.repository.base import AbstractSchemaRepository
         from fastavro.schema import load_schema
 
-        referenced = dict(self._referenced(schema, what))
+        referenced = dict(self._referenced(schema, what, set()))
 
         class Fetched(AbstractSchemaRepository):
             def load(self, name: str) -> Any:
@@ -220,16 +220,16 @@ class _Reader:
             parsed = {key: value for key, value in parsed.items() if not key.startswith("__")}
         return json.dumps(parsed)
 
-    def _referenced(self, schema: "Schema", what: str) -> Iterator[tuple[str, str]]:
+    def _referenced(self, schema: "Schema", what: str, met: set[str]) -> Iterator[tuple[str, str]]:
         """Yield the name and text of every schema that a schema references, directly or not."""
-        for reference in schema.references or ():
+        for reference in _not_met(schema, met):
             part = f"{what}'s reference {reference.name}"
             # A version that was deleted since is still the one that the values were written with.
             version = self._client.get_version(
                 str(reference.subject), reference.version or "latest", deleted=True
             )
             yield str(reference.name), self._checked(version.schema, part)
-            yield from self._referenced(version.schema, part)
+            yield from self._referenced(version.schema, part, met)
 
     def _checked(self, schema: "Schema", what: str) -> str:
         if not isinstance(schema.schema_str, str):
@@ -279,3 +279,15 @@ class _Reader:
                 f"The server at {self._registry} did not answer as a schema registry does when asked for {what}: "
                 f"{type(error).__name__}: {error}. Correct the registry's address in the pipeline."
             ) from error
+
+
+def _not_met(schema: "Schema", met: set[str]) -> "Iterator[SchemaReference]":
+    """Yield the references of a schema whose names were not met before, and note the names.
+
+    If references name several versions of one schema, the first one that is met counts, depth first, as for the
+    serializer: resolveReferences() in io.confluent.kafka.schemaregistry.AbstractSchemaProvider.
+    """
+    for reference in schema.references or ():
+        if (name := str(reference.name)) not in met:
+            met.add(name)
+            yield reference
