@@ -220,6 +220,56 @@ def test_it_travels_to_executors():
     assert rows(value, written(f_int64=7)) == [{"f_int64": 7}]
 
 
+# Closed enums, those of proto2.
+
+
+def closed_enums():
+    """A message of proto2 with an enum of A and B: single, repeated, in a map, and in an inner message."""
+    file = descriptor_pb2.FileDescriptorProto(name="old.proto", package="old", syntax="proto2")
+    file.enum_type.add(name="E").value.extend(
+        [
+            descriptor_pb2.EnumValueDescriptorProto(name=name, number=number)
+            for number, name in enumerate("AB")
+        ]
+    )
+    message = file.message_type.add(name="M")
+    entry = message.nested_type.add(name="NamedEntry")
+    entry.options.map_entry = True
+    entry.field.add(name="key", number=1, type=9, label=1)
+    entry.field.add(name="value", number=2, type=14, label=1, type_name=".old.E")
+    message.field.add(name="one", number=1, type=14, label=1, type_name=".old.E")
+    message.field.add(name="many", number=2, type=14, label=3, type_name=".old.E")
+    message.field.add(name="named", number=3, type=11, label=3, type_name=".old.M.NamedEntry")
+    message.field.add(name="inner", number=4, type=11, label=1, type_name=".old.M")
+    message.field.add(name="other", number=5, type=5, label=1)
+    return descriptor_pb2.FileDescriptorSet(file=[file]).SerializeToString()
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ("x text from 'one'", b"\x08\x01", b"\x08\x05"),
+        ("x text from 'one' default 'A'", b"\x08\x01", b"\x08\x05"),
+        ("x int from 'one'", b"\x08\x01", b"\x08\x05"),
+        ("x text[] from 'many'", b"\x10\x00\x10\x01", b"\x10\x00\x10\x07"),
+        ("x text[] from 'many'", b"\x12\x02\x00\x01", b"\x12\x02\x00\x07"),  # packed
+        ("x jsonb from 'named'", b"\x1a\x05\x0a\x01k\x10\x01", b"\x1a\x05\x0a\x01k\x10\x07"),
+        ("x text from 'inner.one'", b"\x22\x02\x08\x01", b"\x22\x02\x08\x05"),
+        ("x jsonb from '$'", b"\x22\x02\x08\x01", b"\x22\x02\x08\x05"),
+        ("x jsonb from 'inner'", b"\x22\x02\x08\x01", b"\x22\x02\x08\x05"),
+        ("x int from 'other'", b"\x28\x01\x08\x05", None),  # no column has the enum
+    ],
+)
+def test_a_number_without_a_name_in_a_closed_enum_is_a_reject(schema, good, bad):
+    """Protobuf's parser moves it to the unknown fields, so that the field looks unset."""
+    value = Protobuf(schema, descriptor=closed_enums(), message="old.M")
+    decoded = decode(value, *filter(None, (good, bad, good)))
+    assert len(decoded.rows) == 2
+    if bad is not None:
+        [(index, why)] = decoded.rejects
+        assert (index, "the enum has no name for" in why) == (1, True)
+
+
 # With a registry.
 
 

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from exactbatch.columns import Column, Field
+from exactbatch.formats.protobuf_enums import check_named, check_named_below, has_closed_enum
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -65,7 +66,7 @@ def way_of(message: "Descriptor", field: Field, *, may_lack: bool) -> Way:
                     raise ValueError(str(error)) from None
                 rest = len(field.path.parts) - number - 1
                 return Way((*parts, (*converts, _nothing), *[()] * rest), _nothing)
-            converts.append(_getter(at))
+            converts.append(_getter(at, field.column))
         parts.append(tuple(converts))
     convert = _message_json if at is message else _conversion(at, field.column, is_element=is_element)
     return Way(tuple(parts), convert)
@@ -112,11 +113,21 @@ def _is_map(at: Any) -> bool:
     return message is not None and message.GetOptions().map_entry and at.is_repeated
 
 
-def _getter(field: "FieldDescriptor") -> Convert:
+def _getter(field: "FieldDescriptor", column: Column) -> Convert:
     name = field.name
-    if field.is_repeated or not field.has_presence:
-        return lambda message: getattr(message, name)
-    return lambda message: getattr(message, name) if message.HasField(name) else None
+
+    def get(message: Any) -> Any:
+        return getattr(message, name) if has_no_presence or message.HasField(name) else None
+
+    def get_named(message: Any) -> Any:
+        try:
+            check_named(message, field)
+        except ValueError as error:
+            raise ValueError(f"column {column.name!r}, {column.type}: {error}") from None
+        return get(message)
+
+    has_no_presence = field.is_repeated or not field.has_presence
+    return get_named if has_closed_enum(field) else get
 
 
 def _conversion(field: Any, column: Column, *, is_element: bool) -> Convert:
@@ -264,6 +275,7 @@ def _message_json(message: Any) -> str:
 def _mapped(message: Any, **options: Any) -> Any:
     from google.protobuf import json_format
 
+    check_named_below(message)
     try:
         return json_format.MessageToDict(message, preserving_proto_field_name=True, **options)
     except (json_format.Error, TypeError) as error:  # such as an Any of an unknown type
