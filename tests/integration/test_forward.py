@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
+from decimal import Decimal
 from typing import Any
 
 import psycopg2.errors
@@ -52,7 +53,7 @@ from support.forwarded import (
 )
 from support.replays import ranges
 from support.roles import ROLES
-from support.staged_batches import Batches
+from support.staged_batches import LINEAGE, Batches
 from support.topics import record
 from support.waiting import wait_for
 
@@ -571,6 +572,17 @@ def test_numbers_can_be_text(make):
     forwarding.send()
     (message,) = forwarding.check()
     assert message.value == b'{"a":"9007199254740993","b":"1.10","c":0.5,"d":["1.0"],"e":3}'
+
+
+def test_numbers_of_domains_can_be_text(make, db):
+    """A table of its own has domains where the pipeline has bigint and numeric."""
+    db.execute("create domain amount as numeric(38,10); create domain number as bigint check (value > 0)")
+    db.execute(f"create table late (a number, b amount, d amount[], {LINEAGE})")
+    forwarding = make(Append("public.late"), "a bigint, b numeric(38,10), d numeric(38,10)[]", numbers="text")
+    forwarding.batches.run((2**53 + 1, "1.10", [Decimal("1.0")]))
+    forwarding.send()
+    (message,) = forwarding.check()
+    assert message.value == b'{"a":"9007199254740993","b":"1.1000000000","d":["1.0000000000"]}'
 
 
 def test_what_is_no_number_in_json_is_text(make):

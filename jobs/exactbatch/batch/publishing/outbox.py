@@ -4,7 +4,7 @@ The sink's statements note the rows of the target that they write and delete, wi
 messages, in a temporary table (postgres/written_rows.py). Postgres makes them: no row reaches Python.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -17,13 +17,14 @@ from exactbatch.failpoints import failpoint
 from exactbatch.ledger import Batch, Ledger
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Cursor
+from exactbatch.postgres.types import PgType, pg_types
 from exactbatch.postgres.written_rows import CREATE_WRITTEN, WRITTEN, WrittenRows
 from exactbatch.sinks.values.byte_equality import has_one_image
 from exactbatch.to_topic import ToTopic
 
 _RESULTS: Final = sql.Identifier("pg_temp", "exactbatch_result")
 # Numbers that a consumer may read as double precision.
-_WIDE_NUMBERS: Final = ("bigint", "numeric")
+_WIDE_NUMBERS: Final = ("int8", "numeric")
 
 # Rows that a replay deletes and writes again with the same message are no correction, whatever their order. Of the
 # others the last ones count: n equal messages that become m.
@@ -176,7 +177,8 @@ def _written_rows(
                     column=name,
                 )
     order = [] if sink.is_derived else [c.name for c in lineage if c.name.startswith("kafka_")]
-    types = {name: column.type for name, column in stored.items()}
+    found = pg_types(cursor, {(column.type_oid, column.modifier) for column in stored.values()})
+    types = {name: found[column.type_oid, column.modifier] for name, column in stored.items()}
     return WrittenRows(
         table=sink.tables[-1].name,
         columns=list(dict.fromkeys((*key, *value, *order))),
@@ -195,13 +197,15 @@ def _text_of(name: str) -> sql.Composable:
     return sql.SQL("convert_to({}::text, 'UTF8')").format(sql.Identifier("w", name))
 
 
-def _object(names: Sequence[str], types: dict[str, str], forward: ToTopic) -> sql.Composable:
+def _object(names: Sequence[str], types: Mapping[str, PgType], forward: ToTopic) -> sql.Composable:
     """Return the bytes of a JSON object with these columns of the row `w`, in their order."""
 
     def field(name: str) -> sql.Composable:
         column: sql.Composable = sql.Identifier("w", name)
-        type_, is_array = types[name].removesuffix("[]"), types[name].endswith("[]")
-        if forward.numbers == "text" and type_.partition("(")[0] in _WIDE_NUMBERS:
+        type_ = types[name].leaf
+        is_array = type_.kind == "array"
+        number = type_.parts[0].leaf if is_array else type_
+        if forward.numbers == "text" and number.name in _WIDE_NUMBERS:
             column = sql.SQL("{}::text{}").format(column, sql.SQL("[]" if is_array else ""))
         return sql.SQL("{} as {}").format(column, sql.Identifier(name))
 
