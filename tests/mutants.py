@@ -947,6 +947,63 @@ MUTANTS: Final = (
         (f"{_PARTITION}::test_a_partition_that_is_attached_meanwhile_with_a_trigger_takes_no_rows",),
     ),
     Mutant(
+        "Arrow casts a long decimal of Avro from text",
+        "formats/avro.py",
+        "            if not pa.types.is_decimal(column.arrow_type):\n",
+        "            if True:\n",
+        (
+            "tests/unit/test_avro.py"
+            "::test_a_long_decimal_that_does_not_fit_a_narrow_column_is_a_reject_and_no_other_number",
+        ),
+    ),
+    Mutant(
+        "any schema with the logical type uuid is one",
+        "formats/avro_schema.py",
+        "    if _is_fixed_uuid(full):\n",
+        '    if logical == "uuid":\n',
+        ("tests/unit/test_avro.py::test_a_field_becomes_a_column",),
+    ),
+    Mutant(
+        "the last of two versions of a referenced schema counts",
+        "formats/schema_registry.py",
+        "        if (name := str(reference.name)) not in met:\n",
+        "        if name := str(reference.name):\n",
+        (
+            "tests/unit/test_avro.py"
+            "::test_of_two_versions_of_a_referenced_schema_the_first_counts_as_for_the_serializer",
+            "tests/unit/test_protobuf.py"
+            "::test_of_two_versions_of_an_imported_file_the_first_counts_as_for_the_serializer",
+        ),
+    ),
+    Mutant(
+        "a number without a name in a closed enum is null",
+        "formats/protobuf_fields.py",
+        "    return get_named if has_closed_enum(field) else get\n",
+        "    return get\n",
+        ("tests/unit/test_protobuf.py::test_a_number_without_a_name_in_a_closed_enum_is_a_reject",),
+    ),
+    Mutant(
+        "a number without a name in a closed enum is left out of JSON",
+        "formats/protobuf_fields.py",
+        "    check_named_below(message)\n",
+        "",
+        ("tests/unit/test_protobuf.py::test_a_number_without_a_name_in_a_closed_enum_is_a_reject",),
+    ),
+    Mutant(
+        "of a field that a document names twice the last one counts",
+        "formats/debezium_documents.py",
+        "    if len(found) < len(pairs):\n",
+        "    if False:\n",
+        ("tests/unit/test_debezium_documents.py::test_a_document_with_a_name_twice_is_a_reject",),
+    ),
+    Mutant(
+        "numbers of a domain are numbers in messages",
+        "batch/publishing/outbox.py",
+        "        type_ = types[name].leaf\n",
+        "        type_ = types[name]\n",
+        (f"{_FORWARD}::test_numbers_of_domains_can_be_text",),
+    ),
+    Mutant(
         "a truncate deletes only what is affected anyway",
         "sinks/upsert/truncates.py",
         "        if row[0]:\n",

@@ -117,6 +117,17 @@ def test_images_that_are_no_documents_are_rejects():
     assert "no 'after'" in said[5]
 
 
+@pytest.mark.parametrize("as_sent", [dict, wrapped], ids=["bare", "with schema"])
+@pytest.mark.parametrize("document", ['{"_id":"a","_id":"b","b":5}', '{"_id":"a","b":5,"j":{"x":1,"x":2}}'])
+def test_a_document_with_a_name_twice_is_a_reject(document, as_sent):
+    """BSON allows equal names, and no value of them is the right one."""
+    form = Debezium("_id text, b int, j jsonb")
+    good, bad = event({"_id": "a", "b": 5}), {**event({}), "after": document}
+    decoded = decode(form, as_sent(good), as_sent(bad))
+    assert [each["_id"] for each in decoded.rows.to_pylist()] == ["a"]
+    assert [index for index, _ in decoded.rejects] == [1]
+
+
 def test_columns_named_as_an_image_make_no_document():
     form = Debezium("id int, after text, created timestamp", epoch={"created": "us"})
     row = {"id": 1, "after": '{"a": 1}', "created": 1529507596945104}

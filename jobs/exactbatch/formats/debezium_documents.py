@@ -71,11 +71,11 @@ def with_rows(values: "pa.BinaryArray", columns: Sequence[Column]) -> "pa.Binary
 
 def _with_row(value: bytes, names: Collection[str]) -> bytes:
     try:
-        event = json.loads(value)
+        event = json.loads(value, object_pairs_hook=_object)
         inner = event["payload"] if isinstance(event.get("payload"), dict) else event
         for image in _IMAGES:
             if isinstance(inner.get(image), str):
-                document = json.loads(inner[image])
+                document = json.loads(inner[image], object_pairs_hook=_object)
                 inner[image] = {
                     name: _plain_or_as_sent(each) if name in names else each
                     for name, each in document.items()
@@ -83,6 +83,14 @@ def _with_row(value: bytes, names: Collection[str]) -> bytes:
         return json.dumps(event, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, TypeError, AttributeError, RecursionError):
         return value  # which is refused as it is
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object; raise ValueError for a name that occurs twice, as BSON allows: which value counts is open."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name occurs twice in an object")
+    return found
 
 
 def _plain_or_as_sent(value: Any) -> Any:

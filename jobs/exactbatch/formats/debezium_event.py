@@ -99,6 +99,7 @@ def is_document(event: dict[str, Any]) -> str | None:
     if not any(isinstance(event.get(image), str) for image in ("before", "after")):
         return None
     return (
-        "the event holds a document of MongoDB as text that is not JSON, or in Avro. Let the connector write it with "
-        "JsonConverter, or unwrap it with ExtractNewDocumentState and decode the values with Json or Avro"
+        "the event holds a document of MongoDB as text that is not JSON or names a field twice, or in Avro. Let the "
+        "connector write it with JsonConverter, or unwrap it with ExtractNewDocumentState and decode the values with "
+        "Json or Avro"
     )

@@ -129,6 +129,7 @@ class _Reader:
         self._registry = registry
         self._client = self._connect(properties)
         self._schemas: dict[int, str] = {}
+        self._files: dict[int, list[tuple[str, bytes]]] = {}
         self._fetched: dict[tuple[int, str | None], Schema] = {}
 
     def fetched(self, schema_id: int, format_: str | None = None) -> "Schema | None":
@@ -141,12 +142,16 @@ class _Reader:
         return self._fetched[schema_id, format_]
 
     def files(self, schema_id: int) -> list[tuple[str, bytes]] | None:
+        if schema_id in self._files:  # it is asked for each value
+            return self._files[schema_id]
         schema = self.fetched(schema_id, _SERIALIZED)
         if schema is None or schema.schema_type != _PROTOBUF:
             return None
         with self._errors(f"schema {schema_id}"):
             files = dict(self._referenced_files(schema, set()))
-            return [*files.items(), (_OWN_FILE, base64.b64decode(str(schema.schema_str), validate=True))]
+            own = base64.b64decode(str(schema.schema_str), validate=True)
+        self._files[schema_id] = [*files.items(), (_OWN_FILE, own)]
+        return self._files[schema_id]
 
     def _referenced_files(self, schema: "Schema", met: set[str]) -> Iterator[tuple[str, bytes]]:
         for reference in _not_met(schema, met):
