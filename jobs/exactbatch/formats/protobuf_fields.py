@@ -114,7 +114,7 @@ def _is_map(at: Any) -> bool:
 
 
 def _getter(field: "FieldDescriptor", column: Column) -> Convert:
-    name = field.name
+    name, has_no_presence = field.name, field.is_repeated or not field.has_presence
 
     def get(message: Any) -> Any:
         return getattr(message, name) if has_no_presence or message.HasField(name) else None
@@ -126,7 +126,6 @@ def _getter(field: "FieldDescriptor", column: Column) -> Convert:
             raise ValueError(f"column {column.name!r}, {column.type}: {error}") from None
         return get(message)
 
-    has_no_presence = field.is_repeated or not field.has_presence
     return get_named if has_closed_enum(field) else get
 
 
