@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -10,6 +11,17 @@ from exactbatch.local.airflow import LocalAirflow
 from exactbatch.settings import Settings
 from support.one_airflow import running_airflow
 from support.statsd_listener import StatsdListener, listening
+
+_AIRFLOW: Final = pytest.StashKey[LocalAirflow]()
+
+
+@pytest.hookimpl(trylast=True)  # after the fixtures, which use Airflow
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Stop Airflow after the last end-to-end test: it takes most of a core, and the next tests of this worker may start
+    another Airflow on the same stack."""
+    is_last = nextitem is None or not nextitem.path.is_relative_to(Path(__file__).parent)
+    if is_last and (airflow := item.session.stash.get(_AIRFLOW, None)) is not None:
+        airflow.down()
 
 
 @pytest.fixture(scope="session")
@@ -51,6 +63,7 @@ def airflow_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def one_airflow(
+    request: pytest.FixtureRequest,
     stack: LocalStack,
     airflow_settings: Settings,
     hold: Path,
@@ -69,4 +82,5 @@ def one_airflow(
         lineage=lineage,
         environment=statsd.environment(),
     ) as airflow:
+        request.session.stash[_AIRFLOW] = airflow
         yield airflow

@@ -71,14 +71,12 @@ def expected(settings):
 
 @pytest.fixture(scope="module")
 def airflow(one_airflow, settings, expected, hold):
-    """Airflow with an hourly pipeline, whose drivers wait for nothing. It ends with this module, the last one that
-    needs it: what comes then may have its share of the machine."""
+    """Airflow with an hourly pipeline, whose drivers wait for nothing."""
     assert expected
     hold.touch()
     register(settings, HOURLY)
     one_airflow.wait_for_dag("hourly")
-    yield one_airflow
-    one_airflow.down()
+    return one_airflow
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,8 @@ from exactbatch.airflow import Connections
 from exactbatch.airflow.links import BatchLink
 from exactbatch.airflow.page.databases import Databases
 from exactbatch.ledger import migrate
+from exactbatch.local import LocalStackError
+from exactbatch.local.airflow import LocalAirflow
 from exactbatch.local.ports import HOST
 from exactbatch.postgres.connection import connect
 from support.page_airflow import client_of, serving_airflow
@@ -321,3 +323,13 @@ def test_the_page_cannot_write(connection, database, monkeypatch):
             read.cursor() as cursor,
         ):
             cursor.execute("delete from exactbatch.batch")
+
+
+def test_a_dag_processor_of_another_folder_stops_when_airflow_is_brought_up_again(airflow, stack, tmp_path):
+    (tmp_path / "dags").mkdir()
+    other = LocalAirflow(stack, tmp_path / "dags", path="/team/airflow")
+    other.start("dag-processor")
+    assert airflow.up(parts=["api-server"]) is False
+    with pytest.raises(LocalStackError, match="does not run"):
+        airflow.pid("dag-processor")
+    assert "story" in airflow.dags()

@@ -85,6 +85,8 @@ def serving_airflow(
     )
     try:
         airflow.up(parts=["api-server"])
+        if missing := {each.name for each in (*pipelines, BUNDLED)} - set(airflow.dags()):
+            raise AssertionError(f"Airflow lacks the DAGs {missing}; its errors: {airflow.broken_files()}")
         yield airflow
     finally:
         airflow.down()

@@ -116,6 +116,7 @@ class LocalAirflow(AirflowClient):
         """Start the parts that do not run, wait until they are healthy, and create the pools that DAGs name.
 
         A part that runs with another configuration starts again: with other connections or another folder of DAGs.
+        If it is not among `parts`, it only stops: a DAG processor of another folder would remove this folder's DAGs.
         Return False if all parts were up.
 
         Raises LocalStackError if there is no folder of DAGs, or if a part ends or is not healthy in time.
@@ -144,9 +145,11 @@ class LocalAirflow(AirflowClient):
         return bool(down)
 
     def _down(self, wanted: Sequence[AirflowPart]) -> list[AirflowPart]:
-        """Return the parts that do not run, after stopping those that run with another configuration."""
+        """Stop all parts that run with another configuration. Return the wanted parts that do not run."""
         environment = self._own_environment()
-        outdated = [part for part in wanted if part.pid is not None and not part.runs_with(environment)]
+        outdated = [
+            part for part in self._parts.values() if part.pid is not None and not part.runs_with(environment)
+        ]
         if outdated:
             self._progress("stopping Airflow, whose configuration has changed")
         stop_parts(outdated)
