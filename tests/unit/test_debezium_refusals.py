@@ -56,6 +56,13 @@ def reasons(column: str, values: list[bytes], **options: Any) -> list[str]:
     return [reason for _, reason in decoded.rejects]
 
 
+@pytest.mark.parametrize("name", ["x", r"\u0078"])
+def test_a_struct_given_twice_is_a_reject(name):
+    [value] = with_schema(record("a.B", y=typed("int32")), {"y": 1})
+    twice = value.replace(b'"x":{"y":1}', b'"x":{"y":1},"%s":{"y":2}' % name.encode())
+    assert reasons("jsonb", [value, twice]) == ["column 'x', jsonb: field 'x' was specified twice"]
+
+
 @pytest.mark.parametrize(
     ("column", "schema", "written", "said"),
     [

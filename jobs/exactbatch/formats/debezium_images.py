@@ -2,10 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
+from exactbatch.columns import Column
 from exactbatch.formats.connect_values import Reading
 from exactbatch.formats.json_blocks import read_objects
+from exactbatch.formats.raw_json_fields import TOO_DEEP, fields_as_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -73,34 +76,35 @@ def json_images(
 def _raw_fields(text: "pa.StringArray", names: Sequence[str]) -> "dict[tuple[str, str], pa.Array]":
     """Return fields of both images as JSON text; null for a missing field and for JSON's null.
 
-    The objects are known to be JSON. Raises ValueError for an escaped U+0000 and for deep nesting.
+    The objects are known to be JSON. Raises ValueError for a field given twice, an escaped U+0000 and deep nesting.
     """
-    import msgspec
     import pyarrow as pa
 
-    from exactbatch.formats.raw_json_fields import json_texts
-
-    null = msgspec.Raw(b"null")
-    attributes = {f"field_{index}": name for index, name in enumerate(names)}
-    row: Any = msgspec.defstruct(
-        "Row", [(attribute, msgspec.Raw, null) for attribute in attributes], rename=attributes, gc=False
-    )
-    images: list[tuple[str, Any, Any]] = [("before", row | None, None), ("after", row | None, None)]
-    payload: Any = msgspec.defstruct("Payload", images, gc=False)
-    event: Any = msgspec.defstruct("Event", [*images, ("payload", payload | None, None)], gc=False)
-    decode = msgspec.json.Decoder(event).decode
+    columns = tuple(Column(name, "jsonb") for name in names)
     try:
-        events = [decode(each) for each in text.to_pylist()]
+        events = list(map(_image_decoder(), text.to_pylist()))
     except RecursionError:
-        raise ValueError("expected fewer than 900 levels of nesting, found more") from None
-    events = [each if each.payload is None else each.payload for each in events]
+        raise ValueError(TOO_DEEP) from None
+    rows = [event if event.payload is None else event.payload for event in events]
     found = {}
     for image in ("before", "after"):
-        rows = [getattr(each, image) for each in events]
-        for attribute, name in attributes.items():
-            values = [b"null" if each is None else bytes(getattr(each, attribute)) for each in rows]
-            found[image, name] = json_texts(pa.array(values, pa.binary()))
+        written = [bytes(getattr(row, image)) for row in rows]
+        objects = pa.array([b"{}" if each == b"null" else each for each in written], pa.binary())
+        for name, field in zip(names, fields_as_text(objects.cast(pa.string()), columns), strict=True):
+            found[image, name] = field
     return found
+
+
+@cache
+def _image_decoder() -> Callable[[str], Any]:
+    """Return a function that finds the texts of both images in an event, bare or in its payload."""
+    import msgspec
+
+    images = [(image, msgspec.Raw, msgspec.Raw(b"null")) for image in ("before", "after")]
+    payload: Any = msgspec.defstruct("Payload", images, gc=False)
+    event: Any = msgspec.defstruct("Event", [*images, ("payload", payload | None, None)], gc=False)
+    decode: Callable[[str], Any] = msgspec.json.Decoder(event).decode
+    return decode
 
 
 def deletes(op: "pa.StringArray", *, with_truncates: bool) -> "pa.BooleanArray":
