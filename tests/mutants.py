@@ -687,6 +687,15 @@ MUTANTS: Final = (
         ),
     ),
     Mutant(
+        "the watermark takes any event time of a partition, and not the greatest",
+        "sinks/aggregate/watermark.py",
+        "w.event_time desc limit 1) next",
+        "w.event_time limit 1) next",
+        (
+            "tests/integration/test_growth.py::test_the_watermark_reads_one_row_for_each_of_its_own_partitions",
+        ),
+    ),
+    Mutant(
         "a result of partial results is rounded in a narrower target",
         "sinks/aggregate/merged_groups.py",
         "            (MERGED, rules),\n",

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 import pytest
+from psycopg2 import sql
 
 from exactbatch import Append, Json, OffsetRange, Pipeline
 from exactbatch.audit.batches import counts_of_batches
@@ -20,6 +21,9 @@ from exactbatch.planning.resolve_window import resolve_window
 from exactbatch.planning.situation import BEGINNING, Situation
 from exactbatch.postgres import connection as connections
 from exactbatch.postgres.connection import transaction
+from exactbatch.sinks.aggregate.watermark import Watermark
+from exactbatch.sinks.tables.target import TargetTable
+from support.query_plans import executed_plans
 from support.staged_batches import ID, Batches
 
 MANY: Final = 200
@@ -154,3 +158,27 @@ def test_the_audit_of_a_transform_looks_for_no_batch_by_itself(connection):
         assert [tuple(row) for row in cursor.fetchall()] == [(1, 1, 1, 1, 1)]
         cursor.execute(f"explain {query}")
         assert "SubPlan" not in "\n".join(row[0] for row in cursor.fetchall())
+
+
+def test_the_watermark_reads_one_row_for_each_of_its_own_partitions(connection):
+    """And not one for each batch, nor one for each partition of other pipelines."""
+    watermark = Watermark(TargetTable("public.hours_watermark"), "at")
+    with transaction(connection) as cursor:
+        watermark.prepare(cursor)
+        cursor.execute(
+            "insert into public.hours_watermark select case p % 2 when 0 then 'a' else 'b' end, p / 2, b, "
+            "timestamptz '2026-01-01' + make_interval(mins => (b * 7919 + p * 104729) % 10007) "
+            "from generate_series(0, 99) p, generate_series(1, 500) b"
+        )
+        cursor.execute("analyze public.hours_watermark")
+    with executed_plans(connection) as plans, connection.cursor() as cursor:
+        cursor.execute(sql.SQL("select {}").format(watermark.reached))
+        [reached] = cursor.fetchone()
+    [plan] = plans
+    assert plan.blocks <= 4 * 100  # of 50,000 rows in about 470 blocks, and an index with three levels
+    with transaction(connection) as cursor:
+        cursor.execute(
+            "select min(latest) from (select max(event_time) as latest from public.hours_watermark "
+            "group by topic, partition) each"
+        )
+        assert cursor.fetchone() == (reached,)

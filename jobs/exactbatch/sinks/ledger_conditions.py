@@ -4,12 +4,7 @@ These are not in ledger/queries/: they are evaluated for each row, within a stat
 and an aiosql query cannot be part of another statement. Nothing here writes. The names are a public contract.
 """
 
-from typing import Final
-
 from psycopg2 import sql
-
-# Every partition that a pipeline has processed. An index lookup for each replaces a scan of a watermark's table.
-PROCESSED_PARTITIONS: Final = sql.SQL("(select distinct topic, partition from exactbatch.stored_offset)")
 
 
 def is_advance(batch_id: int) -> sql.Composable:

@@ -9,7 +9,6 @@ from psycopg2 import sql
 from exactbatch.columns import Column
 from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.aggregate.window import TIMESTAMPTZ
-from exactbatch.sinks.ledger_conditions import PROCESSED_PARTITIONS
 from exactbatch.sinks.staged_rows import StagedRows
 from exactbatch.sinks.tables.counted_writes import write_rows
 from exactbatch.sinks.tables.lineage_table import LineageTable, Part
@@ -45,12 +44,17 @@ class Watermark:
     @property
     def reached(self) -> sql.Composable:
         """The watermark as it is now, as a scalar subquery."""
-        # One index lookup for each partition, no matter how many batches there were.
+        # One index lookup for each partition that has given an event, no matter how many batches there were.
         return sql.SQL(
-            "(select min(latest.event_time) from {known} known cross join lateral "
-            "(select w.event_time from {table} w where w.topic = known.topic and w.partition = known.partition "
-            "order by w.event_time desc limit 1) latest)"
-        ).format(known=PROCESSED_PARTITIONS, table=self.identifier)
+            "(with recursive latest as ("
+            "(select w.topic, w.partition, w.event_time from {table} w "
+            "order by w.topic desc, w.partition desc, w.event_time desc limit 1) "
+            "union all select next.* from latest cross join lateral "
+            "(select w.topic, w.partition, w.event_time from {table} w "
+            "where (w.topic, w.partition) < (latest.topic, latest.partition) "
+            "order by w.topic desc, w.partition desc, w.event_time desc limit 1) next"
+            ") select min(event_time) from latest)"
+        ).format(table=self.identifier)
 
     @property
     def before(self) -> sql.Composable:
