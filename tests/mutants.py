@@ -2099,6 +2099,16 @@ MUTANTS: Final = (
         ),
     ),
     Mutant(
+        "a member of Tables that init registers by name does not join them",
+        "cli/init.py",
+        "                joined_by=joins,\n",
+        "",
+        (
+            "tests/integration/test_tables_of_topics.py"
+            "::test_a_table_that_joins_tables_at_work_starts_at_its_first_record_whatever_registers_it",
+        ),
+    ),
+    Mutant(
         "names are taken for markup",
         "cli/tables.py",
         "        title=escape(title),",

@@ -215,7 +215,7 @@ def test_a_table_that_joins_is_registered_by_the_plan_and_loses_no_record(world,
     assert joined == [(member.name, shop.topic("customers"), rf"{shop.prefix}\.public\..*", "earliest")]
 
 
-@pytest.mark.parametrize("how", ["init", "plan", "run of one"])
+@pytest.mark.parametrize("how", ["init", "init of one", "plan", "run of one"])
 def test_a_table_that_joins_tables_at_work_starts_at_its_first_record_whatever_registers_it(
     world, shop, command, how
 ):
@@ -227,6 +227,9 @@ def test_a_table_that_joins_tables_at_work_starts_at_its_first_record_whatever_r
     shop.produce("customers", 5)
     if how == "init":
         assert command(tables, "init").exit_code == 0
+    elif how == "init of one":
+        for _ in range(2):
+            assert command(tables, "init", "--share-topics", member="customers").exit_code == 0
     elif how == "plan":
         planned = json.loads(command(tables, "plan", "--json").stdout)["members"]
         (starts,) = (each["ranges"] for each in planned if each["pipeline"].endswith("customers"))

@@ -8,10 +8,11 @@ from rich.markup import escape
 from exactbatch.cli import render
 from exactbatch.cli.console import AsJson, err, out, print_json
 from exactbatch.cli.many_tables import init_tables
-from exactbatch.cli.pipeline import Reference, ledger_connection, load_any
+from exactbatch.cli.pipeline import Reference, ledger_connection, load_any, tables_of
 from exactbatch.errors import ConfigurationError
 from exactbatch.ledger import Ledger, migrate
 from exactbatch.planning.freeze_replay import missing_index
+from exactbatch.planning.plan_tables import joined_by
 from exactbatch.postgres.connection import transaction
 from exactbatch.tables import Tables
 
@@ -50,8 +51,16 @@ def init(
         with err.status("Creating or upgrading the ledger …") as status:
             versions = migrate(connection, progress=lambda step: status.update(step))
         with transaction(connection):
-            registered = Ledger(connection).register(
-                pipeline, accept_identity=accept_identity, share_topics=share_topics, rename=rename
+            ledger = Ledger(connection)
+            joins = None
+            if (many := tables_of(reference)) is not None:
+                joins = joined_by(many, pipeline.name, {each.name for each in ledger.registered()})
+            registered = ledger.register(
+                pipeline,
+                accept_identity=accept_identity,
+                share_topics=share_topics,
+                rename=rename,
+                joined_by=joins,
             )
         with transaction(connection) as cursor:
             index = missing_index(cursor, pipeline)

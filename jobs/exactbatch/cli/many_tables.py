@@ -21,11 +21,10 @@ from exactbatch.errors.translation import translate_all_errors
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger, migrate
 from exactbatch.operations.tables_status import TablesStatus, load_tables_status
-from exactbatch.planning.plan_tables import MemberPlan, find_members, plan_tables, preview_tables
+from exactbatch.planning.plan_tables import MemberPlan, find_members, joined_by, plan_tables, preview_tables
 from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings
 from exactbatch.tables import Tables, tables_failed
-from exactbatch.topic_pattern import TopicPattern
 
 if TYPE_CHECKING:
     from exactbatch.batch.process_tables import Outcome
@@ -39,13 +38,9 @@ def init_tables(tables: Tables, settings: Settings, *, as_json: bool) -> None:
         registered = []
         with transaction(connection):
             ledger = Ledger(connection)
-            known = {each.name for each in ledger.registered() if each.name.startswith(tables.prefix)}
+            known = {each.name for each in ledger.registered()}
             for member in members:
-                if known and member.name not in known and isinstance(tables.topics, TopicPattern):
-                    # As at the next plan: it starts at the first record of its topic.
-                    ledger.join(member, tables.topics.regex)
-                    registered.append(member.name)
-                elif ledger.register(member):
+                if ledger.register(member, joined_by=joined_by(tables, member.name, known)):
                     registered.append(member.name)
     if as_json:
         names = [member.name for member in members]

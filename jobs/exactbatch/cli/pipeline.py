@@ -55,22 +55,32 @@ def load(reference: str) -> tuple[Pipeline, Settings]:
 
 def load_any(reference: str) -> tuple[Pipeline | Tables, Settings]:
     """Like load(), and also return Tables. A member is named by their reference, a dot, and its table."""
-    module, colon, name = reference.rpartition(":")
-    name, dot, table = name.partition(".")
-    found, settings = (
-        load_object(f"{module}:{name}" if colon else f"pipelines.{name}:{name}"),
-        load_settings(),
-    )
-    if not dot:
+    found, table = _found(reference)
+    settings = load_settings()
+    if table is None:
         return found, settings
     if not isinstance(found, Tables):
-        raise ConfigurationError(f"expected Tables as {name!r} in {reference!r}, found a Pipeline")
+        raise ConfigurationError(f"expected Tables before the dot in {reference!r}, found a Pipeline")
     with ledger_connection(settings) as connection:
         members, unmade = find_members(connection, KafkaBroker(settings.kafka), found)
         if (error := unmade.get(f"{found.prefix}{table}")) is not None:
             raise error
         (member,) = as_they_start(connection, found, selected(found, members, [table]))
     return member, settings
+
+
+def tables_of(reference: str) -> Tables | None:
+    """Return the Tables one of whose members is named; None if a reference names no member."""
+    found, table = _found(reference)
+    return found if isinstance(found, Tables) and table is not None else None
+
+
+def _found(reference: str) -> tuple[Pipeline | Tables, str | None]:
+    """Import what a reference names, and return the table that it names of Tables, or None."""
+    module, colon, name = reference.rpartition(":")
+    name, dot, table = name.partition(".")
+    found = load_object(f"{module}:{name}" if colon else f"pipelines.{name}:{name}")
+    return found, table if dot else None
 
 
 def registered_name(reference: str) -> str:

@@ -33,10 +33,12 @@ class Registration(Forwards):
         accept_identity: bool = False,
         share_topics: bool = False,
         rename: str | None = None,
+        joined_by: str | None = None,
     ) -> bool:
         """Register a pipeline; return True if anything was written.
 
-        `rename` is the pipeline's previous name: all its rows get the new one.
+        `rename` is the pipeline's previous name: all its rows get the new one. `joined_by` is the pattern of Tables
+        that are at work: if their member is new, the ledger also has when it joined.
 
         Raises IdentityChanged if the pipeline is registered with another identity, and ConfigurationError if another
         pipeline writes to its tables by other rules. With `accept_identity` it raises neither: pipelines that share
@@ -61,24 +63,15 @@ class Registration(Forwards):
             return renamed
         # A batch that is being published ends first: what it checked under this lock must hold until its commit.
         _QUERIES.lock_pipeline(self._connection, pipeline=pipeline.name)
-        if registered != own:
+        if registered is None and joined_by is not None:
+            _QUERIES.register_member(self._connection, **asdict(own), pattern=joined_by)
+        elif registered != own:
             _QUERIES.register_pipeline(self._connection, **asdict(own))
         self.register_stream(pipeline)
         return True
 
-    def join(self, pipeline: Pipeline, pattern: str) -> None:
-        """Register a member of Tables whose topic has come to match their pattern, and record when.
-
-        Raises ConfigurationError if another pipeline writes to its tables by other rules, or loads its topic into them.
-        """
-        own, others = definition_of(pipeline), self._others(pipeline)
-        check_sharing(own, others)
-        self._check_topics(own, others, adds=True)
-        self._check_forwarded_alone(pipeline, own, others)
-        _QUERIES.register_member(self._connection, **asdict(own), pattern=pattern)
-
     def joined_pipelines(self, names: Iterable[str]) -> set[str]:
-        """Return those pipelines that were registered by join()."""
+        """Return those pipelines that have joined Tables."""
         rows = _QUERIES.joined_pipelines(self._connection, names=list(names))
         return {row.pipeline for row in rows}
 

@@ -110,12 +110,23 @@ def join_members(
             continue
         try:
             with translate_all_errors(), transaction(connection):
-                ledger.join(member, tables.topics.regex)
+                ledger.register(member, joined_by=tables.topics.regex)
         except ExactbatchError as error:
             errors[member.name] = error
         else:
             logger.info("%s joins: its topic matches %r", member.name, tables.topics.regex)
     return as_they_start(connection, tables, members), errors
+
+
+def joined_by(tables: Tables, member: str, registered: Collection[str]) -> str | None:
+    """Return the pattern by which a member joins Tables that are at work; None if it does not join.
+
+    `registered` are the names of all registered pipelines.
+    """
+    if not isinstance(tables.topics, TopicPattern) or member in registered:
+        return None
+    at_work = any(name.startswith(tables.prefix) for name in registered)
+    return tables.topics.regex if at_work else None
 
 
 def as_they_start(connection: Connection, tables: Tables, members: Sequence[Pipeline]) -> list[Pipeline]:
