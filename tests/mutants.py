@@ -2830,8 +2830,8 @@ MUTANTS: Final = (
     Mutant(
         "init changes where results go while a batch is published",
         "ledger/registration.py",
-        "        _QUERIES.lock_pipeline(self._connection, pipeline=pipeline.name)\n        if registered != own:",
-        "        if registered != own:",
+        "        _QUERIES.lock_pipeline(self._connection, pipeline=pipeline.name)\n        if registered is None",
+        "        if registered is None",
         (f"{_FORWARD}::test_a_stream_is_not_changed_while_a_batch_is_published",),
     ),
     Mutant(
