@@ -848,10 +848,38 @@ MUTANTS: Final = (
         ),
     ),
     Mutant(
+        "results of a table with a column r have that column alone",
+        "batch/publishing/outbox.py",
+        "row=ROW",
+        'row=sql.SQL("r")',
+        ("tests/integration/test_column_names.py::test_append",),
+    ),
+    Mutant(
+        "the audit takes a column rank for the rank of a change",
+        "sinks/upsert/audit.py",
+        'sql.Identifier("exactbatch rank")',
+        'sql.Identifier("rank")',
+        ("tests/integration/test_column_names.py::test_upsert",),
+    ),
+    Mutant(
+        "the audit takes a column writer for the pipeline that wrote a row",
+        "audit/latest_values.py",
+        'sql.Identifier("exactbatch writer")',
+        'sql.Identifier("writer")',
+        ("tests/integration/test_column_names.py::test_upsert",),
+    ),
+    Mutant(
+        "a check that raises for a rejected record ends the audit",
+        "audit/latest_values.py",
+        '"and {not_rejected} offset 0) e where {unstorable} union all "',
+        '"and {not_rejected}) e where {unstorable} union all "',
+        ("tests/integration/test_column_names.py::test_upsert",),
+    ),
+    Mutant(
         "a row gets a value from before it was deleted",
         "sinks/upsert/unchanged_values.py",
-        "over (partition by {key}, epoch, life ",
-        "over (partition by {key}, epoch ",
+        "over (partition by {key}, {epoch}, {life} ",
+        "over (partition by {key}, {epoch} ",
         (
             "tests/integration/test_unchanged_values.py::test_the_value_of_a_deleted_row_is_not_that_of_the_next_row_of_its_key",
         ),
@@ -876,8 +904,8 @@ MUTANTS: Final = (
     Mutant(
         "a row gets a value from before a truncate",
         "sinks/upsert/unchanged_values.py",
-        "over (partition by {key}, epoch, life ",
-        "over (partition by {key}, life ",
+        "over (partition by {key}, {epoch}, {life} ",
+        "over (partition by {key}, {life} ",
         (f"{_TRUNCATES}::test_a_value_from_before_a_truncate_is_not_known",),
     ),
     Mutant(
@@ -2747,7 +2775,7 @@ MUTANTS: Final = (
     Mutant(
         "a row that another pipeline wrote last is reported",
         "audit/latest_values.py",
-        '            "or (f.{batch} is distinct from r.{batch} and coalesce(r.writer, $1) = $1) "\n',
+        '            "or (f.{batch} is distinct from r.{batch} and coalesce(r.{writer}, $1) = $1) "\n',
         '            "or f.{batch} is distinct from r.{batch} "\n',
         (
             "tests/integration/test_audit_without_history.py"

@@ -20,6 +20,8 @@ from exactbatch.sinks.values.null_safe_groups import column_list
 
 _FOLD: Final = sql.Identifier("pg_temp", "exactbatch_fold")
 _IS_NEW: Final = sql.Identifier("exactbatch is new")
+_IS_FOLD: Final = sql.Identifier("exactbatch is fold")
+_WRITER: Final = sql.Identifier("exactbatch writer")
 _PLACE: Final = ("kafka_topic", "kafka_partition", "kafka_offset")
 
 
@@ -63,8 +65,9 @@ class LatestValues(ExpectedValues):
         """Return the records that cannot be rows, and are not rejects either."""
         query = sql.SQL(
             "select q.o, count(*) over () from ("
-            "select e.kafka_offset from {expected} e where e.{batch} <> {not_covered} and ({unstorable}) "
-            "and {not_rejected} union all "
+            # A check that raises for a record makes it a reject: it must not be evaluated for one.
+            "select e.kafka_offset from (select e.* from {expected} e where e.{batch} <> {not_covered} "
+            "and {not_rejected} offset 0) e where {unstorable} union all "
             "select e.kafka_offset from (select {topic}::text as kafka_topic, {partition} as kafka_partition, o as "
             "kafka_offset from unnest({refused}::bigint[], {batches}::bigint[]) u (o, b) where b <> {not_covered}) e "
             "where {not_rejected}) q (o) order by 1 limit 10"
@@ -90,9 +93,9 @@ class LatestValues(ExpectedValues):
         ]
         self._snapshot.rows(
             sql.SQL(
-                # Materialized, because a cast of a rejected record's values may fail.
-                "with e as materialized (select * from {expected} e where e.{batch} <> {not_covered} "
-                "and not ({unstorable}) and {not_rejected}), "
+                # Each is materialized: a check may raise for a rejected record, and a cast of an unstorable value fail.
+                "with accepted as materialized (select * from {expected} e where e.{batch} <> {not_covered} "
+                "and {not_rejected}), e as materialized (select * from accepted e where not ({unstorable})), "
                 "added as (insert into {fold} select {values}, deleted, {place}, kafka_timestamp, {batch}, true from e "
                 "returning 1) select count(*) from added"
             ).format(
@@ -165,10 +168,10 @@ class LatestValues(ExpectedValues):
             "when row({place_of_fold}) = row({place_of_row}) then case when f.deleted is distinct from r.deleted "
             "or f.kafka_timestamp is distinct from r.kafka_timestamp "
             # Another pipeline over the topic has written the same record later.
-            "or (f.{batch} is distinct from r.{batch} and coalesce(r.writer, $1) = $1) "
+            "or (f.{batch} is distinct from r.{batch} and coalesce(r.{writer}, $1) = $1) "
             "or case when r.deleted then record_image_ne(row({ordered_of_fold}), row({ordered_of_row})) "
             "else record_image_ne(row({fold_values}), row({row_values})) end then 'wrong' else 'right' end "
-            "when r.writer = $1 and exists (select from log where topic = r.kafka_topic "
+            "when r.{writer} = $1 and exists (select from log where topic = r.kafka_topic "
             "and partition = r.kafka_partition and r.kafka_offset >= first and r.kafka_offset < until) then 'wrong' "
             "when f.deleted is null then 'unknown' "
             "when {fold_is_later} then 'wrong' else 'unknown' end as outcome "
@@ -188,8 +191,9 @@ class LatestValues(ExpectedValues):
             ),
             lineage=sql.SQL(
                 "kafka_topic::text as kafka_topic, kafka_partition, kafka_offset, kafka_timestamp, {row_batch} as "
-                "{batch}, (select b.pipeline from exactbatch.batch b where b.batch_id = t.batch_id) as writer"
-            ).format(row_batch=self._row_batch, batch=BATCH),
+                "{batch}, (select b.pipeline from exactbatch.batch b where b.batch_id = t.batch_id) as {writer}"
+            ).format(row_batch=self._row_batch, batch=BATCH, writer=_WRITER),
+            writer=_WRITER,
             target=self._pipeline.sink.table,
             markers=self._kept.markers,
             lacking=sql.Literal("unknown" if may_be_deleted else "wrong"),
@@ -205,9 +209,10 @@ class LatestValues(ExpectedValues):
                 sql.SQL("f.{0} = r.{0}").format(sql.Identifier(n)) for n in self._kept.key
             ),
             fold_is_later=sql.SQL(
-                "(select is_fold from (select true as is_fold, {of_fold} union all select false, {of_row}) two "
+                "(select {is_fold} from (select true as {is_fold}, {of_fold} union all select false, {of_row}) two "
                 "order by {order} limit 1)"
             ).format(
+                is_fold=_IS_FOLD,
                 of_fold=column_list([*self._kept.version, *_PLACE], of="f"),
                 of_row=column_list([*self._kept.version, *_PLACE], of="r"),
                 order=self._latest_first(),

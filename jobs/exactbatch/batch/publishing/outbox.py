@@ -17,6 +17,7 @@ from exactbatch.failpoints import failpoint
 from exactbatch.ledger import Batch, Ledger
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Cursor
+from exactbatch.postgres.row_alias import ROW
 from exactbatch.postgres.types import PgType, pg_types
 from exactbatch.postgres.written_rows import CREATE_WRITTEN, WRITTEN, WrittenRows
 from exactbatch.sinks.values.byte_equality import has_one_image
@@ -209,6 +210,6 @@ def _object(names: Sequence[str], types: Mapping[str, PgType], forward: ToTopic)
             column = sql.SQL("{}::text{}").format(column, sql.SQL("[]" if is_array else ""))
         return sql.SQL("{} as {}").format(column, sql.Identifier(name))
 
-    return sql.SQL("convert_to((select row_to_json(r) from (select {}) r)::text, 'UTF8')").format(
-        sql.SQL(", ").join(map(field, names))
-    )
+    return sql.SQL(
+        "convert_to((select row_to_json({row}) from (select {columns}) {row})::text, 'UTF8')"
+    ).format(row=ROW, columns=sql.SQL(", ").join(map(field, names)))

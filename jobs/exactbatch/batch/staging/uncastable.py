@@ -29,6 +29,7 @@ from exactbatch.errors.sqlstates import NOT_OF_A_VALUE
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Connection, Cursor, transaction
+from exactbatch.postgres.row_alias import ROW
 from exactbatch.settings import Settings
 from exactbatch.sinks import RejectRule, StagedRows
 from exactbatch.sinks.tables.target_definition import Evolve
@@ -340,12 +341,13 @@ def _one_by_one(tables: StagingTables, staged: StagedBatch, limit: int) -> sql.C
     return sql.SQL(
         'insert into {rejects} (task_attempt, topic, partition, "offset", reason) '
         "select ~ min(task_attempt), kafka_topic, kafka_partition, kafka_offset, min(reason) as reason "
-        "from (select task_attempt, kafka_topic, kafka_partition, kafka_offset, {function}(staged) as reason "
-        "from {staging} staged where task_attempt = any({attempts}) offset 0) judged "
+        "from (select task_attempt, kafka_topic, kafka_partition, kafka_offset, {function}({row}) as reason "
+        "from {staging} {row} where task_attempt = any({attempts}) offset 0) judged "
         "where reason is not null group by 2, 3, 4 order by 2, 3, 4 limit {limit}"
     ).format(
         rejects=identifier(tables.rejects),
         function=_FUNCTION,
+        row=ROW,
         staging=identifier(tables.rows),
         attempts=sql.Literal(staged.attempts),
         limit=sql.Literal(limit + 1),

@@ -15,6 +15,8 @@ from exactbatch.sinks.values.null_safe_groups import column_list
 
 # True of a change that the target's types cannot hold.
 _LOST: Final = sql.Identifier("exactbatch Lost")
+_RANK: Final = sql.Identifier("exactbatch rank")
+_THERE: Final = sql.Identifier("exactbatch there")
 _UNCHANGED: Final = sql.Identifier(UNCHANGED_COLUMNS)
 
 
@@ -54,8 +56,8 @@ def compare_with_changes(
     )
     latest = sql.SQL(
         "select {names}{unchanged} from (select {all_names}, deleted{unchanged}, "
-        "row_number() over (partition by {key} order by {order}) as rank from {changes}) ranked{truncates} "
-        "where rank = 1 and not deleted{after_truncates}"
+        "row_number() over (partition by {key} order by {order}) as {rank} from {changes}) ranked{truncates} "
+        "where {rank} = 1 and not deleted{after_truncates}"
     ).format(
         names=column_list(types, of="ranked"),
         all_names=column_list(dict.fromkeys([*types, *version])),
@@ -64,6 +66,7 @@ def compare_with_changes(
         unchanged=sql.SQL(", {}").format(_UNCHANGED) if UNCHANGED_COLUMNS in change_types else sql.SQL(""),
         key=column_list(key),
         order=order,
+        rank=_RANK,
         changes=changes,
     )
     if UNCHANGED_COLUMNS in change_types:
@@ -100,9 +103,10 @@ def _last_truncate(
     if not version:
         return sql.SQL("")
     return sql.SQL(
-        " left join (select true as there, {version} from {changes} where num_nonnulls({key}) = 0 "
+        " left join (select true as {there}, {version} from {changes} where num_nonnulls({key}) = 0 "
         "and {first_key} is null order by {order} limit 1) truncated on true"
     ).format(
+        there=_THERE,
         version=column_list(version),
         changes=changes,
         key=column_list(key),
@@ -120,7 +124,7 @@ def _after_truncates(version: Sequence[str]) -> sql.Composable:
         later = sql.SQL("(ranked.{0} > truncated.{0} or ranked.{0} = truncated.{0} and {1})").format(
             sql.Identifier(name), later
         )
-    return sql.SQL(" and (truncated.there is null or coalesce({}, false))").format(later)
+    return sql.SQL(" and (truncated.{} is null or coalesce({}, false))").format(_THERE, later)
 
 
 def _with_older(

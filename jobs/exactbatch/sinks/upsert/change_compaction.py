@@ -151,18 +151,24 @@ class ChangeCompactor:
             return sql.SQL("true")
         return sql.SQL(
             "(b.tableoid, b.ctid) not in ("
-            "with ordered as materialized (select c.tableoid as its_table, c.ctid as its_row, {key}, deleted, "
-            "{unchanged}, coalesce({below}, false) as is_below, "
-            "row_number() over (partition by {key} order by {order}) as place_in_key "
+            "with ordered as materialized (select c.tableoid as {its_table}, c.ctid as {its_row}, {key}, deleted, "
+            "{unchanged}, coalesce({below}, false) as {is_below}, "
+            "row_number() over (partition by {key} order by {order}) as {place} "
             "from {change} c where ({key}) in (select {key} from {change} where {unchanged} is not null)), "
-            "kept as (select o.*, min(place_in_key) filter (where is_below) over (partition by {key}) as latest_below "
+            "kept as (select o.*, min({place}) filter (where {is_below}) over (partition by {key}) as {latest_below} "
             "from ordered o) "
-            "select supplier.its_table, supplier.its_row from kept k cross join lateral unnest({unchanged}) u (name) "
-            "cross join lateral (select s.its_table, s.its_row from ordered s where {same_key} and s.is_below "
-            "and not s.deleted and s.place_in_key > k.place_in_key "
-            "and not coalesce(u.name = any(s.{unchanged}), false) order by s.place_in_key limit 1) supplier "
-            "where not k.deleted and (not k.is_below or k.place_in_key = k.latest_below))"
+            "select supplier.{its_table}, supplier.{its_row} from kept k "
+            "cross join lateral unnest({unchanged}) u (name) cross join lateral ("
+            "select s.{its_table}, s.{its_row} from ordered s where {same_key} and s.{is_below} "
+            "and not s.deleted and s.{place} > k.{place} "
+            "and not coalesce(u.name = any(s.{unchanged}), false) order by s.{place} limit 1) supplier "
+            "where not k.deleted and (not k.{is_below} or k.{place} = k.{latest_below}))"
         ).format(
+            its_table=sql.Identifier("exactbatch its table"),
+            its_row=sql.Identifier("exactbatch its row"),
+            is_below=sql.Identifier("exactbatch is below"),
+            place=sql.Identifier("exactbatch place"),
+            latest_below=sql.Identifier("exactbatch latest below"),
             key=column_list(self.key),
             unchanged=sql.Identifier(UNCHANGED.name),
             below=below,

@@ -28,8 +28,8 @@ _KEPT_PLACES: Final = sql.Identifier("exactbatch_kept_places")
 KEPT: Final = sql.Identifier("exactbatch_kept")
 _PLACE: Final = ("kafka_topic", "kafka_partition", "kafka_offset")
 # Where a change is stored: the table, and the row.
-_TABLE: Final = sql.Identifier("exactbatch_table")
-ROW: Final = sql.Identifier("exactbatch_row")
+_TABLE: Final = sql.Identifier("exactbatch stored table")
+ROW: Final = sql.Identifier("exactbatch stored row")
 _KEYS_SHOWN: Final = 5
 # From so many affected keys on, it pays to look whether earlier batches left changes of some of them.
 MANY_KEYS: Final = 10_000

@@ -27,7 +27,7 @@ from exactbatch.sinks.values.null_safe_groups import column_list
 
 # The latest staged change of each key; without a version, of each key and partition.
 _STAGED: Final = sql.Identifier("exactbatch_latest")
-_ROW: Final = sql.Identifier("exactbatch_row")
+_ROW: Final = sql.Identifier("exactbatch stored row")
 # The ranges that a replay processes again, and the batches whose rows and markers it may replace.
 _REPLAYED: Final = sql.Identifier("exactbatch_replayed")
 # The keys and places of all changes that a replay has staged.

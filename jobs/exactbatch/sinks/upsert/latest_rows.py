@@ -273,7 +273,7 @@ def _looked_up_in_order(
             for name, alias in zip(key, aliases, strict=True)
         ),
         aliases=sql.SQL(", ").join(aliases),
-        kept_row=sql.Identifier("exactbatch_kept_row"),
+        kept_row=sql.Identifier("exactbatch kept row"),
     )
 
 

@@ -24,6 +24,9 @@ from exactbatch.sinks.values.null_safe_groups import column_list
 
 UNCHANGED: Final = Column(UNCHANGED_COLUMNS, "text[]")
 _UNCHANGED: Final = sql.Identifier(UNCHANGED.name)
+# A key lives from one delete to the next; an epoch of all keys ends with a truncate.
+_LIFE: Final = sql.Identifier("exactbatch life")
+_EPOCH: Final = sql.Identifier("exactbatch epoch")
 _PLACE: Final = ("kafka_topic", "kafka_partition", "kafka_offset")
 
 
@@ -80,7 +83,7 @@ class UnchangedValues:
             "select {ordered}, {place}, task_attempt, deleted, {unchanged} from staged join affected using ({key})"
             "{truncates}), "
             "lives as (select *, count(*) filter (where deleted) over (partition by {key} order by {oldest_first} "
-            "rows unbounded preceding) as life, {epoch} as epoch from known), "
+            "rows unbounded preceding) as {life}, {truncates_before} as {epoch} from known), "
             "judged as (select *, {has} from lives) "
             "select task_attempt, kafka_topic, kafka_partition, kafka_offset, case {reasons} end from judged "
             "where task_attempt is not null and not deleted and {lacks}"
@@ -97,14 +100,18 @@ class UnchangedValues:
             is_replaced=is_replaced_by(staged.batch_id),
             oldest_first=oldest_first,
             truncates=self._truncates(staged) if any_truncate else sql.SQL(""),
-            epoch=self._epoch if any_truncate else sql.SQL("0"),
+            life=_LIFE,
+            epoch=_EPOCH,
+            truncates_before=self._truncates_before if any_truncate else sql.SQL("0"),
             has=sql.SQL(", ").join(
                 sql.SQL(
-                    "coalesce(bool_or(not deleted and not {is_left_out}) over (partition by {key}, epoch, life "
+                    "coalesce(bool_or(not deleted and not {is_left_out}) over (partition by {key}, {epoch}, {life} "
                     "order by {oldest_first} rows between unbounded preceding and 1 preceding), false) as {has}"
                 ).format(
                     is_left_out=_is_left_out(name),
                     key=column_list(self.key),
+                    life=_LIFE,
+                    epoch=_EPOCH,
                     oldest_first=oldest_first,
                     has=sql.Identifier(f"has {number}"),
                 )
@@ -140,7 +147,7 @@ class UnchangedValues:
         )
 
     @property
-    def _epoch(self) -> sql.Composable:
+    def _truncates_before(self) -> sql.Composable:
         """How many truncates are older than a known change; one with an equal version is newer."""
         return sql.SQL(
             "count(*) filter (where {is_truncate}) over (order by {versions}, {is_truncate} rows unbounded preceding)"

@@ -11,11 +11,11 @@ from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError
 from exactbatch.errors.sqlstates import NOT_OF_A_VALUE
 from exactbatch.postgres.connection import Cursor
+from exactbatch.postgres.row_alias import ROW
 from exactbatch.sinks.values.cast import Cast, RejectRule, own_casts, reject_rules
 
 _TABLE: Final = sql.Identifier("pg_temp", "exactbatch_check")
 _PASSES: Final = sql.Identifier("exactbatch passes")
-_ROW: Final = sql.Identifier("exactbatch row")
 _NOT_ALLOWED: Final = "42501"  # insufficient_privilege
 _SHOWN: Final = 200  # characters of a value that a reason repeats
 _IN_QUOTES: Final = re.compile(r"'(?:[^']|'')*'")
@@ -64,8 +64,8 @@ def check_rules(
     if not checks:
         return []
     casts = {cast.column.name: cast for cast in own_casts(cursor, columns)}
-    checked = [each for each in columns if any(each in columns_of(check, columns) for check in checks)]
-    invalid = reject_rules(casts[each.name] for each in checked if each.name in casts)
+    checked = {each.name for check in checks for each in columns_of(check, columns)}
+    invalid = reject_rules(casts[each.name] for each in columns if each.name in checked & casts.keys())
     # Invalid input cannot be cast.
     unseen: list[sql.Composable] = [sql.SQL("({})").format(rule.condition) for rule in invalid]
     if keeps_deletes:
@@ -93,7 +93,7 @@ def expression(check: str) -> sql.Composable:
 def _rule(
     check: str, columns: Sequence[Column], unseen: Sequence[sql.Composable], row: sql.Composable
 ) -> RejectRule:
-    passes = sql.SQL("coalesce((select {} from (select {}) {}), true)").format(expression(check), row, _ROW)
+    passes = sql.SQL("coalesce((select {} from (select {}) {}), true)").format(expression(check), row, ROW)
     condition = sql.SQL("not {}").format(passes)
     if unseen:
         condition = sql.SQL("case when {} then false else {} end").format(
