@@ -7,17 +7,16 @@ permanent error, 1 any other error. The batches of tables without an error are c
 import argparse
 import json
 import sys
-from uuid import UUID
 
 from exactbatch.batch.driver_log import log_failure, logger, set_up_log
 from exactbatch.batch.engines.driver_engine import DriverEngine
-from exactbatch.batch.process_tables import MemberBatch, process_tables
+from exactbatch.batch.process_tables import member_batches, process_tables
 from exactbatch.batch.spark.session import spark_session
 from exactbatch.discovery import load_tables
-from exactbatch.errors import ConfigurationError, ExactbatchError
+from exactbatch.errors import ExactbatchError
 from exactbatch.errors.translation import translate_all_errors
 from exactbatch.settings import Settings
-from exactbatch.tables import Tables, tables_failed
+from exactbatch.tables import tables_failed
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -41,28 +40,17 @@ def main() -> int:
     try:
         with translate_all_errors():
             tables = load_tables(arguments.tables)
-            batches = [_batch(tables, *each) for each in arguments.batches]
+            batches, failed = member_batches(tables, arguments.batches)
             settings = Settings.from_environment()
             with spark_session(tables) as spark:
                 outcomes = process_tables(DriverEngine(spark), batches, settings, at_a_time=tables.at_a_time)
-            failed = {each.batch.pipeline.name: each.error for each in outcomes if each.error is not None}
+            failed |= {each.batch.pipeline.name: each.error for each in outcomes if each.error is not None}
             if failed:
-                raise tables_failed(tables.name, failed, others=len(batches) - len(failed))
+                raise tables_failed(tables.name, failed, others=len(arguments.batches) - len(failed))
     except ExactbatchError as error:
         return log_failure(error)
     logger.info("%s: all %s tables are committed", tables.name, len(batches))
     return 0
-
-
-def _batch(tables: Tables, topic: str, batch_id: int, plan_id: str) -> MemberBatch:
-    """Return a planned batch. Raises ConfigurationError if the topic has no member any more."""
-    pipeline = tables.member(topic)
-    if pipeline is None:
-        raise ConfigurationError(
-            f"batch {batch_id} is of the topic {topic!r}, which {tables.name!r} leaves out now. Clear plan_batch with "
-            f"its downstream tasks."
-        )
-    return MemberBatch(pipeline, batch_id, UUID(plan_id))
 
 
 if __name__ == "__main__":

@@ -2137,6 +2137,31 @@ MUTANTS: Final = (
         ),
     ),
     Mutant(
+        "a replay that overtakes a batch of many tables fails the other replay",
+        "airflow/tables_operator.py",
+        "            if left:\n                raise\n",
+        "            raise\n",
+        (
+            "tests/unit/test_tables_dag.py::test_batches_that_later_replays_overtake_meanwhile_do_not_fail_the_task",
+        ),
+    ),
+    Mutant(
+        "a replay of many tables goes on without a table that a retry could plan",
+        "airflow/tables_tasks.py",
+        "if is_repetition and has_tries and any(",
+        "if False and any(",
+        (
+            "tests/integration/test_tables_tasks.py::test_a_replay_that_one_table_misses_is_tried_again_and_then_says_how_to_repeat_it",
+        ),
+    ),
+    Mutant(
+        "a table that cannot be made any more stops all others",
+        "batch/process_tables.py",
+        "            errors[name] = error\n",
+        "            raise\n",
+        ("tests/integration/test_tables_tasks.py::test_a_table_that_cannot_be_made_any_more_stops_no_other",),
+    ),
+    Mutant(
         "names are taken for markup",
         "cli/tables.py",
         "        title=escape(title),",

@@ -130,7 +130,7 @@ class Tables:
             try:
                 pipeline = self.member(topic)
             except ConfigurationError as error:
-                unmade[self._name_of(topic)] = error
+                unmade[self.name_of(topic)] = error
                 continue
             if pipeline is None:
                 continue
@@ -142,7 +142,7 @@ class Tables:
                 )
         return [found[name] for name in sorted(found)], unmade
 
-    def _name_of(self, topic: str) -> str:
+    def name_of(self, topic: str) -> str:
         """Return the name of a topic's member; the topic itself if it gives none."""
         try:
             return self.table_of(topic).name

@@ -2,8 +2,9 @@
 
 import json
 import sys
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
-from uuid import UUID
+from typing import Any
 
 import pytest
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
@@ -12,14 +13,17 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, Airfl
 from airflow.sdk.observability import stats
 from airflow.sdk.observability.metrics import stats_utils
 
-from exactbatch import Tables
+from exactbatch import Pipeline, Tables, TableTopic, TopicPattern
 from exactbatch.airflow import Connections, tables_dag, tables_tasks
 from exactbatch.airflow.tables_operator import ProcessTablesOperator
 from exactbatch.audit.audit import audit
 from exactbatch.batch.engines.driver_engine import DriverEngine
-from exactbatch.batch.process_tables import MemberBatch, process_tables
+from exactbatch.batch.process_tables import member_batches, process_tables
+from exactbatch.errors import KafkaUnavailable, TablesUnfinished
 from exactbatch.errors.exit_status import TERMINAL
 from exactbatch.ledger import Ledger
+from exactbatch.planning import plan_tables
+from exactbatch.planning.run import plan_run
 from exactbatch.postgres.connection import transaction
 from support.airflow_runs import Events, Run
 from support.shop import Shop
@@ -54,12 +58,10 @@ class Tasks:
         def submit(*_: object) -> None:
             given = json.loads(operator.application_args[3])
             self.submitted.append([topic.rpartition(".")[2] for topic, *_ in given])
-            batches = [
-                MemberBatch(self.tables.member(topic), number, UUID(plan)) for topic, number, plan in given
-            ]
+            batches, errors = member_batches(self.tables, given)
             engine = DriverEngine(self.world.spark)
             outcomes = process_tables(engine, batches, self.world.settings, at_a_time=2)
-            if any(each.error for each in outcomes):
+            if errors or any(each.error for each in outcomes):
                 hook._submit_sp = SimpleNamespace(returncode=TERMINAL)
                 raise AirflowException("spark-submit failed")
 
@@ -225,6 +227,63 @@ def test_a_table_that_is_gone_fails_the_run_after_the_others(world, shop, make_t
     assert tasks.announced(run) == ["event"]
     with pytest.raises(AirflowFailException, match=rf"{shop.prefix}.customers: TopicMissing"):
         tasks.check(run)
+
+
+@pytest.mark.parametrize("way", ["left out", "raises", "no name"])
+def test_a_table_that_cannot_be_made_any_more_stops_no_other(world, shop, make_tasks, way):
+    tasks = make_tasks(tables := shop.tables())
+    run = Run("first")
+    tasks.plan(run)
+
+    def pipeline(topic: TableTopic) -> Pipeline | None:
+        if topic.table == "orders":
+            assert way == "left out", "no orders"
+            return None
+        return tables.pipeline(topic)
+
+    topics = (
+        TopicPattern(rf"{shop.prefix}\.public\.(?P<table>customers|event)")
+        if way == "no name"
+        else tables.topics
+    )
+    changed = replace(tables, pipeline=pipeline, topics=topics)
+    tasks.tables = sys.modules[MODULE].shop = changed  # type: ignore[attr-defined]
+    with pytest.raises(AirflowFailException, match="tables failed"):
+        tasks.process(run)
+    assert tasks.announced(run) == ["customers", "event"]
+    with pytest.raises(AirflowFailException, match="is planned, not committed"):
+        tasks.check(run)
+    tasks.tables = sys.modules[MODULE].shop = tables  # type: ignore[attr-defined]
+    tasks.process(run)
+    assert tasks.submitted[-1] == ["orders"]
+    assert tasks.announced(run) == ["orders"]
+
+
+def test_a_replay_that_one_table_misses_is_tried_again_and_then_says_how_to_repeat_it(
+    world, shop, make_tasks, monkeypatch
+):
+    tasks = make_tasks(shop.tables())
+    tasks.plan(run := Run("first"))
+    tasks.process(run)
+
+    def unavailable(connection: Any, broker: Any, member: Pipeline, *given: Any, **more: Any) -> Any:
+        if member.name.endswith(".event"):
+            raise KafkaUnavailable("no leader")
+        return plan_run(connection, broker, member, *given, **more)
+
+    monkeypatch.setattr(plan_tables, "plan_run", unavailable)
+    window = {"start": "2020-01-01T00:00:00Z", "end": "2099-01-01T00:00:00Z"}
+    by_hand = Run("by hand", run_type="manual", conf=window, max_tries=1)
+    with pytest.raises(
+        TablesUnfinished, match=r"event: KafkaUnavailable: no leader\. The next try plans them"
+    ):
+        tasks.plan(by_hand)
+    by_hand.try_number = 2
+    assert tasks.plan(by_hand) == "process_replay"
+    tasks.process(by_hand)
+    assert tasks.submitted[-1] == ["customers", "orders"]
+    with pytest.raises(AirflowFailException, match="No later run repeats this replay: clear plan_batch with"):
+        tasks.check(by_hand)
 
 
 def test_a_form_and_a_clear_replay_what_they_name(world, shop, make_tasks):

@@ -21,6 +21,8 @@ class Run:
     xcoms: dict[str, Any] = field(default_factory=dict)
     dag_id: str = ""
     task_id: str = "a_task"
+    try_number: int = 1
+    max_tries: int = 0
 
     @property
     def logical_date(self) -> datetime | None:

@@ -138,6 +138,25 @@ def test_the_exit_status_of_the_driver_decides_on_retries(monkeypatch, status, e
     assert type(caught.value) is error
 
 
+@pytest.mark.parametrize("overtaken", [(1,), (1, 2)], ids=["one", "all"])
+def test_batches_that_later_replays_overtake_meanwhile_do_not_fail_the_task(monkeypatch, overtaken):
+    done: dict[int, str] = {}
+    launches = Launches(monkeypatch, done, TERMINAL)
+    launch = SparkSubmitOperator.execute
+
+    def overtake(operator: Any, context: Any) -> None:
+        done.update(dict.fromkeys(overtaken, "a later batch has processed all ranges"))
+        launch(operator, context)
+
+    monkeypatch.setattr(SparkSubmitOperator, "execute", overtake)
+    if len(overtaken) == 2:
+        launches.execute()
+    else:
+        with pytest.raises(AirflowFailException):
+            launches.execute()
+    assert len(launches.launched) == 1
+
+
 def test_a_form_names_tables_as_a_list():
     run = SimpleNamespace(conf={"tables": ["a"]})
     assert tables_of(run, {"tables": []}) == ["a"]

@@ -13,6 +13,7 @@ from exactbatch.airflow.launch import done_already
 from exactbatch.airflow.submit import APPLICATIONS, SubmitOperator, search_path
 from exactbatch.class_archive import with_archive
 from exactbatch.errors.exit_status import TERMINAL
+from exactbatch.settings import Settings
 
 # A batch takes up to 320 bytes, and Linux allows 128 KiB for one argument of a process.
 _IN_ONE_ARGUMENT: Final = 100
@@ -55,21 +56,33 @@ class ProcessTablesOperator(SubmitOperator):
         Raises AirflowFailException if members failed and a retry cannot help, and AirflowException or a retryable error
         of exactbatch for any other failure.
         """
-        ti = context["ti"]
         with airflow_errors():
-            from exactbatch.discovery import load_tables
-
-            tables, settings = load_tables(self.tables), self.connections.settings()
-            left = []
-            for batch in named_batches(self.batches):
-                name = tables.table_of(batch.topic).name
-                done = done_already(settings, batch.batch_id, batch.plan_id, ti, pipeline=name)
-                if done is None:
-                    left.append([batch.topic, batch.batch_id, str(batch.plan_id)])
-                else:
-                    self.log.info("%s: %s", name, done)
-        if left:
+            settings = self.connections.settings()
+            left = self._left(settings, context["ti"])
+        if not left:
+            return
+        try:
             self._submit(context, left, {**search_path(self.tables), **settings.as_environment()})
+        except AirflowFailException:
+            # Later replays may have overtaken batches while they were processed.
+            with airflow_errors():
+                left = self._left(settings, context["ti"])
+            if left:
+                raise
+
+    def _left(self, settings: Settings, ti: Any) -> list[list[Any]]:
+        """Return the batches that are not done: topic, batch ID and plan ID of each."""
+        from exactbatch.discovery import load_tables
+
+        tables, left = load_tables(self.tables), []
+        for batch in named_batches(self.batches):
+            name = tables.name_of(batch.topic)
+            done = done_already(settings, batch.batch_id, batch.plan_id, ti, pipeline=name)
+            if done is None:
+                left.append([batch.topic, batch.batch_id, str(batch.plan_id)])
+            else:
+                self.log.info("%s: %s", name, done)
+        return left
 
     def _submit(self, context: Any, left: list[list[Any]], variables: dict[str, str]) -> None:
         self.application_args = ["--tables", self.tables]
@@ -82,6 +95,5 @@ class ProcessTablesOperator(SubmitOperator):
             if hook._submit_sp is None or hook._submit_sp.returncode != TERMINAL:
                 raise
             raise AirflowFailException(
-                f"tables failed and cannot succeed by trying again: the log above names them and the reasons. The "
-                f"others are committed. {error}"
+                f"tables failed and cannot succeed by trying again: the log above names them and the reasons. {error}"
             ) from None

@@ -23,6 +23,7 @@ from exactbatch.airflow.plan_task import MISSED_LIMIT, ORIGINS, UNANNOUNCED_AFTE
 from exactbatch.airflow.report_task import ANNOUNCED, announce, show_progress
 
 if TYPE_CHECKING:
+    from exactbatch.errors import ExactbatchError
     from exactbatch.ledger import Ledger
     from exactbatch.planning.plan_tables import MemberPlan
 
@@ -53,6 +54,7 @@ def plan_tables_task(
     def plan_batch(dag_run: Any = None, params: Any = None, ti: Any = None) -> str:
         """Plan a batch of each table and freeze it in the ledger. Skip the run if there is nothing to process."""
         from exactbatch.discovery import load_tables
+        from exactbatch.errors import TablesUnfinished
         from exactbatch.kafka.broker import KafkaBroker
         from exactbatch.kafka.client_properties import check_properties
         from exactbatch.ledger import Ledger, Run, check_schema, ledger_session
@@ -86,6 +88,12 @@ def plan_tables_task(
             kinds = {plan.batch.kind for plan in plans if plan.batch is not None}
             if not kinds and not missed and failed:
                 raise tables_failed(tables.name, failed, others=len(plans) - len(failed))
+            is_repetition = request is not None or dag_run.clear_number > 0
+            has_tries = ti.try_number <= ti.max_tries
+            if is_repetition and has_tries and any(error.retryable for error in failed.values()):
+                raise TablesUnfinished(
+                    f"{_listed(failed)}. The next try plans them, and keeps the plans of the others."
+                )
             if not kinds and not missed:
                 raise AirflowSkipException(_nothing(plans))
             next_task = (
@@ -102,10 +110,7 @@ def plan_tables_task(
             if plan.batch is not None
         ]
         ti.xcom_push(key="batches", value=json.dumps(batches))
-        ti.xcom_push(
-            key="failed",
-            value="; ".join(f"{name}: {type(error).__name__}: {error}" for name, error in failed.items()),
-        )
+        ti.xcom_push(key="failed", value=_listed(failed) + _remedy(is_repetition) if failed else "")
         ti.xcom_push(key="missed", value=json.dumps(missed))
         ti.xcom_push(key="beyond_stored", value=[str(each) for plan in plans for each in plan.beyond])
         return next_task
@@ -145,6 +150,7 @@ def report_tables_task(
         Skipped if the ledger has none that is not announced yet: nothing was planned, or this is a repetition.
         """
         from exactbatch.discovery import load_tables
+        from exactbatch.errors import ConfigurationError
         from exactbatch.kafka.broker import KafkaBroker
         from exactbatch.ledger import Ledger, ledger_session
         from exactbatch.operations.report import as_one_table, load_report
@@ -168,7 +174,12 @@ def report_tables_task(
                 found = Ledger(connection).unannounced_of_plans(chain.from_iterable(plans.values()))
             waiting = {batch.plan_id: batch for batch in found}
             for topic in sorted(plans):
-                pipeline = tables.member(topic)
+                try:
+                    pipeline = tables.member(topic)
+                except ConfigurationError as error:
+                    # It holds no event of the others back; its batch is announced when it can be made again.
+                    logger.error("%s: %s: %s", tables.name_of(topic), type(error).__name__, error)
+                    continue
                 if pipeline is None:
                     continue  # the function has since left the topic out
                 new = [waiting[plan] for plan in plans[topic] if plan in waiting]
@@ -222,8 +233,7 @@ def check_tables_task(name: str, connections: Connections, planned: Sequence[str
                     check_committed(batch)
         if failed:
             raise AirflowFailException(
-                f"all planned batches are committed, but tables of {name!r} could not be planned: {failed}. The next "
-                f"run plans them again."
+                f"all planned batches are committed, but tables of {name!r} could not be planned: {failed}"
             )
 
     return check_tables(*planned)
@@ -239,6 +249,18 @@ def _missed(ledger: "Ledger", plans: "Sequence[MemberPlan]") -> list[tuple[str, 
         if found:
             missed.append((plan.topic, [str(each.plan_id) for each in found]))
     return missed
+
+
+def _listed(failed: "Mapping[str, ExactbatchError]") -> str:
+    """Name the members that could not be planned, and why."""
+    return "; ".join(f"{name}: {type(error).__name__}: {error}" for name, error in failed.items())
+
+
+def _remedy(is_repetition: bool) -> str:
+    """Say how the members that could not be planned get their batches."""
+    if is_repetition:
+        return ". No later run repeats this replay: clear plan_batch with its downstream tasks."
+    return ". The next run plans them again."
 
 
 def _nothing(plans: "Sequence[MemberPlan]") -> str:

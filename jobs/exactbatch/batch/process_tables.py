@@ -1,7 +1,7 @@
 """Process the batches of many tables with one Spark driver, several at a time: a batch that fails stops no other."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from uuid import UUID
@@ -9,10 +9,11 @@ from uuid import UUID
 from exactbatch.batch.job import process_batch
 from exactbatch.batch.publishing.publish import Published
 from exactbatch.batch.staging.engine import Engine
-from exactbatch.errors import ExactbatchError
+from exactbatch.errors import ConfigurationError, ExactbatchError
 from exactbatch.errors.translation import translate_all_errors
 from exactbatch.pipeline import Pipeline
 from exactbatch.settings import Settings
+from exactbatch.tables import Tables
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +34,31 @@ class Outcome:
     batch: MemberBatch
     published: Published | None = None
     error: ExactbatchError | None = None
+
+
+def member_batches(
+    tables: Tables, planned: Iterable[tuple[str, int, str]]
+) -> tuple[list[MemberBatch], dict[str, ExactbatchError]]:
+    """Return the batches of planned (topic, batch ID, plan ID), and errors by the names of members.
+
+    A topic may have no member any more since it was planned; this stops no other.
+    """
+    batches, errors = list[MemberBatch](), dict[str, ExactbatchError]()
+    for topic, batch_id, plan_id in planned:
+        try:
+            pipeline = tables.member(topic)
+            if pipeline is None:
+                raise ConfigurationError(
+                    f"batch {batch_id} is of the topic {topic!r}, which {tables.name!r} leaves out now. Clear "
+                    f"plan_batch with its downstream tasks."
+                )
+        except ConfigurationError as error:
+            name = tables.name_of(topic)
+            logger.error("%s: %s: %s", name, type(error).__name__, error)
+            errors[name] = error
+        else:
+            batches.append(MemberBatch(pipeline, batch_id, UUID(plan_id)))
+    return batches, errors
 
 
 def process_tables(
