@@ -386,6 +386,22 @@ def test_pipelines_that_are_left_at_the_deadline_are_not_ok(doctor, make_pipelin
         assert found == f"not checked for {second.name}: it needs the topics"
 
 
+def test_a_check_that_hangs_in_a_statement_leaves_the_connection_of_no_other(
+    doctor, make_pipeline, make_topic
+):
+    def hang(connection, pipelines):
+        with transaction(connection) as cursor:
+            cursor.execute("select pg_sleep(8)")
+        return []
+
+    doctor.patch.setattr(examine, "check_targets", hang)
+    doctor.patch.setattr(examine, "DEADLINE", 3.0)
+    findings = doctor(make_pipeline(make_topic()))
+    assert of(findings, "targets")["found"] == "no answer within 3 s"
+    for check in ("forwarding", "topics", "retention"):
+        assert {each["level"] for each in findings if each["check"] == check} == {"ok"}
+
+
 def test_a_transaction_stays_open(doctor, make_pipeline, make_topic):
     topic = make_topic()
     hanging = topic.transaction(record(1), record(2), end="never")

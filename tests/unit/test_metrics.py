@@ -7,6 +7,7 @@ import threading
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -22,6 +23,7 @@ from exactbatch.ledger import Batch, PartlyCommitted
 from exactbatch.model import Retention, StoredOffset
 from exactbatch.operations.lag import PartitionLag, PipelineLag
 from exactbatch.operations.metrics import Metric, batch_metrics, ledger_metrics, log_metrics
+from exactbatch.operations.unprocessed import first_unprocessed
 from support.logs import ID, log
 from support.statsd_listener import listening
 
@@ -61,6 +63,24 @@ def test_headroom_of_a_pipeline_that_has_caught_up_is_the_retention_of_new_recor
     assert progress(partition(stored=9), t=HOUR, u=longer, v=FOR_EVER)["retention_headroom"] == 3600
     assert progress(partition(stored=9), t=FOR_EVER) == {"lag": 0}
     assert progress(partition(stored=9)) == {"lag": 0}  # an ACL hides the topic's settings
+
+
+def test_headroom_is_not_known_while_no_partition_says_what_its_oldest_record_is():
+    unanswered = replace(partition(1), answered=False)
+    assert progress(partition(stored=9), unanswered, t=HOUR) == {"lag": 4}
+    assert progress(partition(oldest=NOW), unanswered)["retention_headroom"] == 3600
+    assert progress(partition(1), t=HOUR)["retention_headroom"] == 3600  # only markers are left
+
+
+def test_partitions_that_do_not_answer_are_told_from_those_without_a_record():
+    def first_timestamps(asked: dict[Any, int], *, uncommitted: bool) -> dict[Any, int | None]:
+        return {place: None if place[1] == 2 else 1_000 for place in asked if place[1] != 1}
+
+    broker: Any = SimpleNamespace(first_timestamps=first_timestamps)
+    logs = [log(number, earliest=2, last_stable=9) for number in range(3)]
+    found = first_unprocessed(broker, logs, {})
+    assert set(found.times) == {("t", 0)}
+    assert found.unanswered == {("t", 1)}
 
 
 def test_headroom_ends_where_retention_has_overtaken_the_stored_offset():

@@ -22,12 +22,14 @@ class PartitionLag:
     stored     its stored offset; None if there is none yet
     oldest     timestamp of the first record that is not processed; None without one, and if it is not known
     retention  when the broker removes old records; None if an ACL hides it
+    answered   False if the partition did not say in time what its first unprocessed record is
     """
 
     log: LogPartition
     stored: StoredOffset | None
     oldest: datetime | None
     retention: Retention | None
+    answered: bool = True
 
     @property
     def lag(self) -> int:
@@ -142,7 +144,7 @@ def lag_of(broker: KafkaBroker, definition: Definition, stored: Sequence[StoredO
         logs = broker.partitions(topics, {offset.topic for offset in stored}) if topics else ()
     except TopicMissing as error:
         return PipelineLag(definition.name, datetime.now(UTC), (), error, definition.freshness)
-    oldest = first_unprocessed(broker, logs, offsets)
+    oldest, unanswered = first_unprocessed(broker, logs, offsets)
     behind = sorted({topic for topic, _ in oldest})
     retention = broker.retention(behind) if behind else {}
     partitions = tuple(
@@ -151,6 +153,7 @@ def lag_of(broker: KafkaBroker, definition: Definition, stored: Sequence[StoredO
             stored=offsets.get(log.topic_partition),
             oldest=oldest.get(log.topic_partition),
             retention=retention.get(log.topic),
+            answered=log.topic_partition not in unanswered,
         )
         for log in logs
     )

@@ -103,7 +103,7 @@ def _headroom(lag: PipelineLag, retention: Mapping[str, Retention]) -> float | N
     """Return the seconds until retention may remove an unprocessed record, 0 if it already has; None if not known.
 
     StatsD keeps the last value of a gauge. A pipeline that has caught up must therefore send one, too: the time that
-    a record written now would last.
+    a record written now would last. Of partitions that do not answer in time, the others decide.
     """
     if any(
         partition.stored is not None and partition.stored.next_offset < partition.log.earliest
@@ -112,4 +112,6 @@ def _headroom(lag: PipelineLag, retention: Mapping[str, Retention]) -> float | N
         return 0.0
     if lag.removed_at is not None:
         return seconds_until(lag.removed_at, lag.at)
+    if not all(partition.answered for partition in lag.partitions):
+        return None
     return min((age.total_seconds() for each in retention.values() if (age := each.age)), default=None)

@@ -1,6 +1,6 @@
 """Show the state of a pipeline: its ledger compared with its log."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -207,11 +207,11 @@ def load_status(
     except ConfigurationError as denied:
         open_transactions = {}
         not_known.append(f"the producers of open transactions are not known: {denied}")
-    oldest: dict[TopicPartition, datetime] | None = {}
+    oldest: Mapping[TopicPartition, datetime] | None = {}
     if freshness is not None:
         try:
             # The timestamps are read from the log, which costs more than all else here.
-            oldest = first_unprocessed(broker, logs, stored)
+            oldest = first_unprocessed(broker, logs, stored).times
         except ConfigurationError as denied:
             oldest = None
             not_known.append(f"whether the pipeline is overdue is not known: {denied}")

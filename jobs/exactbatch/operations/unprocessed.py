@@ -1,6 +1,6 @@
 """What pipelines have not processed yet: the age of the first such record, and logs that contradict stored offsets."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from datetime import datetime
 from typing import NamedTuple, Protocol
 from uuid import UUID
@@ -47,14 +47,22 @@ def first_offsets(
     return found
 
 
+class OldestRecords(NamedTuple):
+    """The timestamps of the first unprocessed records, and the partitions that did not answer within 10 s.
+
+    A partition has no timestamp where only markers of transactions are left, and where it is beyond Python's calendar.
+    """
+
+    times: Mapping[TopicPartition, datetime]
+    unanswered: Set[TopicPartition]
+
+
 def first_unprocessed(
     broker: KafkaBroker, logs: Iterable[LogPartition], stored: Mapping[TopicPartition, Stored]
-) -> dict[TopicPartition, datetime]:
-    """Return the timestamp of the first unprocessed record of each partition that has one.
+) -> OldestRecords:
+    """Look up the timestamp of the first unprocessed record of each partition.
 
-    Where an open transaction holds all of them back, it is the first of these. A partition is left out where only
-    markers of transactions are left, where the timestamp is beyond Python's calendar, and if it does not answer within
-    10 s.
+    Where an open transaction holds all of them back, it is the first of these.
 
     Raises KafkaUnavailable, ReadFailed, and ConfigurationError if an ACL denies reading.
     """
@@ -64,7 +72,9 @@ def first_unprocessed(
         asked = {place: each.offset for place, each in offsets.items() if each.is_held_back == is_held_back}
         found |= broker.first_timestamps(asked, uncommitted=is_held_back)
     times = {place: time_of(each) for place, each in found.items()}
-    return {place: time for place, time in times.items() if time is not None}
+    return OldestRecords(
+        {place: time for place, time in times.items() if time is not None}, offsets.keys() - found.keys()
+    )
 
 
 def contradiction_of(stored: Stored | None, log: LogPartition) -> str | None:

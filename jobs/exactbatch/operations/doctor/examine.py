@@ -97,54 +97,56 @@ def examine(
         yield from (not_checked(name, "Postgres") for name in (*dict(_DATABASE), *_LEDGER, *_LOG))
         return
     try:
-        with postgres_connection(settings) as connection:
-            yield from _of_database(run, connection, pipelines, members, references)
-            if not _is_usable(connection):
-                yield from (not_checked(name, "the ledger") for name in (*_LEDGER, *_LOG))
-            elif not _all_ok(kafka):
-                yield from (not_checked(name, "Kafka") for name in _LOG)
-            else:
-                yield from _of_log(run, connection, KafkaBroker(settings.kafka), members, references)
+        yield from _of_database(run, settings, pipelines, members, references)
+        if not _is_usable(settings):
+            yield from (not_checked(name, "the ledger") for name in (*_LEDGER, *_LOG))
+        elif not _all_ok(kafka):
+            yield from (not_checked(name, "Kafka") for name in _LOG)
+        else:
+            yield from _of_log(run, settings, members, references)
     except ExactbatchError as error:  # the server has gone in the meantime
         yield connection_finding("Postgres", POSTGRES, error)
 
 
 def _of_database(
     run: Callable[..., list[Finding]],
-    connection: Connection,
+    settings: Settings,
     pipelines: dict[str, Pipeline | Tables],
     members: dict[str, Pipeline],
     references: Sequence[str],
 ) -> Iterator[Finding]:
     """Check the database; `members` receives the pipelines, and those of Tables, by reference."""
     for name, check in _DATABASE:
-        yield from run(name, partial(check, connection))
-    if _is_usable(connection):
+        yield from run(name, partial(_connected, settings, check))
+    if _is_usable(settings):
 
-        def find() -> list[Finding]:
+        def find(connection: Connection) -> list[Finding]:
             found, findings = with_members(connection, pipelines)
             members.update(found)
             return findings
 
-        yield from run("pipelines", find)
-        registrations = partial(check_registrations, connection, members, all_of_them=not references)
-        yield from run("privileges", partial(database.check_privileges, connection))
-        yield from run("pipelines", registrations)
-        yield from run("targets", partial(check_targets, connection, members))
+        def registrations(connection: Connection) -> Iterable[Finding]:
+            return check_registrations(connection, members, all_of_them=not references)
+
+        yield from run("pipelines", partial(_connected, settings, find))
+        yield from run("privileges", partial(_connected, settings, database.check_privileges))
+        yield from run("pipelines", partial(_connected, settings, registrations))
+        yield from run("targets", partial(_connected, settings, partial(check_targets, pipelines=members)))
 
 
 def _of_log(
     run: Callable[..., list[Finding]],
-    connection: Connection,
-    broker: KafkaBroker,
+    settings: Settings,
     pipelines: dict[str, Pipeline],
     references: Sequence[str],
 ) -> Iterator[Finding]:
-    yield from run("forwarding", partial(check_forwarding, connection, broker, list(pipelines.values())))
+    broker = KafkaBroker(settings.kafka)
+    forwarding = partial(check_forwarding, broker=broker, pipelines=list(pipelines.values()))
+    yield from run("forwarding", partial(_connected, settings, forwarding))
     names: list[str] = []
     lags: list[PipelineLag] = []
 
-    def load() -> Iterator[Finding]:
+    def load(connection: Connection) -> Iterator[Finding]:
         with transaction(connection):
             ledger = Ledger(connection)
             chosen = {pipeline.name for pipeline in pipelines.values()}
@@ -160,7 +162,7 @@ def _of_log(
                 yield replace(finding, found=f"pipeline {each.name!r}: {finding.found}")
         yield from check_topics(lags)
 
-    topics = run("topics", load)
+    topics = run("topics", partial(_connected, settings, load))
     yield from topics
     seen = list(lags)  # a thread that is past its deadline may go on
     if not seen and not _all_ok(topics):
@@ -184,8 +186,14 @@ def _all_ok(findings: Sequence[Finding]) -> bool:
     return bool(findings) and all(finding.level == "ok" for finding in findings)
 
 
-def _is_usable(connection: Connection) -> bool:
-    with suppress(ExactbatchError):
+def _connected(settings: Settings, check: Callable[[Connection], Iterable[Finding]]) -> Iterator[Finding]:
+    """Run a check over a connection of its own: if it misses its deadline, it goes on, and no other may use that."""
+    with postgres_connection(settings) as connection:
+        yield from check(connection)
+
+
+def _is_usable(settings: Settings) -> bool:
+    with suppress(ExactbatchError), postgres_connection(settings) as connection:
         check_schema(connection)
         return True
     return False
