@@ -78,7 +78,7 @@ class Buttons:
             batch_id=run.xcoms.get("batch_id", ""),
             plan_id=run.xcoms.get("plan_id", ""),
         )
-        hook = SimpleNamespace(_connection={"deploy_mode": None}, _submit_sp=None)
+        hook = SimpleNamespace(_connection={"deploy_mode": None})
         operator._get_hook = lambda: hook  # type: ignore[method-assign]
 
         def submit(*_: Any) -> None:
@@ -86,7 +86,7 @@ class Buttons:
             try:
                 self.commit(int(operator.batch_id))
             except Exception as error:
-                hook._submit_sp = SimpleNamespace(returncode=TERMINAL)
+                operator._hook = SimpleNamespace(_submit_sp=SimpleNamespace(returncode=TERMINAL))
                 raise AirflowException("spark-submit failed") from error
 
         with pytest.MonkeyPatch.context() as patched:

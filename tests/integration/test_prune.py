@@ -237,7 +237,9 @@ def test_a_planned_replay_blocks_until_it_is_withdrawn(connection, settings, mak
     done = start_command(settings, tmp_path, *withdraw)
     assert "Replay 5 is withdrawn" in done.communicate(timeout=60)[0]
     assert done.returncode == 0
-    with pytest.raises(Fenced):
+    with pytest.raises(
+        Fenced, match="batch 5 of pipeline 'p' was withdrawn, or later replays have processed"
+    ):
         batches.process(early)
     for wrong, what in ((early, "a replay that is superseded"), (4, "an advance that is committed")):
         with pytest.raises(

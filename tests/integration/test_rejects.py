@@ -10,7 +10,11 @@ from typer.testing import CliRunner
 
 from exactbatch import Pipeline
 from exactbatch.cli.app import app
-from exactbatch.errors import TooManyRejects
+from exactbatch.errors import ReplayRefused, TooManyRejects
+from exactbatch.ledger import Ledger
+from exactbatch.planning.freeze_replay import freeze_replay
+from exactbatch.planning.request import ReplayRequest
+from exactbatch.postgres.connection import transaction
 from exactbatch.settings import KAFKA, POSTGRES
 from support.topics import Topic, record
 
@@ -101,6 +105,26 @@ def test_rejects_are_listed_grouped_and_processed_again(world, make_topic, make_
         (3,)
     ]
     assert world.is_exact(pipeline)
+
+
+def test_rejects_of_a_topic_that_is_loaded_no_longer_are_left_out(world, make_topic, make_pipeline, command):
+    first, second = make_topic(), make_topic()
+    for topic in (first, second):
+        topic.produce(record(0), b"bad")
+    pipeline = replace(make_pipeline(first, max_rejects=9), topics=(first.name, second.name))
+    with transaction(world.connection):
+        Ledger(world.connection).register(pipeline)
+    batch_id = world.run(pipeline).batch.batch_id
+    fewer = replace(pipeline, topics=(first.name,))
+    with transaction(world.connection):
+        Ledger(world.connection).register(fewer)
+    report = command(fewer, "id int, name text", "--replay")
+    assert (report["kind"], report["records"], report["rejected"]) == ("replay", 1, 1)
+    with pytest.raises(
+        ReplayRefused,
+        match=rf"batch {batch_id} also has offsets of '{second.name}', which pipeline .* no longer loads",
+    ):
+        freeze_replay(world.connection, world.log, fewer, ReplayRequest(batch_ids=(batch_id,)), origin="cli")
 
 
 def test_nothing_was_rejected(world, make_topic, make_pipeline, command):

@@ -52,7 +52,7 @@ class Tasks:
             tables=f"{MODULE}:shop",
             batches=run.xcoms.get("batches", ""),
         )
-        hook = SimpleNamespace(_connection={"deploy_mode": None}, _submit_sp=None)
+        hook = SimpleNamespace(_connection={"deploy_mode": None})
         operator._get_hook = lambda: hook  # type: ignore[method-assign]
 
         def submit(*_: object) -> None:
@@ -62,7 +62,7 @@ class Tasks:
             engine = DriverEngine(self.world.spark)
             outcomes = process_tables(engine, batches, self.world.settings, at_a_time=2)
             if errors or any(each.error for each in outcomes):
-                hook._submit_sp = SimpleNamespace(returncode=TERMINAL)
+                operator._hook = SimpleNamespace(_submit_sp=SimpleNamespace(returncode=TERMINAL))
                 raise AirflowException("spark-submit failed")
 
         with pytest.MonkeyPatch.context() as patched:

@@ -8,6 +8,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from airflow.providers.apache.spark.operators import spark_submit
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk import BaseHook, Connection
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
@@ -53,8 +54,9 @@ class Launches:
             self.asked.append(batch)
             return answers.pop(0)
 
-        def submit(*_: Any) -> None:
+        def submit(operator: Any, _: Any) -> None:
             self.launched += 1
+            operator._hook = self.hook
             if returncode:
                 raise AirflowException("spark-submit failed")
 
@@ -166,6 +168,18 @@ def test_the_driver_finds_a_pipeline_whose_module_is_in_the_bundle_of_its_dag(mo
     assert search_path("orders:orders") == {"PYTHONPATH": str(bundle)}
     assert search_path("there_is_no_such_module:x") == {}
     assert search_path("pytest:x") == {}  # it is installed: the driver finds it
+
+
+def test_properties_that_the_provider_adds_for_openlineage_reach_spark_submit(real_hook, monkeypatch):
+    monkeypatch.setattr(
+        spark_submit,
+        "inject_parent_job_information_into_spark_properties",
+        lambda properties, _: {**properties, "spark.openlineage.parentJobName": "p.process_batch"},
+    )
+    operator = real_hook()
+    operator._openlineage_inject_parent_job_info = True
+    operator.execute({"ti": TI})
+    assert operator._hook._conf["spark.openlineage.parentJobName"] == "p.process_batch"
 
 
 def test_the_exit_status_is_the_one_that_the_hook_has_seen(real_hook):

@@ -73,6 +73,7 @@ class Launches:
 
         def launch(operator: Any, _: Any) -> None:
             self.launched.append(operator.application_args)
+            operator._hook = self.hook
             if returncode:
                 raise AirflowException("spark-submit failed")
 

@@ -76,7 +76,7 @@ class ProcessBatchOperator(BatchLineage, SubmitOperator):
         self.application_args = [str(argument) for argument in self.application_args or ()]
         if plan_id is not None:
             self.application_args += ["--plan-id", str(plan_id)]
-        hook = self.checked_hook()
+        self.check_connection()
         variables = {
             **with_archive(os.environ, is_transformed=self.is_transformed, offsets=offsets),
             **search_path(self.pipeline),
@@ -85,7 +85,7 @@ class ProcessBatchOperator(BatchLineage, SubmitOperator):
         try:
             self.submit(context, variables)
         except AirflowException as error:
-            if hook._submit_sp is None or hook._submit_sp.returncode != TERMINAL:
+            if self.exit_status != TERMINAL:
                 raise
             with airflow_errors():
                 done = done_already(settings, batch_id, plan_id, ti)

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk import BaseHook
 from airflow.sdk.exceptions import AirflowFailException
@@ -43,19 +42,25 @@ class SubmitOperator(SparkSubmitOperator):
         with _environment(variables):
             super().execute(context)
 
-    def checked_hook(self) -> SparkSubmitHook:
-        """Create the hook that execute() of the base class uses. Raises AirflowFailException for cluster mode."""
+    @property
+    def exit_status(self) -> int | None:
+        """The exit status of spark-submit; None if it was not started."""
+        return (
+            None if self._hook is None or self._hook._submit_sp is None else self._hook._submit_sp.returncode
+        )
+
+    def check_connection(self) -> None:
+        """Raise AirflowFailException if the Spark connection has the cluster mode."""
         BaseHook.get_connection(
             self.connections.spark
         )  # raises if missing, when the hook would use YARN instead
-        self._hook = hook = self._get_hook()
-        if hook._connection["deploy_mode"] == "cluster":
+        # execute() of the base class makes another hook, once it has added the properties of OpenLineage.
+        if self._get_hook()._connection["deploy_mode"] == "cluster":
             raise AirflowFailException(
                 f"the Spark connection {self.connections.spark!r} has the deploy-mode cluster, but secrets reach the "
                 f"driver through the environment of this task, which needs client mode. Remove deploy-mode from the "
                 f"connection's extra."
             )
-        return hook
 
 
 def search_path(reference: str) -> dict[str, str]:

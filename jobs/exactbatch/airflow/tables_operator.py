@@ -88,11 +88,11 @@ class ProcessTablesOperator(SubmitOperator):
         self.application_args = ["--tables", self.tables]
         for first in range(0, len(left), _IN_ONE_ARGUMENT):
             self.application_args += ["--batches", json.dumps(left[first : first + _IN_ONE_ARGUMENT])]
-        hook = self.checked_hook()
+        self.check_connection()
         try:
             self.submit(context, {**with_archive(os.environ), **variables})
         except AirflowException as error:
-            if hook._submit_sp is None or hook._submit_sp.returncode != TERMINAL:
+            if self.exit_status != TERMINAL:
                 raise
             raise AirflowFailException(
                 f"tables failed and cannot succeed by trying again: the log above names them and the reasons. {error}"

@@ -9,7 +9,7 @@ import typer
 from rich.text import Text
 
 from exactbatch.cli import render
-from exactbatch.cli.console import AsJson, Yes, confirm, out, print_json
+from exactbatch.cli.console import AsJson, Yes, confirm, err, out, print_json
 from exactbatch.cli.many_tables import plan_of_tables, run_tables
 from exactbatch.cli.pipeline import Master, Reference, ledger_connection, load, load_any
 from exactbatch.cli.progress import counting, following
@@ -160,7 +160,21 @@ def rejects(
         if not rejected:
             print_json({"batch_id": None}) if as_json else out.print("No rejected record.")
             return
-        offsets = [(record.topic, record.partition, record.offset) for record in rejected]
+        offsets = [
+            (record.topic, record.partition, record.offset)
+            for record in rejected
+            if pipeline.loads(record.topic)
+        ]
+        if len(offsets) < len(rejected):
+            err.print(
+                f"{len(rejected) - len(offsets)} rejected records are left out: the pipeline no longer loads their "
+                f"topics."
+            )
+        if not offsets:
+            print_json({"batch_id": None}) if as_json else out.print(
+                "No rejected record can be processed again."
+            )
+            return
         request = ReplayRequest(ranges=ranges_of_offsets(offsets), available_only=available_only)
         options = _Options(dry_run=dry_run, yes=yes, master=master, as_json=as_json)
         _replay(connection, pipeline, settings, request, options)

@@ -107,6 +107,13 @@ def ranges_of_batches(
                 f"{batch.status} one of {batch.pipeline!r}. `exactbatch status` lists the newest batches.",
                 batch_id=batch_id,
             )
+        if gone := sorted({range_.topic for range_ in committed if not pipeline.loads(range_.topic)}):
+            raise ReplayRefused(
+                f"batch {batch_id} also has offsets of {', '.join(map(repr, gone))}, which pipeline {pipeline.name!r} "
+                f"no longer loads. Replay its other ranges by offsets (--range); `exactbatch batches "
+                f"{pipeline.name}` lists them.",
+                batch_id=batch_id,
+            )
         ranges += committed
     return tuple(RequestedRange(*r.topic_partition, r.from_offset, r.until_offset) for r in union(ranges))
 

@@ -36,10 +36,15 @@ def check_publishable(ledger: Ledger, pipeline: Pipeline, batch: Batch) -> bool:
             if committed
             else "Nothing was written"
         )
+        successor = ledger.successor(batch)
+        why = (
+            f"was superseded by batch {successor}, which was planned later over the same offsets"
+            if successor is not None
+            else "was withdrawn, or later replays have processed all of its ranges"
+        )
         raise Fenced(
-            f"batch {batch.batch_id} of pipeline {batch.pipeline!r} was superseded by batch "
-            f"{ledger.successor(batch)}, which was planned later over the same offsets. {written}, and nothing is "
-            f"lost; this batch needs no retry.",
+            f"batch {batch.batch_id} of pipeline {batch.pipeline!r} {why}. {written}, and nothing is lost; this batch "
+            f"needs no retry.",
             batch_id=batch.batch_id,
         )
     if batch.kind == "replay" and batch.status == "planned":
