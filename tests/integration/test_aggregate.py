@@ -355,6 +355,27 @@ def test_window_is_final_once_every_partition_is_so_much_past_its_end(world, mak
     assert world.is_exact(pipeline)
 
 
+def test_revisions_by_a_pipeline_that_spells_the_target_otherwise_are_possible(
+    world, make_topic, make_aggregate
+):
+    one, other = make_topic(), make_topic()
+    first = make_aggregate(one, allowed_lateness="0 seconds")
+    sink = replace(first.sink, target=f'"{one.name}"')
+    second = make_aggregate(other, sink=sink)
+    one.produce(event("AA", "01:00", 1))
+    world.run(first)
+    other.produce(event("AA", "05:00", 1), event("AA", "07:00", 1))
+    world.run(second)
+    one.produce(event("AA", "08:00", 1))
+    world.run(first)
+    for _ in range(2):
+        other.produce(event("AA", "05:30", 1))
+        world.run(second)
+    assert finals(world, first)[5] == (3, True, 2)
+    assert audit(first, world.settings).is_exact
+    assert audit(second, world.settings).is_exact
+
+
 def test_revisions_stay_possible_once_the_topic_of_their_events_is_replaced(
     world, make_topic, make_aggregate
 ):

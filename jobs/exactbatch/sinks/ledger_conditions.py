@@ -38,25 +38,35 @@ def is_replaced_by(batch_id: int) -> sql.Composable:
     ).format(sql.Literal(batch_id))
 
 
-def committed_batches(target: str) -> sql.Composable:
-    """Return the number of batches that pipelines with this target have committed."""
+def committed_batches(target: tuple[str, str]) -> sql.Composable:
+    """Return the number of batches that pipelines with this target, as schema and table, have committed."""
     return sql.SQL(
         "(select count(*) from exactbatch.batch b join exactbatch.pipeline p on p.name = b.pipeline "
-        "where b.status = 'committed' and p.target = {})"
-    ).format(sql.Literal(target))
+        "where b.status = 'committed' and {})"
+    ).format(_writes_to(target))
 
 
-def has_committed_replay(target: str) -> sql.Composable:
+def has_committed_replay(target: tuple[str, str]) -> sql.Composable:
     """Return the condition that a pipeline with this target has committed a replay."""
     return sql.SQL(
         "exists (select from exactbatch.batch b join exactbatch.pipeline p "
-        "on p.name = b.pipeline where b.kind = 'replay' and b.status = 'committed' and p.target = {})"
-    ).format(sql.Literal(target))
+        "on p.name = b.pipeline where b.kind = 'replay' and b.status = 'committed' and {})"
+    ).format(_writes_to(target))
 
 
-def has_topic_without(watermark: sql.Composable, target: str) -> sql.Composable:
+def has_topic_without(watermark: sql.Composable, target: tuple[str, str]) -> sql.Composable:
     """Return the condition that a pipeline with this target has processed a topic that the watermark's table lacks."""
     return sql.SQL(
         "exists (select from exactbatch.stored_offset o join exactbatch.pipeline p on p.name = o.pipeline "
-        "where p.target = {} and not exists (select from {} w where w.topic = o.topic))"
-    ).format(sql.Literal(target), watermark)
+        "where {} and not exists (select from {} w where w.topic = o.topic))"
+    ).format(_writes_to(target), watermark)
+
+
+def _writes_to(target: tuple[str, str]) -> sql.Composable:
+    """Return the condition that a target of the registered pipeline `p` is this table, however it is spelled."""
+    return sql.SQL(
+        "exists (select from jsonb_array_elements(jsonb_build_array(jsonb_build_array(p.target)) "
+        "|| coalesce(nullif(p.other_targets, ''), '[]')::jsonb) others (registered), "
+        "parse_ident(registered ->> 0) parsed (parts) "
+        "where case cardinality(parts) when 1 then array_prepend('public', parts) else parts end = {}::text[])"
+    ).format(sql.Literal(list(target)))

@@ -167,9 +167,9 @@ def _impossible_revisions(target: TargetTable, finality: WindowFinality) -> sql.
         "or t.revisions > 0 and not {replayed} and not {forgotten} "
         "and t.{start} + {length} + {wait} > (select max(event_time) from {watermark})"
     ).format(
-        forgotten=has_topic_without(finality.watermark.identifier, target.spec),
-        committed=committed_batches(target.spec),
-        replayed=has_committed_replay(target.spec),
+        forgotten=has_topic_without(finality.watermark.identifier, target.name),
+        committed=committed_batches(target.name),
+        replayed=has_committed_replay(target.name),
         **_parts(finality),
     )
 
