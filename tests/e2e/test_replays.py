@@ -98,7 +98,7 @@ def test_a_backfill_of_a_day_tiles_it_and_runs_beside_others(airflow, advanced, 
     airflow.command("backfill", "create", "--dag-id", "hourly", "--max-active-runs", "3", *_dates())
     asked = {"topic": "hourly", "partition": 0, "from_offset": 3, "until_offset": expected[0][-1] - 3}
     manual = [airflow.trigger("hourly", {"ranges": [asked]})]
-    _send_one(settings)
+    _send_one(airflow, settings)
     airflow.request("POST", "/dags/hourly/dagRuns", json=BY_HAND)
     manual.append("by_hand")
     runs = _finished_backfill(airflow, HOURS, generation=0)
@@ -173,7 +173,7 @@ def test_clearing_committed_run_processes_its_exact_ranges_again(airflow, advanc
 def test_a_run_that_was_deleted_and_created_again_is_a_new_one(airflow, advanced, settings):
     before = [each for each in _batches(settings) if each["run_id"] == "by_hand"]
     airflow.request("DELETE", "/dags/hourly/dagRuns/by_hand")
-    _send_one(settings)
+    _send_one(airflow, settings)
     airflow.request("POST", "/dags/hourly/dagRuns", json=BY_HAND)
     assert airflow.wait_for_run("hourly", "by_hand") == "success"
     *earlier, last = [each for each in _batches(settings) if each["run_id"] == "by_hand"]
@@ -286,7 +286,14 @@ def _dates() -> list[str]:
     return ["--from-date", f"{DAY:%Y-%m-%dT%H:%M:%S}+00:00", "--to-date", f"{last:%Y-%m-%dT%H:%M:%S}+00:00"]
 
 
-def _send_one(settings: Settings) -> None:
+def _send_one(airflow: LocalAirflow, settings: Settings) -> None:
+    """Send a record; around the full hour, once the run has ended that the schedule starts, which would process it."""
+    while (
+        (now := datetime.now(UTC)).minute == 59
+        or (now.minute == 0 and now.second < 10)
+        or any(run["state"] in ("queued", "running") for run in _runs(airflow, "scheduled"))
+    ):
+        time.sleep(1)
     producer = Producer(dict(settings.kafka))
     producer.produce("hourly", b'{"id": -1, "name": "later"}', partition=1)
     assert producer.flush(30) == 0

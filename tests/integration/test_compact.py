@@ -458,6 +458,10 @@ def test_the_command_shows_asks_and_drops(
     assert "Dropped 1 changes." in run("compact", "--all", "--yes")
     assert (places(world, pipeline), horizons(world)) == ([(0, 2)], [(0, 3)])
     assert "Dropped" not in run("compact", "--all")
+    topic.produce(b'{"id": 77, "name": "only once"}', key=None)
+    world.run(pipeline)
+    (unchanged,) = json.loads(run("compact", "--all", "--json"))["partitions"]
+    assert (unchanged["previous_horizon"], unchanged["horizon"], horizons(world)) == (3, 3, [(0, 3)])
     assert json.loads(run("status", "--json"))["partitions"][0]["horizon"] == 3
     assert "horizon" in run("status")
     assert "compacted" in run("audit")

@@ -23,6 +23,7 @@ from exactbatch.airflow.page.dags import stored_in
 from exactbatch.airflow.page.views import partition_views, record_view
 from exactbatch.ledger.overview import ListedBatch, Position, RejectedRecord
 from exactbatch.ledger.rows import Batch
+from exactbatch.operations.overview import stored_at
 from support.logs import log
 
 ROOT = Path(__file__).parents[2]
@@ -32,6 +33,14 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 ENTRY_POINT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"][
     "airflow.plugins"
 ]
+
+
+# What no rule looks at has any value.
+ADVANCE = Batch(
+    *(7, UUID(int=7), "p", "advance", "schedule", "p", "r", 0, 0, None, "committed", 3, 3, 0, 0, 0, NOW, NOW),
+    stages=None,
+    application_id=None,
+)
 
 
 def loaded(monkeypatch, *entry_points):
@@ -70,6 +79,17 @@ def test_a_file_parses_no_text_as_html_and_names_no_other_server(file):
             r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text
         )
         assert not re.search(r"""<[^>]+ (style|on\w+)=["']""", text)
+
+
+def test_the_chart_of_the_lag_begins_after_batches_that_are_folded():
+    """Nobody knows any more how many offsets these had."""
+    hours = [NOW + timedelta(hours=number) for number in range(5)]
+    position = Position("p", "t", UUID(int=1), 0, 0, 700, NOW, None)
+    newest = [
+        ListedBatch(replace(ADVANCE, committed_at=at), None, offsets=offsets)
+        for at, offsets in zip(hours[::-1], (100, 100, None, None, None), strict=True)
+    ]
+    assert stored_at([position], newest, hours) == {hours[2]: 500, hours[3]: 600, hours[4]: 700}
 
 
 def test_the_licence_of_the_charts_is_with_them():
@@ -124,27 +144,8 @@ def test_a_stored_dag_has_the_connections_and_whether_a_compacted_topic_can_be_r
 
 
 def test_a_batch_shows_its_stages_in_their_order_and_links_its_application():
-    batch = Batch(
-        *(
-            7,
-            UUID(int=7),
-            "p",
-            "advance",
-            "schedule",
-            "p",
-            "r",
-            0,
-            0,
-            None,
-            "committed",
-            3,
-            3,
-            0,
-            0,
-            0,
-            NOW,
-            NOW,
-        ),
+    batch = replace(
+        ADVANCE,
         stages={"plan": 12, "stage": 3400, "start": 5000, "publish": 80, "of a later version": 1},
         application_id="app-1",
     )

@@ -125,7 +125,7 @@ def replay_of(dag_run: Any, params: Any, others: Collection[str] = ()) -> "Repla
     }
     if dag_run.run_type != "backfill":
         request = request_of(given)
-        if dag_run.run_type == "manual" and request is None:
+        if dag_run.run_type in ("manual", "operator_triggered") and request is None:
             _check_no_interval(dag_run)
         return request
     if any(given.get(name) for name in ("ranges", "start", "end", "batch_ids")):

@@ -20,7 +20,12 @@ if TYPE_CHECKING:
     from exactbatch.ledger import Batch, Origin
 
 # By Airflow's type of a run; all other types are kinds of schedules.
-ORIGINS: Final["dict[str, Origin]"] = {"manual": "manual", "backfill": "backfill"}
+# By the type of the DAG run; TriggerDagRunOperator starts runs of a type of its own from Airflow 3.3 on.
+ORIGINS: Final["dict[str, Origin]"] = {
+    "manual": "manual",
+    "operator_triggered": "manual",
+    "backfill": "backfill",
+}
 # The report of a batch that was committed more recently may still be running.
 UNANNOUNCED_AFTER: Final = 300.0  # seconds
 MISSED_LIMIT: Final = 100

@@ -1,7 +1,7 @@
 """Compact an Upsert: below a horizon, only the latest change of each key stays, and nothing can be replayed."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from exactbatch.errors import ConfigurationError
@@ -65,13 +65,19 @@ class _Situation:
 def preview_compaction(
     connection: Connection, broker: KafkaBroker, pipeline: Pipeline, *, before: datetime | None
 ) -> Compaction:
-    """Return what compact_changes() would do, without writing or locking anything. Raises what it raises."""
+    """Return what compact_changes() would do, without writing or locking anything. Raises what it raises.
+
+    Without a change to drop there is nothing to do, and the horizons stay.
+    """
     compactor, ledger = _compactor_of(pipeline), Ledger(connection)
     situation = _observe(connection, broker, pipeline, before)
     with transaction(connection) as cursor:
         previous = ledger.horizons(pipeline)
         below = _below(cursor, ledger, pipeline, compactor, situation, previous)
-        return _compaction(below, previous, compactor.preview(cursor, below))
+        done = _compaction(below, previous, compactor.preview(cursor, below))
+    if done.dropped:
+        return done
+    return Compaction(tuple(replace(each, horizon=each.previous_horizon) for each in done.partitions))
 
 
 def compact_changes(

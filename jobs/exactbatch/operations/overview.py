@@ -212,13 +212,15 @@ def stored_at(
     """
     total = sum(each.next_offset for each in positions)
     advances = [
-        (each.batch.committed_at, each.offsets or 0)
+        (each.batch.committed_at, each.offsets)
         for each in newest
         if each.batch.kind == "advance" and each.batch.committed_at is not None
     ]
     oldest = min((at for at, _ in advances), default=None)
+    # Of a folded batch the number of offsets is not known, so neither is what was stored before it.
+    oldest = max((at for at, offsets in advances if offsets is None), default=oldest)
     return {
-        at: total - sum(offsets for committed, offsets in advances if committed > at)
+        at: total - sum(offsets or 0 for committed, offsets in advances if committed > at)
         for at in times
         if oldest is not None and at >= oldest
     }

@@ -89,6 +89,11 @@ def create_app() -> FastAPI:
         found = dags.find([dag_id])
         if not found:
             raise HTTPException(404, "this DAG is not the DAG of a pipeline")
+        if found[0].is_tables:
+            raise HTTPException(
+                404,
+                "this DAG processes many tables: the page of all pipelines lists each of them by its own name",
+            )
         return found[0]
 
     def summary_of(connection: Any, dag_id: str, **options: int) -> LedgerSummary:
@@ -262,7 +267,9 @@ def create_app() -> FastAPI:
         logs = [log for topic in summary.topics for log in state.logs.get(topic, ())]
         # Whole intervals, so that the ends of logs that were found once are found again.
         latest = now.timestamp() // _LAG_EVERY * _LAG_EVERY
-        times = [datetime.fromtimestamp(latest - _LAG_EVERY * n, UTC) for n in range(_LAG_POINTS)]
+        past = (datetime.fromtimestamp(latest - _LAG_EVERY * n, UTC) for n in range(_LAG_POINTS))
+        # What Kafka said before a time tells nothing of where the log ended then.
+        times = [at for at in past if state.taken_at is not None and at <= state.taken_at]
         stored = stored_at(positions, newest, times)
         ends = past_ends.ends_at(dag.kafka, logs, sorted(stored)) if logs else {}
         points = [(at.timestamp(), max(0, end - stored[at])) for at, end in sorted(ends.items())]
