@@ -2162,6 +2162,36 @@ MUTANTS: Final = (
         ("tests/integration/test_tables_tasks.py::test_a_table_that_cannot_be_made_any_more_stops_no_other",),
     ),
     Mutant(
+        "a target that is the changes of another is not found beside it",
+        "ledger/definition.py",
+        "table.removesuffix(suffix)",
+        "table",
+        (
+            "tests/integration/test_growth.py"
+            "::test_a_check_of_one_pipeline_reads_the_registrations_that_may_share_its_tables",
+        ),
+    ),
+    Mutant(
+        "an audit counts only the batches of pipelines that spell the target alike",
+        "sinks/ledger_conditions.py",
+        "then array_prepend('public', parts) else parts end",
+        "then parts else parts end",
+        (
+            "tests/integration/test_aggregate.py"
+            "::test_revisions_by_a_pipeline_that_spells_the_target_otherwise_are_possible",
+        ),
+    ),
+    Mutant(
+        "the headroom of a partition that does not answer is the whole retention",
+        "operations/metrics.py",
+        "    if not all(partition.answered for partition in lag.partitions):\n        return None\n",
+        "",
+        (
+            "tests/unit/test_metrics.py"
+            "::test_headroom_is_not_known_while_no_partition_says_what_its_oldest_record_is",
+        ),
+    ),
+    Mutant(
         "names are taken for markup",
         "cli/tables.py",
         "        title=escape(title),",

@@ -9,12 +9,13 @@ from typing import Any, Final
 import pytest
 from psycopg2 import sql
 
-from exactbatch import Append, Json, OffsetRange, Pipeline
+from exactbatch import Append, Json, OffsetRange, Pipeline, Together, Upsert
 from exactbatch.audit.batches import counts_of_batches
 from exactbatch.batch.publishing.publish import _records_of
 from exactbatch.batch.staging.task import Staged
 from exactbatch.coverage import Coverage
-from exactbatch.ledger import Ledger
+from exactbatch.errors import ConfigurationError
+from exactbatch.ledger import Ledger, registration
 from exactbatch.model import Covered, FoundRecord, LogPartition, Plan, StoredOffset
 from exactbatch.planning.request import ReplayRequest
 from exactbatch.planning.resolve_window import resolve_window
@@ -182,3 +183,55 @@ def test_the_watermark_reads_one_row_for_each_of_its_own_partitions(connection):
             "group by topic, partition) each"
         )
         assert cursor.fetchone() == (reached,)
+
+
+def test_a_check_of_one_pipeline_reads_the_registrations_that_may_share_its_tables(connection, monkeypatch):
+    """Not all of thousands, as those of many tables are."""
+    ledger = Ledger(connection)
+    sinks = {
+        "history": Upsert("public.t", key=("id",)),
+        "its_changes": Append('"t_change"'),
+        "spelled_otherwise": Upsert('"t"', key=("id",)),
+        "another": Upsert("public.t_other", key=("id",)),
+        "with_others": Together((Append("public.a"), Append("public.b"))),
+    }
+    pipelines = {
+        name: Pipeline(name=name, topics=(name,), value=Json("id int"), sink=sink)
+        for name, sink in sinks.items()
+    }
+    with transaction(connection) as cursor:
+        for pipeline in pipelines.values():
+            ledger.register(pipeline, accept_identity=True)
+        cursor.execute(
+            "insert into exactbatch.pipeline (name, target, sink, key, lineage, version, topics, shares_topics) "
+            "select 'p' || n, 'public.of_' || n, sink, key, lineage, version, topics, shares_topics "
+            "from exactbatch.pipeline, generate_series(1, 3000) n where name = 'its_changes'"
+        )
+        cursor.execute(
+            "insert into exactbatch.pipeline (name, target, sink, key, lineage, version, topics, shares_topics) "
+            "select 'of_a_later_version', 'public.x', 'Later', key, lineage, version, topics, shares_topics "
+            "from exactbatch.pipeline where name = 'its_changes'"
+        )
+        cursor.execute("analyze exactbatch.pipeline")
+    read: list[int] = []
+    conversions = registration.read_rows
+    monkeypatch.setattr(
+        registration,
+        "read_rows",
+        lambda kind, rows: (found := conversions(kind, rows), read.append(len(found)))[0],
+    )
+    with (
+        transaction(connection),
+        pytest.raises(ConfigurationError, match="'of_a_later_version' is registered with"),
+    ):
+        ledger.sharing(pipelines["history"])
+    with transaction(connection) as cursor:
+        cursor.execute("delete from exactbatch.pipeline where name = 'of_a_later_version'")
+        read.clear()
+        assert ledger.sharing(pipelines["history"]) == ["its_changes", "spelled_otherwise"]
+        assert ledger.sharing(pipelines["its_changes"]) == ["history", "spelled_otherwise"]
+        assert ledger.sharing(pipelines["another"]) == []
+        assert read == [3, 3, 1]
+    with executed_plans(connection) as plans, transaction(connection):
+        ledger.sharing(pipelines["history"])
+    assert "pipeline_by_table" in {node.get("Index Name") for plan in plans for node in plan.nodes()}

@@ -74,7 +74,23 @@ class Definition:
         return _tables(self.name, self.target, self.sink, self.other_targets)
 
 
-# Each check of a pipeline compares the tables of all others: with many tables in one DAG, names are parsed once.
+def targets_beside(own: Definition) -> list[str]:
+    """Return the names of the tables that are the target of any pipeline with one target and a table of this one.
+
+    Either pipeline's table may be a companion of its target, whose name has a suffix.
+    """
+    suffixes = {suffix for sink in SINKS.values() for suffix in ("", *sink.companion_suffixes)}
+    return sorted(
+        {
+            table.removesuffix(suffix)
+            for _, table in own.tables
+            for suffix in suffixes
+            if table.endswith(suffix)
+        }
+    )
+
+
+# A check of a pipeline compares its tables with those of others: with many tables in one DAG, names are parsed once.
 @lru_cache(maxsize=16_384)
 def _tables(name: str, target: str, sink: str, other_targets: str) -> frozenset[tuple[str, str]]:
     others = json.loads(other_targets or "[]")

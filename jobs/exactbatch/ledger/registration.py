@@ -15,10 +15,12 @@ from exactbatch.ledger.definition import (
     check_topics,
     definition_of,
     sharing,
+    targets_beside,
 )
 from exactbatch.ledger.forwards import Forwards
 from exactbatch.ledger.statements import load_queries, read_row, read_rows
 from exactbatch.pipeline import Pipeline
+from exactbatch.sinks import SINKS
 
 _QUERIES: Final = load_queries("registration")
 
@@ -52,7 +54,8 @@ class Registration(Forwards):
         if renamed:
             registered = self._definition(pipeline.name)
         shares = share_topics or (registered is not None and registered.shares_topics)
-        own, others = definition_of(pipeline, shares_topics=shares), self._others(pipeline)
+        own = definition_of(pipeline, shares_topics=shares)
+        others = self._others(own)
         if not accept_identity:
             if registered is not None:
                 check_identity(own, registered)
@@ -135,7 +138,8 @@ class Registration(Forwards):
 
     def sharing(self, pipeline: Pipeline) -> list[str]:
         """Return the names of the other pipelines that write to any of its tables."""
-        return [other.name for other in sharing(definition_of(pipeline), self._others(pipeline))]
+        own = definition_of(pipeline)
+        return [other.name for other in sharing(own, self._others(own))]
 
     def removed_topics(self, pipeline: Pipeline) -> list[str]:
         """Return topics that the pipeline has processed and no longer loads.
@@ -149,7 +153,8 @@ class Registration(Forwards):
         return sorted(topic for topic in own - others if not pipeline.loads(topic))
 
     def _check(self, pipeline: Pipeline, row: Any, *, may_double: bool = False) -> Definition:
-        own, others = definition_of(pipeline), self._others(pipeline)
+        own = definition_of(pipeline)
+        others = self._others(own)
         if row is None:
             raise NotRegistered(
                 f"pipeline {pipeline.name!r} is not in the ledger of database "
@@ -172,7 +177,8 @@ class Registration(Forwards):
 
         Each log begins at offset 0: that of a topic which was deleted and created again, and that of another cluster.
         """
-        self._check_one_log(pipeline, definition_of(pipeline), self._others(pipeline))
+        own = definition_of(pipeline)
+        self._check_one_log(pipeline, own, self._others(own))
 
     def _check_one_log(self, pipeline: Pipeline, own: Definition, others: Iterable[Definition]) -> None:
         companions = sharing(own, others)
@@ -242,8 +248,11 @@ class Registration(Forwards):
         row = _QUERIES.get_pipeline(self._connection, pipeline=name)
         return None if row is None else read_row(Definition, row)
 
-    def _others(self, pipeline: Pipeline) -> list[Definition]:
-        rows = _QUERIES.other_pipelines(self._connection, pipeline=pipeline.name)
+    def _others(self, own: Definition) -> list[Definition]:
+        """Return the other registrations that may be of pipelines with a table of this one, and perhaps more."""
+        rows = _QUERIES.other_pipelines(
+            self._connection, pipeline=own.name, tables=targets_beside(own), sinks=list(SINKS)
+        )
         return read_rows(Definition, rows)
 
     def _names(self) -> str:

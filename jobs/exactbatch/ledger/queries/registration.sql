@@ -19,9 +19,15 @@ select {Definition}
 from exactbatch.pipeline where name = :pipeline;
 
 -- name: other_pipelines
--- The registrations of all other pipelines.
+-- The registrations of other pipelines that may write to the same tables: whose target is a table of one of these names,
+-- and those for which that does not decide, because they have further targets or a sink of a later version.
 select {Definition}
-from exactbatch.pipeline where name <> :pipeline
+from exactbatch.pipeline where name <> :pipeline and name in (
+    select name from exactbatch.pipeline
+    where (parse_ident(target))[cardinality(parse_ident(target))] = any(:tables::text[])
+    union all
+    select name from exactbatch.pipeline where other_targets <> '' or sink <> all(:sinks::text[])
+)
 order by name;
 
 -- name: list_pipelines
