@@ -135,6 +135,7 @@ def test_aggregate(world, make_topic, make_pipeline):
     assert audit(pipeline, world.settings, values=True).is_exact
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["history", "latest only", "truncates"])
 def test_keys_and_versions_of_an_upsert_from_which_values_are_left_out(connection, kind):
     all_names = words("exactbatch/sinks/upsert")
