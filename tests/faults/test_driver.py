@@ -45,6 +45,7 @@ def test_of_two_launches_of_one_batch_one_commits_and_both_end_well(world, make_
     assert world.staged() == 0
 
 
+@pytest.mark.slow
 def test_driver_whose_jvm_is_killed_says_so_and_its_retry_is_exact(world, make_loaded, tmp_path):
     pipeline = make_loaded()
     batch_id = world.plan(pipeline)
@@ -62,6 +63,7 @@ def test_driver_whose_jvm_is_killed_says_so_and_its_retry_is_exact(world, make_l
     world.assert_exact(pipeline, rows=30, rejected=2)
 
 
+@pytest.mark.slow
 def test_overtaken_driver_is_fenced_and_stopped_one_holds_nobody_up_for_long(world, make_loaded, tmp_path):
     """One driver is held back until its successor has committed; another one hangs inside publish."""
     late, hung = make_loaded(), make_loaded(publish_timeout=3)
@@ -122,6 +124,7 @@ def test_executor_that_outlives_its_driver_commits_its_range_once_or_not_at_all(
     world.assert_exact(pipeline, rows=30, rejected=2)
 
 
+@pytest.mark.slow
 def test_a_driver_tells_by_its_status_whether_a_retry_can_help(world, make_loaded, make_topic):
     """And by one line of its log what happened."""
     nowhere = world.start(["--pipeline", "pipelines.flihgts:flights", "--batch-id", "1"], {})

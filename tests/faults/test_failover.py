@@ -276,6 +276,7 @@ def test_what_must_be_read_again_and_was_removed_is_an_error(pair, make_life, tm
         life.plan()
 
 
+@pytest.mark.slow
 def test_old_primary_that_still_takes_writes_loses_what_it_was_told(pair, make_life):
     """Nothing of ours can fence it. What it committed is lost with it, and read again."""
     life = make_life("append")

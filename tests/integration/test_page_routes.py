@@ -325,6 +325,7 @@ def test_the_page_cannot_write(connection, database, monkeypatch):
             cursor.execute("delete from exactbatch.batch")
 
 
+@pytest.mark.slow
 def test_a_dag_processor_of_another_folder_stops_when_airflow_is_brought_up_again(airflow, stack, tmp_path):
     (tmp_path / "dags").mkdir()
     other = LocalAirflow(stack, tmp_path / "dags", path="/team/airflow")
