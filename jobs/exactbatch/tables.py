@@ -150,12 +150,17 @@ class Tables:
             return topic
 
 
+def listed_errors(errors: Mapping[str, ExactbatchError]) -> str:
+    """Return the names of members with their errors, for a sentence."""
+    return "; ".join(f"{member}: {type(error).__name__}: {error}" for member, error in errors.items())
+
+
 def tables_failed(
     name: str, errors: Mapping[str, ExactbatchError], *, others: int
 ) -> TablesFailed | TablesUnfinished:
     """Return the error that names all members that failed; `others` are committed or had nothing to do."""
-    listed = "; ".join(f"{member}: {type(error).__name__}: {error}" for member, error in errors.items())
     may_help = any(error.retryable for error in errors.values())
     return (TablesUnfinished if may_help else TablesFailed)(
-        f"{len(errors)} of {len(errors) + others} tables of {name!r} failed; the others are done: {listed}"
+        f"{len(errors)} of {len(errors) + others} tables of {name!r} failed; the others are done: "
+        f"{listed_errors(errors)}"
     )

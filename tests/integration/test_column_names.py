@@ -75,7 +75,6 @@ def test_append(world, make_topic, make_pipeline, commit):
     load(topic, 0, 1, 2)
     pipeline = make_pipeline(
         topic,
-        name=topic.name,
         value=Json(SCHEMA),
         sink=Append("public.words"),
         commit=commit,
@@ -102,7 +101,6 @@ def test_upsert(world, make_topic, make_pipeline, history):
     load(topic, 1, 2, 2)
     pipeline = make_pipeline(
         topic,
-        name=topic.name,
         value=Json(SCHEMA),
         checks=(RAISES,),
         sink=Upsert("public.words", key=("a",), version=("is_fold", "epoch"), history=history),
@@ -123,7 +121,6 @@ def test_aggregate(world, make_topic, make_pipeline):
     load(topic, 1, 2, 2)
     pipeline = make_pipeline(
         topic,
-        name=topic.name,
         value=Json(SCHEMA),
         sink=Aggregate(
             "public.words", group_by=WORDS[:30], aggregates={word: Max(word) for word in WORDS[30:]}

@@ -18,6 +18,8 @@ _ENABLES_OPENLINEAGE: Final = (
     "_selective_enable_ol"  # enable_lineage() of Airflow's provider adds it to a DAG
 )
 TABLES: Final = "tables"
+# The types of runs that somebody starts; those of TriggerDagRunOperator have one of their own from Airflow 3.3 on.
+TRIGGERED: Final = ("manual", "operator_triggered")
 _SECTION: Final = "Process again (leave empty for a normal run and for a backfill)"
 
 
@@ -125,7 +127,7 @@ def replay_of(dag_run: Any, params: Any, others: Collection[str] = ()) -> "Repla
     }
     if dag_run.run_type != "backfill":
         request = request_of(given)
-        if dag_run.run_type in ("manual", "operator_triggered") and request is None:
+        if dag_run.run_type in TRIGGERED and request is None:
             _check_no_interval(dag_run)
         return request
     if any(given.get(name) for name in ("ranges", "start", "end", "batch_ids")):

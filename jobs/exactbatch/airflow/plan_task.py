@@ -14,18 +14,13 @@ from exactbatch.airflow.connections import Connections
 from exactbatch.airflow.errors import airflow_errors
 from exactbatch.airflow.metrics import send_gauges
 from exactbatch.airflow.options import callbacks
-from exactbatch.airflow.parameters import replay_of
+from exactbatch.airflow.parameters import TRIGGERED, replay_of
 
 if TYPE_CHECKING:
     from exactbatch.ledger import Batch, Origin
 
 # By Airflow's type of a run; all other types are kinds of schedules.
-# By the type of the DAG run; TriggerDagRunOperator starts runs of a type of its own from Airflow 3.3 on.
-ORIGINS: Final["dict[str, Origin]"] = {
-    "manual": "manual",
-    "operator_triggered": "manual",
-    "backfill": "backfill",
-}
+ORIGINS: Final["dict[str, Origin]"] = {**dict.fromkeys(TRIGGERED, "manual"), "backfill": "backfill"}
 # The report of a batch that was committed more recently may still be running.
 UNANNOUNCED_AFTER: Final = 300.0  # seconds
 MISSED_LIMIT: Final = 100

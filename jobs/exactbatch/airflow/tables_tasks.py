@@ -23,7 +23,6 @@ from exactbatch.airflow.plan_task import MISSED_LIMIT, ORIGINS, UNANNOUNCED_AFTE
 from exactbatch.airflow.report_task import ANNOUNCED, announce, show_progress
 
 if TYPE_CHECKING:
-    from exactbatch.errors import ExactbatchError
     from exactbatch.ledger import Ledger
     from exactbatch.planning.plan_tables import MemberPlan
 
@@ -60,7 +59,7 @@ def plan_tables_task(
         from exactbatch.ledger import Ledger, Run, check_schema, ledger_session
         from exactbatch.planning.plan_tables import plan_tables
         from exactbatch.postgres.connection import transaction
-        from exactbatch.tables import tables_failed
+        from exactbatch.tables import listed_errors, tables_failed
 
         check_not_tasks_test(dag_run)
         with airflow_errors():
@@ -92,7 +91,7 @@ def plan_tables_task(
             has_tries = ti.try_number <= ti.max_tries
             if is_repetition and has_tries and any(error.retryable for error in failed.values()):
                 raise TablesUnfinished(
-                    f"{_listed(failed)}. The next try plans them, and keeps the plans of the others."
+                    f"{listed_errors(failed)}. The next try plans them, and keeps the plans of the others."
                 )
             if not kinds and not missed:
                 raise AirflowSkipException(_nothing(plans))
@@ -110,7 +109,7 @@ def plan_tables_task(
             if plan.batch is not None
         ]
         ti.xcom_push(key="batches", value=json.dumps(batches))
-        ti.xcom_push(key="failed", value=_listed(failed) + _remedy(is_repetition) if failed else "")
+        ti.xcom_push(key="failed", value=listed_errors(failed) + _remedy(is_repetition) if failed else "")
         ti.xcom_push(key="missed", value=json.dumps(missed))
         ti.xcom_push(key="beyond_stored", value=[str(each) for plan in plans for each in plan.beyond])
         return next_task
@@ -249,11 +248,6 @@ def _missed(ledger: "Ledger", plans: "Sequence[MemberPlan]") -> list[tuple[str, 
         if found:
             missed.append((plan.topic, [str(each.plan_id) for each in found]))
     return missed
-
-
-def _listed(failed: "Mapping[str, ExactbatchError]") -> str:
-    """Name the members that could not be planned, and why."""
-    return "; ".join(f"{name}: {type(error).__name__}: {error}" for name, error in failed.items())
 
 
 def _remedy(is_repetition: bool) -> str:

@@ -52,9 +52,9 @@ def init(
             versions = migrate(connection, progress=lambda step: status.update(step))
         with transaction(connection):
             ledger = Ledger(connection)
-            joins = None
-            if (many := tables_of(reference)) is not None:
-                joins = joined_by(many, pipeline.name, {each.name for each in ledger.registered()})
+            known = {each.name for each in ledger.registered()}
+            many = tables_of(reference)
+            joins = None if many is None else joined_by(many, pipeline.name, known)
             registered = ledger.register(
                 pipeline,
                 accept_identity=accept_identity,
