@@ -26,6 +26,7 @@ _TIMEOUT_S: Final = 1200
 _OPTIONS: Final = "-p", "no:cacheprovider", "-m", "not slow", "--hypothesis-profile", "unshrunk"
 _BATCH: Final = "tests/integration/test_batch.py"
 _WRITES: Final = "tests/integration/test_target_writes.py"
+_AGGREGATE: Final = "tests/integration/test_aggregate.py"
 _REPLAY: Final = "tests/integration/test_replay.py"
 _PRUNE: Final = "tests/integration/test_prune.py"
 _AUDIT: Final = "tests/integration/test_audit.py"
@@ -279,6 +280,15 @@ MUTANTS: Final = (
         "        if staged.get(attempt, 0) != rows:\n",
         "        if False:\n",
         (f"{_BATCH}::test_staged_rows_that_are_gone_at_publish_fail_the_batch",),
+    ),
+    Mutant(
+        "notes of records that a crash has removed are not missed",
+        "batch/publishing/publish.py",
+        "{**staged.rejects, INTACT: 1}",
+        "staged.rejects",
+        (
+            "tests/integration/test_transform.py::test_notes_of_records_that_a_crash_has_removed_fail_the_batch",
+        ),
     ),
     Mutant(
         "rows of every attempt count",
@@ -715,6 +725,55 @@ MUTANTS: Final = (
         '    wrong: list[sql.Composable] = [sql.SQL("m.{}").format(_LOST)] if losses else []\n',
         "    wrong: list[sql.Composable] = []\n",
         (f"{_WRITES}::test_a_result_that_the_target_cannot_hold_any_more_is_refused",),
+    ),
+    Mutant(
+        "a sum that depends on the order of its parts is added to",
+        "sinks/aggregate/functions.py",
+        '        return type_ != "double precision"\n',
+        "        return True\n",
+        (f"{_AGGREGATE}::test_a_sum_that_depends_on_the_order_of_batches_is_never_added",),
+    ),
+    Mutant(
+        "of equal numbers with different scales, any is the greatest",
+        "sinks/aggregate/functions.py",
+        '    first: ClassVar[sql.SQL] = sql.SQL(">=")\n',
+        '    first: ClassVar[sql.SQL] = sql.SQL("<=")\n',
+        (f"{_AGGREGATE}::test_results_that_are_added_are_those_of_merging_all_to_the_last_byte",),
+    ),
+    Mutant(
+        "results are added to rows of which a replay has retracted a part",
+        "sinks/aggregate/added_results.py",
+        '        cursor.execute(sql.SQL("select not exists (select from {})").format(AFFECTED))\n',
+        '        cursor.execute("select true")\n',
+        (f"{_AGGREGATE}::test_replay_of_part_takes_whole_batches_and_gives_same",),
+    ),
+    Mutant(
+        "results are added to a row that somebody has deleted",
+        "sinks/aggregate/added_results.py",
+        "        if (done.inserted, done.updated) != (0, rows):\n",
+        "        if False:\n",
+        (f"{_AGGREGATE}::test_a_group_whose_row_was_deleted_is_merged_from_all_partial_results",),
+    ),
+    Mutant(
+        "results are added in the types of a target that may round them",
+        "sinks/aggregate/added_results.py",
+        "            or [cast.target for cast in in_target] != [cast.target for cast in in_partials]\n",
+        "",
+        (f"{_WRITES}::test_nothing_is_added_to_a_result_that_a_narrower_target_has_rounded",),
+    ),
+    Mutant(
+        "results are added to groups by values that may look different",
+        "sinks/aggregate/added_results.py",
+        "            or not all(has_one_image(cast.type) for cast in in_target[: len(self.partials.group_by)])\n",
+        "",
+        (f"{_AGGREGATE}::test_where_equal_values_may_look_different_all_results_are_merged",),
+    ),
+    Mutant(
+        "a batch looks for the earlier results of its groups without the index",
+        "sinks/aggregate/partial_results.py",
+        '"where {hash_of_earlier} >= {hash_of_inserted} order by {hash_of_earlier} limit 1) "',
+        '"where {hash_of_earlier} = {hash_of_inserted} limit 1) "',
+        ("tests/integration/test_growth.py::test_a_batch_of_an_aggregate_costs_what_it_changes",),
     ),
     Mutant(
         "partial results are rounded in a narrower table",
@@ -1205,7 +1264,7 @@ MUTANTS: Final = (
         '"from {partial} p join (select distinct {group_columns} from {affected}) k on {same_group} "\n',
         '"from {partial} p join (select distinct {group_columns} from {affected}) k on {same_group} "\n'
         '                "where p.batch_id = (select max(batch_id) from {partial}) "\n',
-        ("tests/integration/test_aggregate.py::test_batches_merge_and_late_rows_refine_a_window",),
+        (f"{_AGGREGATE}::test_batches_merge_and_late_rows_refine_a_window",),
     ),
     Mutant(
         "a range of a superseded batch commits",
@@ -2176,10 +2235,7 @@ MUTANTS: Final = (
         "sinks/ledger_conditions.py",
         "then array_prepend('public', parts) else parts end",
         "then parts else parts end",
-        (
-            "tests/integration/test_aggregate.py"
-            "::test_revisions_by_a_pipeline_that_spells_the_target_otherwise_are_possible",
-        ),
+        (f"{_AGGREGATE}::test_revisions_by_a_pipeline_that_spells_the_target_otherwise_are_possible",),
     ),
     Mutant(
         "the headroom of a partition that does not answer is the whole retention",
@@ -2929,7 +2985,7 @@ MUTANTS: Final = (
         "sinks/aggregate/audit.py",
         'sql.SQL("{0}::{1} as {0}").format(sql.Identifier(name), sql.SQL(types[name]))',
         'sql.SQL("{0}").format(sql.Identifier(name), sql.SQL(types[name]))',
-        ("tests/integration/test_aggregate.py::test_a_target_with_wider_types_is_exact_with_a_trigger_too",),
+        (f"{_AGGREGATE}::test_a_target_with_wider_types_is_exact_with_a_trigger_too",),
     ),
     Mutant(
         "rejects of decoding hide that a record gives two changes of a key",

@@ -33,6 +33,7 @@ from exactbatch.ledger import Ledger
 from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.postgres.connection import transaction
+from exactbatch.sinks.aggregate.added_results import AddedResults
 from support.batch_runner import BatchRunner
 from support.topics import Topic
 from support.waiting import wait_for
@@ -265,7 +266,8 @@ def test_sum_that_its_column_cannot_hold_is_error_that_says_way_out(world, make_
         each.as_string(world.connection)
         for each in (pipeline.sink.table, pipeline.sink.lineage_table.identifier)
     )
-    world.execute(f"update {partial} set delay = {2**63 - 1}")
+    for table in (target, partial):
+        world.execute(f"update {table} set delay = {2**63 - 1}")
     topic.produce(event("AA", "05:00", 1))
     batch_id = world.plan(pipeline)
     before = partials(world, pipeline)
@@ -615,6 +617,114 @@ def test_auditor_finds_wrong_number_in_target_and_partial_results(world, make_to
             world.execute(f"truncate {table}")
             world.execute(f"insert into {table} table {name}")
         assert world.is_exact(pipeline)
+
+
+@pytest.fixture
+def added(monkeypatch):
+    """Whether each batch whose results could be added to the target has done so."""
+    outcomes: list[bool] = []
+    add = AddedResults.add
+
+    def spied(self: AddedResults, *given: Any) -> bool:
+        outcomes.append(add(self, *given))
+        return outcomes[-1]
+
+    monkeypatch.setattr(AddedResults, "add", spied)
+    return outcomes
+
+
+def test_results_that_are_added_are_those_of_merging_all_to_the_last_byte(
+    world, make_topic, make_aggregate, added
+):
+    """Equal values that look different, no values at all, and a group that is null."""
+    chance = random.Random(20261128)
+    topic = make_topic()
+    numbers = ("n", "i", "b")
+    others = ("r", "d", "day", "at", "s")
+    value = Json(
+        "carrier text, n numeric, i int, b bigint, s smallint, r real, d double precision, day date, at timestamptz"
+    )
+    aggregates = {
+        "all": Count(),
+        "some": Count("n"),
+        **{f"sum_{name}": Sum(name) for name in numbers},
+        **{f"min_{name}": Min(name) for name in (*numbers, *others)},
+        **{f"max_{name}": Max(name) for name in (*numbers, *others)},
+    }
+    pipeline = make_aggregate(topic, group_by=("carrier",), aggregates=aggregates, value=value)
+    values = {
+        "n": ["1", "1.0", "1.000", "-2.50", "-2.5", None],
+        "i": [2**31 - 1, -(2**31), 7, None],
+        "b": [2**63 - 1, -(2**63), 0, None],
+        "s": [-5, 5, None],
+        "r": [0.0, -0.0, 1.5, None],
+        "d": [-0.0, 0.0, 1e300, None],
+        "day": ["2026-11-27", "1970-01-01", None],
+        "at": ["2026-11-27T00:00:00Z", "2026-11-27T01:00:00.000001+01:00", None],
+    }
+    for _ in range(8):
+        topic.produce(
+            *(
+                json.dumps(
+                    {"carrier": carrier, **{name: chance.choice(some) for name, some in values.items()}}
+                ).encode()
+                for carrier in ("AA", "UA", None, chance.choice("abcdefgh"))
+                if chance.random() < 0.8
+            )
+        )
+        world.run(pipeline)
+        assert world.is_exact(pipeline)
+    assert added == [True] * 8
+
+
+def test_a_group_whose_row_was_deleted_is_merged_from_all_partial_results(
+    world, make_topic, make_aggregate, added
+):
+    topic = make_topic()
+    pipeline = make_aggregate(topic, allowed_lateness="1 hour")
+    for delay in (10, 20):
+        topic.produce(event("AA", "05:00", delay), event("UA", "05:00", delay), event("UA", "08:00", 0))
+        world.run(pipeline)
+    world.execute(f"delete from {pipeline.sink.table.as_string(world.connection)} where carrier = 'AA'")
+    topic.produce(event("AA", "05:30", 30), event("UA", "05:30", 30))
+    world.run(pipeline)
+    assert added == [True, True, False]
+    assert state(world, pipeline, "carrier, hour, flights, delay, revisions")["AA", hour(5)] == (3, 60, 1)
+    assert state(world, pipeline, "carrier, hour, flights, delay, revisions")["UA", hour(5)] == (3, 60, 2)
+    assert world.is_exact(pipeline)
+
+
+def test_a_sum_that_depends_on_the_order_of_batches_is_never_added(world, make_topic, make_pipeline, added):
+    """Here a replay commits before an advance that was planned earlier."""
+    topic = make_topic()
+    sink = Aggregate(f'public."{topic.name}"', group_by=("id",), aggregates={"x": Sum("x")})
+    pipeline = make_pipeline(topic, value=Json("id int, x double precision"), sink=sink)
+    for number in (1e16, -1e16):
+        topic.produce(json.dumps({"id": 1, "x": number}).encode())
+        world.run(pipeline)
+    topic.produce(b'{"id": 1, "x": 1}')
+    advance = world.plan(pipeline)
+    assert replayed(world, pipeline, (0, 1)) > advance
+    world.process(pipeline, advance)
+    assert world.rows(f"select x from {sink.target}") == [(0.0,)]  # (-1e16 + 1) + 1e16
+    assert world.is_exact(pipeline)
+    assert added == []
+
+
+@pytest.mark.parametrize(
+    ("value", "group_by", "greatest"),
+    [("id int, x text", "id", "x"), ("x numeric, y int", "x", "y"), ("x real, y int", "x", "y")],
+)
+def test_where_equal_values_may_look_different_all_results_are_merged(
+    world, make_topic, make_pipeline, added, value, group_by, greatest
+):
+    topic = make_topic()
+    topic.produce(b'{"id": 1, "x": %s, "y": 2}' % (b'"1.0"' if "text" in value else b"1.0"))
+    sink = Aggregate(f'public."{topic.name}"', group_by=(group_by,), aggregates={"most": Max(greatest)})
+    pipeline = make_pipeline(topic, value=Json(value), sink=sink)
+    world.run(pipeline)
+    assert world.is_exact(pipeline)
+    assert added == []
 
 
 def test_another_meaning_of_the_partial_results_is_refused(world, make_topic, make_aggregate):

@@ -9,10 +9,11 @@ from typing import Any, Final
 import pytest
 from psycopg2 import sql
 
-from exactbatch import Append, Json, OffsetRange, Pipeline, Together, Upsert
+from exactbatch import Aggregate, Append, Count, Json, Max, OffsetRange, Pipeline, Together, Upsert
 from exactbatch.audit.batches import counts_of_batches
 from exactbatch.batch.publishing.publish import _records_of
 from exactbatch.batch.staging.task import Staged
+from exactbatch.columns import Column
 from exactbatch.coverage import Coverage
 from exactbatch.errors import ConfigurationError
 from exactbatch.ledger import Ledger, registration
@@ -22,6 +23,7 @@ from exactbatch.planning.resolve_window import resolve_window
 from exactbatch.planning.situation import BEGINNING, Situation
 from exactbatch.postgres import connection as connections
 from exactbatch.postgres.connection import transaction
+from exactbatch.sinks import StagedRows
 from exactbatch.sinks.aggregate.watermark import Watermark
 from exactbatch.sinks.tables.target import TargetTable
 from support.query_plans import executed_plans
@@ -183,6 +185,42 @@ def test_the_watermark_reads_one_row_for_each_of_its_own_partitions(connection):
             "group by topic, partition) each"
         )
         assert cursor.fetchone() == (reached,)
+
+
+@pytest.mark.parametrize("batches", [1, 30_000])
+def test_a_batch_of_an_aggregate_costs_what_it_changes(connection, batches):
+    """And nothing for the partial results that batches before it have left, though the planner would scan them."""
+    sink = Aggregate("public.sums", group_by=("id",), aggregates={"n": Count(), "most": Max("id")})
+    columns = (Column("id", "integer"),)
+    with transaction(connection) as cursor:
+        sink.prepare(cursor, columns)
+        cursor.execute(
+            "insert into public.sums_partial (id, n, most, records, batch_id) "
+            "select id, 1, id, 1, b from generate_series(1, %s) b, generate_series(1, 2) id",
+            (batches,),
+        )
+        # One group has a single result, in the last block, and one has none yet.
+        cursor.execute(
+            "insert into public.sums_partial (id, n, most, records, batch_id) values (3, 1, 3, 1, 40000)"
+        )
+        cursor.execute(
+            "insert into public.sums select id, case id when 3 then 1 else %s end, id from generate_series(1, 3) id",
+            (batches,),
+        )
+        cursor.execute(
+            "create table public.staged as select id, 7::bigint as task_attempt from generate_series(1, 4) id"
+        )
+        cursor.execute("analyze public.sums_partial")
+    staged = StagedRows(sql.Identifier("public", "staged"), 50_000, {7: 4})
+    with executed_plans(connection) as plans, transaction(connection) as cursor:
+        assert sink.insert_staged(cursor, staged, columns) == 4
+        cursor.execute("select n from public.sums order by id")
+        assert [row.n for row in cursor.fetchall()] == [batches + 1] * 2 + [2, 1]
+    [insert] = [plan for plan in plans if plan.statement.startswith("with inserted")]
+    # 4 look-ups and insertions in small indexes; one scan would read 500 blocks.
+    assert max(node["Shared Hit Blocks"] + node["Shared Read Blocks"] for node in insert.nodes()) <= 60
+    others = [node for plan in plans if plan is not insert for node in plan.nodes()]
+    assert "sums_partial" not in [node.get("Relation Name") for node in others]
 
 
 def test_a_check_of_one_pipeline_reads_the_registrations_that_may_share_its_tables(connection, monkeypatch):

@@ -657,6 +657,16 @@ def test_a_result_that_the_target_cannot_hold_any_more_is_refused(db, batches, c
     assert rows_that_the_audit_finds(made) > 0
 
 
+def test_nothing_is_added_to_a_result_that_a_narrower_target_has_rounded(db, batches):
+    made = batches("id int, v numeric", GREATEST)
+    made.run((1, "1.2345"))
+    made.pipeline = batches("id int, v numeric(10,2)", GREATEST).pipeline
+    made.columns = made.pipeline.value.columns
+    db.execute("alter table t alter v type numeric(10,2)")
+    with pytest.raises(TargetMismatch, match="column v: it cannot hold the result of the group .*1.2345"):
+        made.run((1, "0"))
+
+
 @pytest.mark.parametrize(
     ("statement", "said"),
     [

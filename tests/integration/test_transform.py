@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from exactbatch import Append, Json, Pipeline, Upsert
+from exactbatch.batch import job as batch_job
 from exactbatch.batch.transform.transform import TransformStager
 from exactbatch.batch.transform.transform_plan import check_query
 from exactbatch.errors import (
@@ -343,6 +344,24 @@ def test_u0000_that_a_transform_makes_is_a_reject(world, topic, make_pipeline):
         f"{topic.name}[0] offset 2: column 'name': expected text that Postgres can store, found U+0000"
         in message
     )
+
+
+def test_notes_of_records_that_a_crash_has_removed_fail_the_batch(world, topic, make_pipeline, monkeypatch):
+    """Nobody counts notes, and this batch has nothing else that could be missed."""
+    query = f"select concat(name, char(0)) as name, {LINEAGE} from records"
+    pipeline = make_pipeline(topic, sql=query, max_rejects=20)
+
+    def crash(moment: str) -> None:
+        if moment == "job.after_stage":
+            for table in world.staging():
+                world.execute(f'truncate exactbatch_staging."{table}"')
+
+    with monkeypatch.context() as patch:
+        patch.setattr(batch_job, "failpoint", crash)
+        assert "_rejects is empty: Postgres was restarted" in world.refused(StagedRowsDiffer, pipeline)
+    batch = world.run(pipeline).batch
+    assert (batch.records, batch.rows, batch.rejected, batch.dropped) == (20, 0, 20, 0)
+    assert world.is_exact(pipeline)
 
 
 def test_an_upsert_is_transformed_with_its_deletes(world, make_topic, make_pipeline):

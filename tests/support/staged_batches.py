@@ -12,7 +12,13 @@ from exactbatch.audit.derived import difference
 from exactbatch.batch.publishing.fences import facts_of
 from exactbatch.batch.publishing.publish import Published, publish
 from exactbatch.batch.staging.note_unknown import note_unknown
-from exactbatch.batch.staging.staging_tables import StagingTables, create_rejects, create_rows, identifier
+from exactbatch.batch.staging.staging_tables import (
+    INTACT,
+    StagingTables,
+    create_rejects,
+    create_rows,
+    identifier,
+)
 from exactbatch.batch.staging.task import Staged, StagedBatch
 from exactbatch.ledger import Ledger
 from exactbatch.model import Plan, StoredOffset
@@ -108,10 +114,10 @@ class Batches:
         note_unknown(cursor, self.pipeline, tables, StagedBatch.of(staged), self.columns, limit=10_000)
         cursor.execute(
             sql.SQL(
-                "update {rejects} set task_attempt = ~ task_attempt, headers = '[]'; "
+                "update {rejects} set task_attempt = ~ task_attempt, headers = '[]' where task_attempt <> {intact}; "
                 "delete from {rows} r using {rejects} j "
                 'where j.partition = r.kafka_partition and j."offset" = r.kafka_offset'
-            ).format(rows=rows, rejects=rejects)
+            ).format(rows=rows, rejects=rejects, intact=sql.Literal(INTACT))
         )
         cursor.execute(sql.SQL("select task_attempt, count(*) from {} group by 1").format(rejects))
         refused = dict(cursor.fetchall())

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import psycopg2.errors
 from psycopg2 import sql
 
-from exactbatch.batch.staging.staging_tables import StagingTables, identifier
+from exactbatch.batch.staging.staging_tables import INTACT, StagingTables, identifier
 from exactbatch.batch.staging.task import StagedBatch
 from exactbatch.columns import Column
 from exactbatch.errors import StagedRowsDiffer
@@ -62,6 +62,12 @@ def check_staged(cursor: Cursor, batch_id: int, table: str, expected: Mapping[in
     staged = dict(cursor.fetchall())
     for attempt, rows in expected.items():
         if staged.get(attempt, 0) != rows:
+            if attempt == INTACT:
+                raise StagedRowsDiffer(
+                    f"the staging table {table} is empty: Postgres was restarted after a crash or failed over, which "
+                    f"empties unlogged tables. Nothing was written; the retry reads the same ranges again.",
+                    batch_id=batch_id,
+                )
             raise _differ(batch_id, table, attempt, rows, staged.get(attempt, 0))
 
 

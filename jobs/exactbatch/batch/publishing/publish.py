@@ -11,7 +11,7 @@ from exactbatch.batch.publishing.insert_rows import check_staged, insert_rows
 from exactbatch.batch.publishing.outbox import noting
 from exactbatch.batch.stage_times import StageTimes
 from exactbatch.batch.staging.staged_pieces import publish_partition
-from exactbatch.batch.staging.staging_tables import StagingTables, identifier
+from exactbatch.batch.staging.staging_tables import INTACT, StagingTables, identifier
 from exactbatch.batch.staging.task import Staged, StagedBatch
 from exactbatch.columns import Column
 from exactbatch.errors import Fenced, StagedRowsDiffer, TargetMismatch
@@ -97,7 +97,7 @@ def publish(
             else:
                 dropped = _retract(cursor, ledger, pipeline, batch, ranges)
                 failpoint("publish.after_retract")
-            check_staged(cursor, tables.batch_id, tables.rejects, staged.rejects)
+            check_staged(cursor, tables.batch_id, tables.rejects, {**staged.rejects, INTACT: 1})
             if staging is not None:
                 rows = publish_partition(cursor, tables, staging, staged)
             elif early is None:

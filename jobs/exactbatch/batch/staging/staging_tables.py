@@ -29,6 +29,9 @@ logger = logging.getLogger(__name__)
 SCHEMA: Final = "exactbatch_staging"
 _NAME: Final = re.compile(r"batch_\d+_([0-9a-f]+)_(?:rows(?:_\d+)?|rejects|lineage|pieces|partition)")
 _DROP_LOCK_TIMEOUT: Final = "2s"
+# The task_attempt, which no attempt or note has, of a row that the table of rejects holds from the start. If it is
+# gone, a crash has emptied the launch's unlogged tables: also of notes, which nobody counts.
+INTACT: Final = -(2**63)
 # These precede a row's own columns: publish counts rows by task_attempt, and Postgres unpacks a tuple from its
 # start up to the last column that a query needs.
 LINEAGE_SCHEMA: Final = pa.schema(
@@ -113,8 +116,11 @@ def decoded_schema(columns: Sequence[Column]) -> pa.Schema:
 
 
 def create_rejects(cursor: Cursor, tables: StagingTables) -> None:
-    """Create a launch's table of rejects."""
+    """Create a launch's table of rejects, with the row by which publish knows that it was not emptied."""
     _create(cursor, tables.rejects, [_definition(column) for column in REJECT_SCHEMA])
+    cursor.execute(
+        sql.SQL("insert into {} (task_attempt) values (%s)").format(identifier(tables.rejects)), (INTACT,)
+    )
 
 
 def create_rows(cursor: Cursor, tables: StagingTables, columns: Sequence[Column]) -> None:

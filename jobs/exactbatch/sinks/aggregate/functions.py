@@ -1,4 +1,8 @@
-"""The functions of an Aggregate, first over the rows of a batch and then over the partial results of batches."""
+"""The functions of an Aggregate: over the rows of a batch, over the partial results of batches, and of two results.
+
+Not all functions can add a partial result to the result of the earlier ones: a floating-point sum depends on their
+order, and of texts that a collation considers equal the order decides as well.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -48,6 +52,14 @@ class Count:
         """Return the result over partial results."""
         return sql.SQL("sum({})").format(partial)
 
+    def can_add(self, _type: str) -> bool:
+        """True if added() gives the same as over_partials()."""
+        return True
+
+    def added(self, result: sql.Composable, partial: sql.Composable, _type: str) -> sql.Composable:
+        """Return the result of earlier partial results and of one more."""
+        return _sum_of(result, partial)
+
 
 @dataclass(frozen=True)
 class Sum:
@@ -84,10 +96,21 @@ class Sum:
             partial
         )
 
+    def can_add(self, type_: str) -> bool:
+        """True if added() gives the same as over_partials()."""
+        return type_ != "double precision"
+
+    def added(self, result: sql.Composable, partial: sql.Composable, _type: str) -> sql.Composable:
+        """Return the result of earlier partial results and of one more."""
+        return _sum_of(result, partial)
+
 
 @dataclass(frozen=True)
 class _Extreme:
     function: ClassVar[str]
+    # The function for two values, and how the scales of equal numerics compare if the first is the result.
+    of_two: ClassVar[sql.SQL]
+    first: ClassVar[sql.SQL]
 
     column: str
 
@@ -120,12 +143,28 @@ class _Extreme:
         """Return the result over partial results."""
         return self.over_rows(partial, type_)
 
+    def can_add(self, type_: str) -> bool:
+        """True if added() gives the same as over_partials()."""
+        return type_ != "text"
+
+    def added(self, result: sql.Composable, partial: sql.Composable, type_: str) -> sql.Composable:
+        """Return the result of earlier partial results and of one more."""
+        parts = {"a": result, "b": partial, "of_two": self.of_two}
+        if type_ == "numeric":
+            return sql.SQL(
+                "case when {a} = {b} then case when scale({a}) {first} scale({b}) then {a} else {b} end "
+                "else {of_two}({a}, {b}) end"
+            ).format(**parts, first=self.first)
+        return sql.SQL("{of_two}({a}, {b})").format(**parts)  # no result has a negative zero
+
 
 @dataclass(frozen=True)
 class Min(_Extreme):
     """The least value of a column of numbers, dates, times or text; null if all are null."""
 
     function: ClassVar[str] = "min"
+    of_two: ClassVar[sql.SQL] = sql.SQL("least")
+    first: ClassVar[sql.SQL] = sql.SQL("<=")
 
 
 @dataclass(frozen=True)
@@ -133,9 +172,16 @@ class Max(_Extreme):
     """The greatest value of a column of numbers, dates, times or text; null if all are null."""
 
     function: ClassVar[str] = "max"
+    of_two: ClassVar[sql.SQL] = sql.SQL("greatest")
+    first: ClassVar[sql.SQL] = sql.SQL(">=")
 
 
 AggregateFunction = Count | Sum | Min | Max
+
+
+def _sum_of(one: sql.Composable, other: sql.Composable) -> sql.Composable:
+    """Return the sum of two numbers as sum() has it: nulls do not count."""
+    return sql.SQL("coalesce({0} + {1}, {0}, {1})").format(one, other)
 
 
 def _column(name: str, columns: Mapping[str, Column], function: str) -> Column:

@@ -1,6 +1,6 @@
 """Derive the rows of an Aggregate's target from the merged partial results of the affected groups."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,7 +14,7 @@ from exactbatch.sinks.aggregate.window_finality import WindowFinality
 from exactbatch.sinks.tables.affected_keys import AFFECTED
 from exactbatch.sinks.tables.counted_writes import delete_rows, write_rows
 from exactbatch.sinks.tables.target import TargetTable
-from exactbatch.sinks.values.byte_equality import differs, has_one_image
+from exactbatch.sinks.values.byte_equality import has_one_image
 from exactbatch.sinks.values.kept_values import kept_rules
 from exactbatch.sinks.values.null_safe_groups import column_list, same_group
 
@@ -49,7 +49,6 @@ class MergedGroups:
             "merged": MERGED,
             "obsolete": _OBSOLETE,
             "groups": column_list(group_columns),
-            "aggregates": column_list(self.partials.aggregates),
         }
         cursor.execute(
             sql.SQL(
@@ -75,30 +74,14 @@ class MergedGroups:
                 if triggers
                 else None,
             )
-        # An unchanged row is not written, and no revision is counted.
-        changes: list[sql.Composable] = [
-            sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name)) for name in written
-        ]
-        own: sql.Composable = sql.SQL("")
-        values: sql.Composable = sql.SQL("")
-        if self.finality is not None:
-            changes.append(sql.SQL("revisions = t.revisions + t.final::int"))
-            own = sql.SQL(", final, revisions")
-            values = sql.SQL(", {}, {}::int").format(self.finality.is_final, self.finality.was_final)
-        write_rows(
+        write_groups(
             cursor,
             self.target,
-            sql.SQL(
-                "insert into {target} as t ({groups}, {aggregates}{own}) "
-                "select {groups}, {aggregates}{values} from {merged} "
-                "on conflict ({groups}) do update set {changes} where {differs}"
-            ).format(
-                **parts,
-                own=own,
-                values=values,
-                changes=sql.SQL(", ").join(changes),
-                differs=differs(written, "t", "excluded"),
-            ),
+            self.finality,
+            [column.name for column in results],
+            sql.SQL("select * from {}").format(MERGED),
+            {name: sql.Identifier("excluded", name) for name in written},
+            groups=group_columns,
         )
         if triggers:
             self._check_written(cursor, results, triggers)
@@ -176,3 +159,48 @@ class MergedGroups:
                 f"alters them. Nothing was written. Drop {triggers}, or let it change only columns that the "
                 f"pipeline does not write."
             )
+
+
+def write_groups(
+    cursor: Cursor,
+    target: TargetTable,
+    finality: WindowFinality | None,
+    columns: Sequence[str],
+    rows: sql.Composable,
+    values: Mapping[str, sql.Composable],
+    *,
+    groups: Sequence[str],
+) -> int:
+    """Insert `rows`, a query with these columns, into the target; return how many rows were inserted or updated.
+
+    Where the target has a row t of the group, its columns get `values`, in which `excluded` is the row of the query.
+    An unchanged row is not written, and no revision is counted.
+    """
+    changes: list[sql.Composable] = [
+        sql.SQL("{} = {}").format(sql.Identifier(name), value) for name, value in values.items()
+    ]
+    own: sql.Composable = sql.SQL("")
+    own_values: sql.Composable = sql.SQL("")
+    if finality is not None:
+        changes.append(sql.SQL("revisions = t.revisions + t.final::int"))
+        own = sql.SQL(", final, revisions")
+        own_values = sql.SQL(", {}, {}::int").format(finality.is_final, finality.was_final)
+    return write_rows(
+        cursor,
+        target,
+        sql.SQL(
+            "insert into {target} as t ({columns}{own}) select {columns}{own_values} from ({rows}) r "
+            "on conflict ({groups}) do update set {changes} "
+            "where record_image_ne(row({stored}), row({computed}))"
+        ).format(
+            target=target.identifier,
+            columns=column_list(columns),
+            own=own,
+            own_values=own_values,
+            rows=rows,
+            groups=column_list(groups),
+            changes=sql.SQL(", ").join(changes),
+            stored=column_list(values, of="t"),
+            computed=sql.SQL(", ").join(values.values()),
+        ),
+    )

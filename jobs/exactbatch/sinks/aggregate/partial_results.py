@@ -23,6 +23,9 @@ RECORDS: Final = Column("records", "bigint")
 RECORD_COUNT: Final = sql.SQL("coalesce(sum(records), 0)")
 # The temporary table with the results of the affected groups.
 MERGED: Final = sql.Identifier("exactbatch_merged")
+# The temporary table with the results of one batch, each with whether it is the first one of its group.
+ADDED: Final = sql.Identifier("exactbatch_added")
+IS_FIRST: Final = sql.Identifier("exactbatch is first")
 _KAFKA_TIMESTAMP: Final = next(column for column in LINEAGE if column.name == "kafka_timestamp")
 
 
@@ -64,11 +67,20 @@ class PartialResults:
         these had."""
         return retract_affecting(cursor, self.table, parts, self.group_columns, count=RECORD_COUNT)
 
-    def insert_staged(self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column]) -> int:
-        """Insert the results of staged rows, and add their groups to the affected ones.
+    def insert_staged(
+        self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column], *, copy: bool = False
+    ) -> int:
+        """Insert the results of staged rows, and add their groups to the affected ones; with `copy`, copy them into
+        the temporary table ADDED.
 
         Returns the number of staged rows, as it arrived in `records`.
         """
+        if copy:
+            cursor.execute(
+                sql.SQL(
+                    "create temporary table {} on commit drop as select {}, false as {} from {} with no data"
+                ).format(ADDED, self._result_list(), IS_FIRST, self.table.identifier)
+            )
         values = staged_values(columns)
         groups = [
             group.of_row if isinstance(group, Window) else _value(values[group]) for group in self.group_by
@@ -87,11 +99,12 @@ class PartialResults:
                 "with inserted as (insert into {partial} ({names}, records, batch_id) "
                 "select {representatives}, {aggregates}, count(*), {batch_id} from {staging} where {accepted} "
                 "group by {groups} returning *), "
-                "affected as (insert into {affected} select {group_columns} from inserted) "
+                "affected as (insert into {affected} select {group_columns} from inserted){copied} "
                 "select {count} as number, count(*) as rows from inserted"
             ).format(
+                copied=self._copied() if copy else sql.SQL(""),
                 partial=self.table.identifier,
-                names=column_list((*self.group_columns, *self.aggregates)),
+                names=self._result_list(),
                 representatives=sql.SQL(", ").join(
                     _representative(group, column.type)
                     for group, column in zip(groups, self.result_columns(columns), strict=False)
@@ -106,6 +119,26 @@ class PartialResults:
                 count=RECORD_COUNT,
             ),
         )
+
+    def _copied(self) -> sql.Composable:
+        """Return the part of a statement that copies the rows which `inserted` has into ADDED."""
+        # A group has an earlier result if the index has its hash. The order makes the planner use the index also for a
+        # group with so many results that it would expect to meet one soon in any order. The statement does not see
+        # what it inserts.
+        return sql.SQL(
+            ", copied as (insert into {added} select {results}, (select {hash_of_earlier} from {partial} p "
+            "where {hash_of_earlier} >= {hash_of_inserted} order by {hash_of_earlier} limit 1) "
+            "is distinct from {hash_of_inserted} from inserted)"
+        ).format(
+            added=ADDED,
+            results=self._result_list(),
+            hash_of_earlier=group_hash(self.group_columns, of="p"),
+            partial=self.table.identifier,
+            hash_of_inserted=group_hash(self.group_columns, of="inserted"),
+        )
+
+    def _result_list(self) -> sql.Composable:
+        return column_list((*self.group_columns, *self.aggregates))
 
     def merge(self, cursor: Cursor, columns: Sequence[Column]) -> None:
         """Merge the partial results of the affected groups into the temporary table MERGED."""

@@ -12,6 +12,7 @@ from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError
 from exactbatch.options import check_types, renamed_options
 from exactbatch.postgres.connection import Cursor
+from exactbatch.sinks.aggregate.added_results import AddedResults
 from exactbatch.sinks.aggregate.audit import compare_partials_with_records, compare_with_partials
 from exactbatch.sinks.aggregate.functions import AggregateFunction
 from exactbatch.sinks.aggregate.merged_groups import MergedGroups
@@ -132,6 +133,10 @@ class Aggregate(SinkDefaults):
     @property
     def _groups(self) -> MergedGroups:
         return MergedGroups(self._target, self._partials, self.finality)
+
+    @property
+    def _added(self) -> AddedResults:
+        return AddedResults(self._target, self._partials, self.finality)
 
     @cached_property
     def watermark(self) -> Watermark | None:
@@ -266,13 +271,15 @@ class Aggregate(SinkDefaults):
         TargetMismatch if a constraint of the target refuses a row, or a sum is too great for its column.
         """
         self._begin(cursor)
+        can_add = self._added.is_possible(cursor, columns)
         check_fits(cursor, self._target, staged, self.reject_rules(cursor, columns, batch_id=staged.batch_id))
         with explained_overflow(self._target, self.lineage_table.table):
-            inserted = self._partials.insert_staged(cursor, staged, columns)
+            inserted = self._partials.insert_staged(cursor, staged, columns, copy=can_add)
             if self.watermark is not None:
                 self.watermark.insert_staged(cursor, staged)
-            self._partials.merge(cursor, columns)
-            self._groups.derive(cursor, columns)
+            if not can_add or not self._added.add(cursor, columns):
+                self._partials.merge(cursor, columns)
+                self._groups.derive(cursor, columns)
         if self.finality is not None:
             self.finality.update_final(cursor, self._target)
         return inserted

@@ -41,7 +41,7 @@ def write_rows(
         cursor.execute("rollback to savepoint write")
         raise constraint_error(cursor, table.spec, error, candidates) from error
     cursor.execute("release savepoint write")
-    if before is not None and not (done := _counts(cursor, table) - before).is_insert_of(rows):
+    if before is not None and not (done := counts_of(cursor, table) - before).is_insert_of(rows):
         raise _other_rows_changed(cursor, table, f"a statement wrote {rows} rows", done)
     return written
 
@@ -78,7 +78,7 @@ def delete_rows(
     cursor.execute("release savepoint write")
     if remaining is not None:
         _check_deleted(cursor, table, remaining)
-    if before is not None and not (done := _counts(cursor, table) - before).is_delete_of(rows):
+    if before is not None and not (done := counts_of(cursor, table) - before).is_delete_of(rows):
         raise _other_rows_changed(cursor, table, f"a statement deleted {rows} rows", done)
     return deleted
 
@@ -89,9 +89,9 @@ def forbid_changes(cursor: Cursor, table: TargetTable, *, while_writing: TargetT
 
     Triggers of the other table can do so, at once or when their constraint is checked.
     """
-    before = _counts(cursor, table) if _counts_if_watched(cursor, while_writing) is not None else None
+    before = counts_of(cursor, table) if _counts_if_watched(cursor, while_writing) is not None else None
     yield
-    if before is not None and not (done := _counts(cursor, table) - before).is_insert_of(0):
+    if before is not None and not (done := counts_of(cursor, table) - before).is_insert_of(0):
         row_changers = while_writing.row_changers(cursor)
         raise TargetMismatch(
             f"target {table.spec}: while the batch wrote into {while_writing.spec}, Postgres counts {done} here, "
@@ -120,7 +120,8 @@ def _check_deleted(cursor: Cursor, table: TargetTable, query: sql.Composable) ->
         )
 
 
-def _counts(cursor: Cursor, table: TargetTable) -> WriteCounts:
+def counts_of(cursor: Cursor, table: TargetTable) -> WriteCounts:
+    """Return what this transaction has done to a table, as far as Postgres counts it: see track_counts."""
     cursor.execute(PSYCOPG2_WRITES, (table.identifier.as_string(cursor),) * 2)
     return WriteCounts(*cursor.fetchone())
 
@@ -136,7 +137,7 @@ def _counts_if_watched(cursor: Cursor, table: TargetTable) -> WriteCounts | None
             f"does not count them, because track_counts is off. Nothing was written. Switch "
             f"track_counts on (the default), or drop {row_changers}."
         )
-    return _counts(cursor, table)
+    return counts_of(cursor, table)
 
 
 def _other_rows_changed(
