@@ -35,6 +35,7 @@ _OFFSETS: Final = "tests/unit/test_audit_offsets.py"
 _JSON_TEXT: Final = "tests/unit/test_audit_json_text.py"
 _UNDECODED: Final = "tests/integration/test_audit_undecoded.py::test_a_wrong_value_of_each_type_is_found"
 _JSON_PATHS: Final = "tests/unit/test_json_paths.py"
+_REGISTRY: Final = "tests/unit/test_registry_answers.py"
 _CHECKS: Final = "tests/integration/test_record_checks.py"
 _SETTINGS: Final = "tests/integration/test_connection_settings.py"
 _REFUSALS: Final = "tests/faults/test_refusals.py"
@@ -1070,6 +1071,13 @@ MUTANTS: Final = (
             "tests/unit/test_protobuf.py"
             "::test_of_two_versions_of_an_imported_file_the_first_counts_as_for_the_serializer",
         ),
+    ),
+    Mutant(
+        "a registry is asked for IDs that none has",
+        "formats/wire_format.py",
+        "    if schema_id > _MOST:\n",
+        "    if False:\n",
+        (f"{_REGISTRY}::test_bytes_that_are_no_id_of_a_schema_are_a_reject_and_the_registry_is_not_asked",),
     ),
     Mutant(
         "a number without a name in a closed enum is null",

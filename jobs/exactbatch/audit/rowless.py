@@ -55,7 +55,7 @@ class RowlessEvents:
         """Return what a value in the wire format holds; None for any other."""
         import fastavro
 
-        if len(value) <= _AVRO_HEADER or value[0]:
+        if len(value) <= _AVRO_HEADER or value[0] or value[1] > 0x7F:  # no registry has IDs from 2^31 on
             return None
         schema = writer_schema(registry, int.from_bytes(value[1:_AVRO_HEADER], "big"), self._properties)
         if schema is None:

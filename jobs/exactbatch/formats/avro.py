@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from exactbatch.columns import Column, parse_columns
 from exactbatch.errors import ConfigurationError
-from exactbatch.formats.avro_bodies import ENDS_ELSEWHERE, HEADER, Bodies, by_header, schema_after
+from exactbatch.formats.avro_bodies import ENDS_ELSEWHERE, Bodies, by_header, schema_after
 from exactbatch.formats.avro_json import json_of
 from exactbatch.formats.avro_logical import InvalidAvro
 from exactbatch.formats.avro_schema import AvroField, checked, fields_of
@@ -22,7 +22,7 @@ from exactbatch.formats.epoch import from_epoch
 from exactbatch.formats.format import Decoded, decode_block_or_halves, decode_present, in_order, positions
 from exactbatch.formats.json_blocks import stored_schema
 from exactbatch.formats.postgres_limits import check_rows
-from exactbatch.formats.schema_registry import check_address
+from exactbatch.formats.wire_format import HEADER, check_address
 from exactbatch.options import check_types
 
 if TYPE_CHECKING:

@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from exactbatch.formats.avro_logical import register
 from exactbatch.formats.schema_registry import writer_schema
+from exactbatch.formats.wire_format import HEADER, schema_id_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# Confluent's wire format: a byte 0, the schema's id in 4 bytes, big-endian, then the body.
-HEADER: Final = 5  # bytes
-_MAGIC: Final = 0
 _TOKEN: Final = 16  # bytes
 ENDS_ELSEWHERE: Final = "the body does not end with the last field of its schema"
 
@@ -34,10 +32,7 @@ def by_header(
 
 def schema_after(header: bytes, registry: str, properties: Mapping[str, Any]) -> tuple[int, str]:
     """Return the ID and the schema of the bodies after a header, or raise ValueError with the reason to reject them."""
-    if len(header) < HEADER or header[0] != _MAGIC:
-        found = header.hex(" ") or "nothing"
-        raise ValueError(f"expected byte 0 and the 4 bytes of a schema ID, found {found}")
-    schema_id = int.from_bytes(header[1:], "big")
+    schema_id = schema_id_of(header)
     schema = writer_schema(registry, schema_id, properties)
     if schema is None:
         raise ValueError(f"the registry has no schema with the ID {schema_id}")

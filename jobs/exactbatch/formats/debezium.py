@@ -45,7 +45,7 @@ from exactbatch.formats.debezium_readings import is_bytea, readings_by, readings
 from exactbatch.formats.debezium_versions import version_columns, version_fields, versions_of, written_as
 from exactbatch.formats.format import Decoded, decode_block_or_halves, in_order, positions
 from exactbatch.formats.json_blocks import as_stored, objects, stored_schema, why_refused
-from exactbatch.formats.schema_registry import check_address
+from exactbatch.formats.wire_format import check_address
 from exactbatch.options import check_types
 
 if TYPE_CHECKING:

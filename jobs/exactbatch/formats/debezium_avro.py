@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
-from exactbatch.formats.avro_bodies import ENDS_ELSEWHERE, HEADER, Bodies
+from exactbatch.formats.avro_bodies import ENDS_ELSEWHERE, Bodies
 from exactbatch.formats.avro_json import json_of
 from exactbatch.formats.connect_schema import ConnectType, from_avro
 from exactbatch.formats.connect_values import Reading
 from exactbatch.formats.debezium_images import Images
 from exactbatch.formats.decimals import decimals_of
+from exactbatch.formats.wire_format import HEADER
 
 if TYPE_CHECKING:
     import pyarrow as pa

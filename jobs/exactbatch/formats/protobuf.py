@@ -77,7 +77,7 @@ class Protobuf:
                 "Protobuf: expected either a registry, or a descriptor and a message. Write registry='http://…', or "
                 "descriptor='file.desc', message='package.Type'."
             )
-        check_address(self.registry or "")
+        check_address(self.registry)
         object.__setattr__(self, "fields", parse_fields(self.schema))
         object.__setattr__(self, "columns", tuple(each.column for each in self.fields))
         check_arrays(self.fields)

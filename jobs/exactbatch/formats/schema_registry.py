@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from functools import cache
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
 
 from exactbatch.errors import ConfigurationError, RegistryUnavailable
 
@@ -45,7 +44,9 @@ _PROPERTIES: Final = frozenset(
 )
 _NUMBERS: Final = frozenset({"max.retries", "retries.max.wait.ms", "retries.wait.ms", "timeout"})
 _TIMEOUT: Final = 10.0  # seconds for each request
-_UNKNOWN_SCHEMA: Final = 40403  # the registry answers, and has no schema with this id
+# The registry answers, and has no schema with this ID: 40403; Apicurio's, if its IDs are those of versions of
+# artifacts, 40402, and 40401 in its version 2.
+_UNKNOWN_SCHEMA: Final = frozenset({40401, 40402, 40403})
 _CUSTOM: Final = "CUSTOM"  # takes the token from a Python function
 _AVRO: Final = "AVRO"
 _PROTOBUF: Final = "PROTOBUF"
@@ -54,15 +55,6 @@ _SERIALIZED: Final = (
 )
 _OWN_FILE: Final = "default"  # the name of a schema's own file, which no import has
 _WHOLE: Final = "exactbatch:schema"  # Avro does not allow this name, so that no reference has it
-
-
-def check_address(registry: str | None) -> None:
-    """Raise ConfigurationError for a registry's address that contains a password."""
-    if "@" in urlsplit(registry or "").netloc:
-        raise ConfigurationError(
-            "The address of the schema registry contains a user and password, which errors and pages would show. "
-            "Set schema.registry.basic.auth.user.info in the Kafka connection instead."
-        )
 
 
 def registry_properties(properties: Mapping[str, Any]) -> dict[str, Any]:
@@ -195,7 +187,7 @@ class _Reader:
             try:
                 return self._client.get_schema(schema_id, fmt=format_)
             except SchemaRegistryError as error:
-                if error.http_status_code == HTTPStatus.NOT_FOUND and error.error_code == _UNKNOWN_SCHEMA:
+                if error.http_status_code == HTTPStatus.NOT_FOUND and error.error_code in _UNKNOWN_SCHEMA:
                     return None
                 raise
 
