@@ -1080,6 +1080,13 @@ MUTANTS: Final = (
         (f"{_REGISTRY}::test_bytes_that_are_no_id_of_a_schema_are_a_reject_and_the_registry_is_not_asked",),
     ),
     Mutant(
+        "a schema of another type is parsed as Avro",
+        "formats/schema_registry.py",
+        "        if (schema.schema_type or _AVRO) != _AVRO:\n",
+        "        if False:\n",
+        ("tests/unit/test_avro.py::test_a_reference_that_is_no_avro_schema_is_a_reject",),
+    ),
+    Mutant(
         "a number without a name in a closed enum is null",
         "formats/protobuf_fields.py",
         "    return get_named if has_closed_enum(field) else get\n",

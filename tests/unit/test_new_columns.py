@@ -658,6 +658,16 @@ def test_one_record_in_ten_may_be_no_avro(registry, broken):
     assert [index for index, _ in proposal.broken] == [9]
 
 
+def test_one_record_in_ten_may_have_a_schema_that_is_none(registry):
+    registry.has(1, {"type": "record", "name": "r", "fields": [{"name": "id", "type": "int"}]})
+    registry.has(2, {})
+    proposal = proposed_by(registry, *[b"\0\0\0\0\1\2"] * 9, b"\0\0\0\0\2\2")
+    assert types_of(proposal) == {"id": "integer"}
+    assert [index for index, _ in proposal.broken] == [9]
+    with pytest.raises(ConfigurationError, match="no valid Avro schema for the IDs 2"):
+        proposed_by(registry, b"\0\0\0\0\2\2")
+
+
 ENVELOPE = {
     "type": "record",
     "name": "Envelope",

@@ -103,6 +103,26 @@ def test_bytes_that_are_no_id_of_a_schema_are_a_reject_and_the_registry_is_not_a
     assert {path.partition("?")[0] for path, _ in registry.asked} == {"/schemas/ids/1"}
 
 
+RECORD = '{"type": "record", "name": "R", "fields": [{"name": "id", "type": %s}]}'
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"schema": "message A {}", "schemaType": "OTHER"},
+        {"schema": "{}"},
+        {"schema": "no JSON"},
+        {"schema": RECORD % '{"type": "bytes", "logicalType": "decimal"}'},
+        {"schema": RECORD % '{"type": "int", "logicalType": ["date"]}'},
+        {"schema": RECORD % '{"type": "error", "name": "E", "fields": []}'},
+    ],
+)
+def test_a_schema_that_the_format_cannot_use_rejects_its_records_alone(known, answer):
+    form, good, answers = known
+    answers(2, 200, answer)
+    the_reject_beside_a_row(form, good, framed(2, b"\0\0\0"))
+
+
 # Apicurio answers 40401 or 40402 for the ID of a schema if it uses global IDs (legacy-id-mode).
 @pytest.mark.parametrize("code", [40401, 40402, 40403])
 def test_an_id_that_the_registry_lacks_is_a_reject(known, code):

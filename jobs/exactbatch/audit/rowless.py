@@ -57,7 +57,10 @@ class RowlessEvents:
 
         if len(value) <= _AVRO_HEADER or value[0] or value[1] > 0x7F:  # no registry has IDs from 2^31 on
             return None
-        schema = writer_schema(registry, int.from_bytes(value[1:_AVRO_HEADER], "big"), self._properties)
+        try:
+            schema = writer_schema(registry, int.from_bytes(value[1:_AVRO_HEADER], "big"), self._properties)
+        except ValueError:  # it is no Avro schema
+            return None
         if schema is None:
             return None
         body = io.BytesIO(value[_AVRO_HEADER:])

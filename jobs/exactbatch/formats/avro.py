@@ -1,8 +1,7 @@
 """The format Avro: one body for each record, with the pipeline's schema or schemas of a registry."""
 
 import io
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cache, cached_property
@@ -16,7 +15,7 @@ from exactbatch.errors import ConfigurationError
 from exactbatch.formats.avro_bodies import ENDS_ELSEWHERE, Bodies, by_header, schema_after
 from exactbatch.formats.avro_json import json_of
 from exactbatch.formats.avro_logical import InvalidAvro
-from exactbatch.formats.avro_schema import AvroField, checked, fields_of
+from exactbatch.formats.avro_schema import VALUE, AvroField, checked, parse
 from exactbatch.formats.decimals import decimals_of
 from exactbatch.formats.epoch import from_epoch
 from exactbatch.formats.format import Decoded, decode_block_or_halves, decode_present, in_order, positions
@@ -28,7 +27,6 @@ from exactbatch.options import check_types
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_VALUE: Final = "value"  # the field, and column, of a schema other than a record
 _REASON_LENGTH: Final = 500  # characters
 
 
@@ -43,8 +41,8 @@ class Avro:
 
     A field has to fit its column; a field that a writer's schema lacks is null. Enums are text, arrays of simple types
     are arrays, and records, maps and unions are jsonb. A schema other than a record is one column. A body that cannot
-    be decoded or has bytes left over, another first byte, and an unknown schema ID are rejects; a null value is a
-    tombstone.
+    be decoded or has bytes left over, another first byte, an unknown schema ID, and one of a schema that is not Avro or
+    is invalid are rejects; a null value is a tombstone.
 
     Raises ConfigurationError for an invalid schema, and for columns that it does not have; decode() raises
     RegistryUnavailable if the registry cannot be reached.
@@ -75,7 +73,10 @@ class Avro:
             return
         schema = _schema_text(self.schema)
         object.__setattr__(self, "schema", schema)
-        fields = _fields(_parse(schema), self.columns)
+        try:
+            _, fields = parse(schema, self.columns[0].name if self.columns else VALUE)
+        except ValueError as error:
+            raise ConfigurationError(f"Avro: {error}") from None
         if self.columns is None:
             columns = tuple(Column(field.name, field.type) for field in fields)
             object.__setattr__(self, "columns", columns)
@@ -126,9 +127,9 @@ class _Body:
 
     def __init__(self, schema: str, columns: tuple[Column, ...], header: int) -> None:
         self._columns = columns
-        parsed = _parse(schema)
+        parsed, own_fields = parse(schema, columns[0].name)
         self._is_record = _is_record(parsed)
-        fields = {field.name: field for field in _fields(parsed, columns)}
+        fields = {field.name: field for field in own_fields}
         self._fields = [fields.get(column.name) for column in columns]
         for column, own in zip(columns, self._fields, strict=True):
             if own is not None and not own.fits(column):
@@ -232,27 +233,8 @@ def _schema_text(schema: str | PathLike[str]) -> str:
         ) from None
 
 
-def _parse(schema: str) -> Any:
-    """Parse a schema; all its names become full names."""
-    import fastavro
-
-    try:
-        parsed = fastavro.parse_schema(json.loads(schema))
-    except Exception as error:  # fastavro's errors about a schema have no common base
-        raise ConfigurationError(
-            f"Invalid Avro schema {schema[:_REASON_LENGTH]!r}: {type(error).__name__}: {error}"
-        ) from None
-    # Inside of another schema, fastavro would take its own notes for a part of it.
-    return {k: v for k, v in parsed.items() if not k.startswith("__")} if isinstance(parsed, dict) else parsed
-
-
 def _is_record(parsed: Any) -> bool:
     return isinstance(parsed, dict) and parsed["type"] == "record"
-
-
-def _fields(parsed: Any, columns: Sequence[Column] | None) -> tuple[AvroField, ...]:
-    """Return the fields of a record; any other schema is one field, named as the first column."""
-    return fields_of(parsed, columns[0].name if columns else _VALUE)
 
 
 def _value_of(parsed: Any, fields: Iterable[AvroField]) -> Any:

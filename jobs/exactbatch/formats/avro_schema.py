@@ -1,5 +1,6 @@
 """Map an Avro schema to Postgres columns: the type of each field, and how fastavro returns its values."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -41,6 +42,8 @@ _CHECKED: Final = {
 }
 CHECKED: Final = "exactbatch-"  # prefix of the logical types that avro_logical reads
 _MAX_PRECISION: Final = 1000  # digits that a numeric of Postgres may declare
+VALUE: Final = "value"  # the usual name of the column of a schema other than a record
+_SHOWN: Final = 500  # characters of a schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +78,29 @@ class AvroField:
         return as_text and Column(self.name, own).staged_type == "text"
 
 
-def fields_of(parsed: Mapping[str, Any], name: str) -> tuple[AvroField, ...]:
-    """Return the fields of a parsed schema; a schema other than a record is one field with the given name."""
+def parse(schema: str, name: str) -> tuple[Any, tuple[AvroField, ...]]:
+    """Return a parsed schema, in which all names are full names, and its fields.
+
+    A schema other than a record is one field with the given name. Raises ValueError for an invalid schema.
+    """
+    import fastavro
+
+    try:
+        parsed: Any = fastavro.parse_schema(json.loads(schema))
+        if isinstance(
+            parsed, dict
+        ):  # inside of another schema, fastavro would take its own notes for a part of it
+            parsed = {key: value for key, value in parsed.items() if not key.startswith("__")}
+        return parsed, _fields_of(parsed, name)
+    except (
+        Exception
+    ) as error:  # fastavro's errors about a schema have no common base, and it does not check all
+        raise ValueError(
+            f"invalid Avro schema {schema[:_SHOWN]!r}: {type(error).__name__}: {error}"
+        ) from None
+
+
+def _fields_of(parsed: Any, name: str) -> tuple[AvroField, ...]:
     named: dict[str, Any] = {}
     _collect(parsed, named)
     if isinstance(parsed, dict) and parsed["type"] == "record":

@@ -32,11 +32,11 @@ class AvroEvents:
             named: dict[str, Any] = {}
             parsed: Any = fastavro.parse_schema(json.loads(schema), named)
             self.payload: ConnectType = from_avro(parsed, named)
+            self._bodies = Bodies(_bare(parsed), HEADER, lambda _body: ENDS_ELSEWHERE)
         except Exception as error:  # fastavro's errors about a schema have no common base
             raise ValueError(
                 f"invalid Avro schema {schema[:_SHOWN]!r}: {type(error).__name__}: {error}"
             ) from None
-        self._bodies = Bodies(_bare(parsed), HEADER, lambda _body: ENDS_ELSEWHERE)
 
     def decode(self, values: "pa.BinaryArray") -> list[dict[str, Any]]:
         """Return the events, with bytes as base64 text, as in JSON; raise ValueError for a body that is none."""

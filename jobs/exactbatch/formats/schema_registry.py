@@ -83,8 +83,9 @@ def writer_schema(registry: str, schema_id: int, properties: Mapping[str, Any]) 
     """Return the Avro schema, as JSON text, that the registry has under an id; None if it has no such id.
 
     Schemas that it references are part of the text. A schema never changes under its id, so that each process
-    fetches it once. Raises RegistryUnavailable if the registry cannot be reached, and ConfigurationError if it
-    refuses the request, is not a schema registry, or has something other than an Avro schema under this id.
+    fetches it once. Raises ValueError if the registry has something other than an Avro schema under this id,
+    RegistryUnavailable if it cannot be reached, and ConfigurationError if it refuses the request or is not a schema
+    registry.
     """
     return _reader(registry, tuple(sorted(properties.items()))).schema(schema_id)
 
@@ -176,9 +177,7 @@ class _Reader:
     def _get(self, schema_id: int) -> str | None:
         if (schema := self._get_any(schema_id, None)) is None:
             return None
-        what = f"schema {schema_id}"
-        with self._errors(what):
-            return self._text_of(schema, what)
+        return self._text_of(schema, f"schema {schema_id}")
 
     def _get_any(self, schema_id: int, format_: str | None) -> "Schema | None":
         from confluent_kafka.schema_registry.error import SchemaRegistryError
@@ -208,11 +207,10 @@ class _Reader:
         try:
             parsed = load_schema(_WHOLE, repo=Fetched())
         except Exception as error:  # fastavro's errors about a schema have no common base
-            raise ConfigurationError(
-                f"{what} of the registry at {self._registry} and its references "
-                f"({', '.join(sorted(referenced))}) do not form an Avro schema: {type(error).__name__}: {error}. "
-                f"Correct the schema in the registry, or decode the values with Custom."
-            ) from error
+            raise ValueError(
+                f"{what} of the registry and its references ({', '.join(sorted(referenced))}) do not form an Avro "
+                f"schema: {type(error).__name__}: {error}"
+            ) from None
         if isinstance(parsed, dict):  # without what fastavro notes for itself
             parsed = {key: value for key, value in parsed.items() if not key.startswith("__")}
         return json.dumps(parsed)
@@ -222,9 +220,10 @@ class _Reader:
         for reference in _not_met(schema, met):
             part = f"{what}'s reference {reference.name}"
             # A version that was deleted since is still the one that the values were written with.
-            version = self._client.get_version(
-                str(reference.subject), reference.version or "latest", deleted=True
-            )
+            with self._errors(part):
+                version = self._client.get_version(
+                    str(reference.subject), reference.version or "latest", deleted=True
+                )
             yield str(reference.name), self._checked(version.schema, part)
             yield from self._referenced(version.schema, part, met)
 
@@ -235,10 +234,7 @@ class _Reader:
                 f"that of a schema registry."
             )
         if (schema.schema_type or _AVRO) != _AVRO:
-            raise ConfigurationError(
-                f"{what} of the registry at {self._registry} is not an Avro schema but {schema.schema_type}. "
-                f"Decode such values with Custom."
-            )
+            raise ValueError(f"{what} of the registry is {schema.schema_type}, not {_AVRO}")
         return schema.schema_str
 
     @contextmanager

@@ -1,6 +1,5 @@
 """Columns for values in Confluent's wire format, by the schemas that a registry has for them."""
 
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -8,7 +7,7 @@ from typing import Any, Final
 
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats import Avro
-from exactbatch.formats.avro_schema import AvroField, fields_of
+from exactbatch.formats.avro_schema import VALUE, AvroField, parse
 from exactbatch.formats.debezium_avro import events_of
 from exactbatch.formats.debezium_event import is_envelope
 from exactbatch.formats.schema_registry import schema_type, writer_schema
@@ -21,7 +20,6 @@ from exactbatch.sampling.json_shape import parse_json, shape_of
 from exactbatch.sampling.value_types import Choice
 
 _AVRO, _JSON = "AVRO", "JSON"
-_VALUE: Final = "value"  # the column of a schema other than a record
 _MOST_IDS: Final = 100_000_000  # registries count from 1: other bytes are rarely so small a number
 _WIDER: Final = {
     "integer": ("bigint", "numeric"),
@@ -71,11 +69,16 @@ def registry_draft(values: Sequence[bytes], registry: Registry | None) -> Draft:
             shape_of(objects), registry=address, properties=properties, label="JSON Schema, with a registry"
         )
     if found == {_AVRO}:
-        schemas = {
-            schema_id: str(writer_schema(address, schema_id, properties))
-            for schema_id in sorted(by_id)
-            if types[schema_id] == _AVRO
-        }
+        schemas = {}
+        for schema_id in sorted(by_id):
+            with suppress(ValueError):  # the records of a broken schema are none for the draft
+                text = writer_schema(address, schema_id, properties)
+                if text is not None:
+                    schemas[schema_id] = text, parse(text, VALUE)[1]
+        if not schemas:
+            raise ConfigurationError(
+                f"the registry at {address} has no valid Avro schema for the IDs {shown}. Nothing was written."
+            )
         return _avro_draft(schemas, by_id, registry)
     raise ConfigurationError(
         f"the registry at {address} has schemas of the types {', '.join(sorted(found)) or 'none at all'} for the IDs "
@@ -90,16 +93,23 @@ def avro_names(values: Sequence[bytes], registry: str, properties: Mapping[str, 
     for schema_id in {schema_id_of(value[:HEADER]) for value in values}:
         if schema_type(registry, schema_id, properties) != _AVRO:
             return None
-        fields = fields_of(_schema(str(writer_schema(registry, schema_id, properties))), "")
+        try:
+            _, fields = parse(str(writer_schema(registry, schema_id, properties)), "")
+        except ValueError:
+            return None
         names.add(tuple(field.name for field in fields))
     return list(names.pop()) if len(names) == 1 else None
 
 
-def _avro_draft(schemas: Mapping[int, str], by_id: Mapping[int, list[bytes]], registry: Registry) -> Draft:
+def _avro_draft(
+    schemas: Mapping[int, tuple[str, tuple[AvroField, ...]]],
+    by_id: Mapping[int, list[bytes]],
+    registry: Registry,
+) -> Draft:
     import pyarrow as pa
 
     events: list[Event] = []
-    for schema_id, schema in schemas.items():
+    for schema_id, (schema, _) in schemas.items():
         try:
             known = events_of(schema)
         except ValueError:
@@ -113,8 +123,8 @@ def _avro_draft(schemas: Mapping[int, str], by_id: Mapping[int, list[bytes]], re
     else:
         return debezium_draft(events, registry=registry.address, properties=registry.properties)
     fields: dict[str, list[AvroField]] = {}
-    for schema in schemas.values():
-        for field in fields_of(_schema(schema), _VALUE):
+    for _, written in schemas.values():
+        for field in written:
             fields.setdefault(field.name, []).append(field)
     columns = tuple(
         DraftColumn(name, _choices(written)) for name, written in fields.items() if name not in OWN
@@ -146,12 +156,6 @@ def _short(type_: str) -> str:
         if type_.startswith(long):
             return short + type_.removeprefix(long)
     return type_
-
-
-def _schema(text: str) -> Any:
-    import fastavro
-
-    return fastavro.parse_schema(json.loads(text))
 
 
 def _parsed(value: bytes) -> Any:
