@@ -1087,6 +1087,13 @@ MUTANTS: Final = (
         ("tests/unit/test_avro.py::test_a_reference_that_is_no_avro_schema_is_a_reject",),
     ),
     Mutant(
+        "a value of Avro may be of any depth",
+        "formats/avro_depth.py",
+        "    return _marked(schema, recursive) if recursive else schema\n",
+        "    return schema\n",
+        ("tests/unit/test_avro_depth.py::test_a_deep_record_is_a_reject_and_crashes_nothing",),
+    ),
+    Mutant(
         "a number without a name in a closed enum is null",
         "formats/protobuf_fields.py",
         "    return get_named if has_closed_enum(field) else get\n",

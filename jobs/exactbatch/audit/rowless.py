@@ -15,6 +15,7 @@ from exactbatch.audit.log_records import LogRecords
 from exactbatch.audit.offset_sets import Flags
 from exactbatch.audit.report import Offsets
 from exactbatch.formats import Debezium, Format, WithMessage, with_registry
+from exactbatch.formats.avro_depth import bounded, read
 from exactbatch.formats.schema_registry import writer_schema
 
 _TRANSACTION_BOUNDARY: Final = ("BEGIN", "END")  # transaction metadata
@@ -65,7 +66,7 @@ class RowlessEvents:
             return None
         body = io.BytesIO(value[_AVRO_HEADER:])
         try:
-            decoded: Any = fastavro.schemaless_reader(body, json.loads(schema), None)
+            decoded = read(body, bounded(fastavro.parse_schema(json.loads(schema))))
         except MemoryError:
             raise
         except Exception:  # fastavro raises errors of many types for broken bytes

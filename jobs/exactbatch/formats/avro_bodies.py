@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
+from exactbatch.formats.avro_depth import TooDeep, bounded, read
 from exactbatch.formats.avro_logical import register
 from exactbatch.formats.schema_registry import writer_schema
 from exactbatch.formats.wire_format import HEADER, schema_id_of
@@ -48,11 +49,10 @@ class Bodies:
 
     def __init__(self, value: Any, header: int, reason: Callable[[bytes], str]) -> None:
         """`value` is the schema of a body, and `reason` returns why a body cannot be decoded."""
-        self._schema, self._reason = _array_of(value, header), reason
+        self._schema, self._reason = _array_of(bounded(value), header), reason
 
     def decode(self, bodies: "pa.BinaryArray") -> list[Any]:
         """Return the value of each body, or raise ValueError."""
-        import fastavro
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -62,10 +62,10 @@ class Bodies:
         block = b"".join((_long(len(bodies)), memoryview(joined), token, _long(0)))
         stream = io.BytesIO(block)
         try:
-            decoded: Any = fastavro.schemaless_reader(stream, self._schema, None)
+            decoded: Any = read(stream, self._schema)
         except EOFError:
             raise ValueError(ENDS_ELSEWHERE) from None
-        except MemoryError:
+        except (MemoryError, TooDeep):
             raise
         except Exception:  # fastavro raises errors of many types for broken bytes
             raise ValueError(self._reason(bodies[0].as_py()) if len(bodies) == 1 else "") from None

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from exactbatch.columns import Column
+from exactbatch.formats.raw_json_fields import TOO_DEEP
 
 if TYPE_CHECKING:
     import numpy as np
@@ -150,7 +151,8 @@ def decode_block_or_halves(
 ) -> Decoded:
     """Decode all values at once; if that fails, halve the block until each refused value is alone.
 
-    `decode` returns one row for each value or raises ValueError, whose text becomes the reason. Each bad value
+    `decode` returns one row for each value or raises ValueError, whose text becomes the reason, or RecursionError for a
+    value that nests too deeply. Each bad value
     among n costs about log2(n) additional decodes; good values are never decoded one by one.
     """
     return _decoded_in_parts(values, indexes, lambda part: (decode(part), None))
@@ -173,9 +175,10 @@ def _decoded_in_parts(
             rows, origins = decode(part)
             batches.append(rows)
             kept.append(positions if origins is None else positions.take(pa.array(origins)))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             if len(part) == 1:
-                rejects.append((positions[0].as_py(), str(error)))
+                reason = TOO_DEEP if isinstance(error, RecursionError) else str(error)
+                rejects.append((positions[0].as_py(), reason))
                 continue
             half = len(part) // 2
             waiting.append((part[half:], positions[half:]))

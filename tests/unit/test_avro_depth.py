@@ -1,0 +1,97 @@
+"""A deep value of a recursive Avro schema is a reject: fastavro's reader is in C, and would overflow its stack."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from exactbatch.formats import Avro
+from exactbatch.formats.raw_json_fields import TOO_DEEP
+from support.decoding import rows
+
+LIST = {
+    "type": "record",
+    "name": "N",
+    "fields": [{"name": "v", "type": "int"}, {"name": "next", "type": ["null", "N"]}],
+}
+TREE = {
+    "type": "record",
+    "name": "a.T",
+    "fields": [
+        {"name": "v", "type": "int"},
+        {"name": "labels", "type": {"type": "map", "values": {"type": "array", "items": "int"}}},
+        {"name": "children", "type": {"type": "array", "items": {"type": "map", "values": "T"}}},
+    ],
+}
+ENDLESS = {"type": "record", "name": "E", "fields": [{"name": "v", "type": "E"}]}
+LEAF = b"\x02\0\0"  # v is 1, without labels and children
+
+
+def chain(levels):
+    return b"\x02\x02" * levels + b"\x02\0"
+
+
+def tree(levels):
+    """Each level is a record, an array and a map."""
+    return b"\x02\0\x02\x02\x02k" * levels + LEAF + b"\0\0" * levels
+
+
+CODE = """
+import json, sys
+import pyarrow as pa
+from exactbatch.formats import Avro
+schema, columns, values = json.load(sys.stdin)
+decoded = Avro(schema, columns=columns).decode(pa.array([bytes.fromhex(value) for value in values], pa.binary()))
+print(json.dumps([len(decoded.rows), decoded.rejects]))
+"""
+
+
+def outcome(schema, columns, *values):
+    """The number of rows, and the rejects, from a process of its own: a crash would be that of this one."""
+    given = json.dumps([json.dumps(schema), columns, [value.hex() for value in values]])
+    done = subprocess.run(
+        [sys.executable, "-c", CODE], input=given, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, (done.returncode, done.stderr[-2000:])
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("levels", [2_000, 100_000])
+@pytest.mark.parametrize("columns", ["v int", "v int, next jsonb"])
+def test_a_deep_record_is_a_reject_and_crashes_nothing(levels, columns):
+    assert outcome(LIST, columns, chain(levels), chain(3)) == [1, [[0, TOO_DEEP]]]
+
+
+def test_a_deep_tree_and_a_type_that_contains_itself_without_end_are_rejects():
+    assert outcome(TREE, "v int", tree(2_000), tree(3)) == [1, [[0, TOO_DEEP]]]
+    assert outcome(ENDLESS, "v jsonb", b"") == [0, [[0, TOO_DEEP]]]
+
+
+AUDIT = """
+import json, sys
+import exactbatch.audit.rowless as rowless
+schema, value = json.load(sys.stdin)
+rowless.writer_schema = lambda *_: schema
+print(rowless.RowlessEvents("http://registry", {})._is_rowless(bytes.fromhex(value)))
+"""
+
+
+def test_the_auditor_does_not_crash_either():
+    given = json.dumps([json.dumps(LIST), (b"\0\0\0\0\1" + chain(100_000)).hex()])
+    done = subprocess.run(
+        [sys.executable, "-c", AUDIT], input=given, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr[-2000:]
+
+
+def test_nesting_below_the_limit_is_a_row():
+    avro = Avro(json.dumps(LIST))
+    value = None
+    for _ in range(800):
+        value = {"v": 1, "next": value}
+    for row in rows(avro, *[chain(800)] * 3):
+        assert row == {"v": 1, "next": json.dumps(value, separators=(",", ":"))}
+    tree_row = {"v": 1, "labels": "{}", "children": '[{"k":{"v":1,"labels":{},"children":[]}}]'}
+    assert rows(Avro(json.dumps(TREE)), tree(1)) == [tree_row]
+    assert len(rows(Avro(json.dumps(TREE)), tree(290), tree(290))) == 2
