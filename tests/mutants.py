@@ -1094,6 +1094,16 @@ MUTANTS: Final = (
         ("tests/unit/test_avro_depth.py::test_a_deep_record_is_a_reject_and_crashes_nothing",),
     ),
     Mutant(
+        "numbers of Avro do not become text for a numeric that Postgres reads",
+        "formats/avro.py",
+        "            written = map(_as_text, values) if is_text and field.is_exact_number else values\n",
+        "            written = values\n",
+        (
+            "tests/unit/test_avro.py::test_a_decimal_fits_a_numeric_of_any_or_no_precision",
+            "tests/unit/test_avro.py::test_an_integer_fits_a_numeric",
+        ),
+    ),
+    Mutant(
         "a number without a name in a closed enum is null",
         "formats/protobuf_fields.py",
         "    return get_named if has_closed_enum(field) else get\n",

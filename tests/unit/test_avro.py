@@ -167,6 +167,40 @@ def test_a_field_becomes_a_column(type_, value, there, column):
     assert column is None or its == column
 
 
+@pytest.mark.parametrize(("precision", "scale"), [(10, 2), (64, 2)])
+def test_a_decimal_fits_a_numeric_of_any_or_no_precision(precision, scale):
+    type_ = {"type": "bytes", "logicalType": "decimal", "precision": precision, "scale": scale}
+    for column in ("numeric", "numeric(50,2)"):
+        assert value_of(type_, Decimal("5.00"), column) == ("5.00", column)
+        assert value_of(["null", type_], None, column) == (None, column)
+        assert value_of(type_, Decimal("-0.01"), column) == ("-0.01", column)
+    assert value_of(type_, Decimal("5.00"), "numeric(12,3)") == (Decimal("5.000"), "numeric(12,3)")
+
+
+def test_decimals_of_an_array_fit_a_numeric_without_a_precision():
+    type_ = {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 2}
+    array = {"type": "array", "items": ["null", type_]}
+    for column in ("numeric[]", "numeric(50,2)[]"):
+        found, its = value_of(["null", array], [Decimal("5.00"), None, Decimal("-12345678.90")], column)
+        assert (found, its) == (["5.00", None, "-12345678.90"], column)
+        assert value_of(["null", array], None, column) == (None, column)
+
+
+@pytest.mark.parametrize("type_", ["int", "long"])
+def test_an_integer_fits_a_numeric(type_):
+    largest = 2**31 - 1 if type_ == "int" else 2**63 - 1
+    for number in (0, -5, largest):
+        assert value_of(type_, number, "numeric") == (str(number), "numeric")
+        assert value_of(type_, number, "numeric(24,2)") == (Decimal(number), "numeric(24,2)")
+        items = {"type": "array", "items": type_}
+        assert value_of(items, [number], "numeric[]") == ([str(number)], "numeric[]")
+        assert value_of(items, [number], "numeric(19,0)[]") == ([Decimal(number)], "numeric(19,0)[]")
+    schema = record(("a", type_))
+    assert reason(Avro(json.dumps(schema), columns="a numeric(3,1)"), body(schema, {"a": 100})) == (
+        "column 'a', numeric(3,1): expected at most 2 digits before the point and 1 after it, found 100"
+    )
+
+
 @pytest.mark.parametrize("column", ["numeric(38,37)", "numeric(38,10)"])
 def test_a_long_decimal_that_does_not_fit_a_narrow_column_is_a_reject_and_no_other_number(column):
     """Arrow would multiply it modulo 2^128, and the remainder may fit."""

@@ -206,14 +206,16 @@ def _reason_from(error: Exception) -> str:
 
 
 def _decimal_reason(column: Column, value: Any) -> str | None:
-    """Return why a decimal does not fit its column; None for other values. Arrow's message lacks the decimal."""
+    """Return why a number does not fit its decimal column; None for other values. Arrow's message lacks the number."""
     import pyarrow as pa
 
     type_ = column.arrow_type
-    if not (pa.types.is_decimal(type_) and isinstance(value, Decimal)):
+    if not (pa.types.is_decimal(type_) and isinstance(value, Decimal | int)):
         return None
     room = type_.precision - type_.scale
-    return f"expected at most {room} digits before the point and {type_.scale} after it, found {value:f}"
+    return (
+        f"expected at most {room} digits before the point and {type_.scale} after it, found {_as_text(value)}"
+    )
 
 
 @cache
@@ -252,11 +254,13 @@ def _array(column: Column, field: AvroField, values: list[Any]) -> "pa.Array":
     """Return a column from the values that fastavro returned for its field."""
     import pyarrow as pa
 
+    is_text = column.staged_type in ("text", "text[]")
     match field.reading:
         case "value":
-            return pa.array(values, column.arrow_type)
+            written = map(_as_text, values) if is_text and field.is_exact_number else values
+            return pa.array(written, column.arrow_type)
         case "text":
-            texts = pa.array([None if value is None else _as_text(value) for value in values], pa.string())
+            texts = pa.array(map(_as_text, values), pa.string())
             if not pa.types.is_decimal(column.arrow_type):
                 return texts
             return decimals_of(pa.chunked_array([texts]), column.arrow_type).combine_chunks()
@@ -270,6 +274,14 @@ def _array(column: Column, field: AvroField, values: list[Any]) -> "pa.Array":
             return pa.ListArray.from_arrays(lists.offsets, elements, mask=lists.is_null())
 
 
-def _as_text(value: Any) -> str:
-    """Return a time, a uuid or a decimal as text that Postgres reads."""
-    return format(value, "f") if isinstance(value, Decimal) else str(value)
+def _as_text(value: Any) -> Any:
+    """Return a time, a uuid, a number, or each of a list, as text that Postgres reads; None is None."""
+    match value:
+        case None:
+            return None
+        case list():
+            return [_as_text(element) for element in value]
+        case Decimal():
+            return format(value, "f")
+        case _:
+            return str(value)

@@ -59,6 +59,12 @@ class AvroField:
     reading: Reading
     schema: Any
 
+    @property
+    def is_exact_number(self) -> bool:
+        """True for integers, decimals, and arrays of these."""
+        own = self.type.removesuffix("[]")
+        return own in _INTEGERS or own.startswith("numeric")
+
     def fits(self, column: Column) -> bool:
         """True if a column can hold the field's values; integers and decimals are checked value by value later."""
         if self.reading == "json":
@@ -72,9 +78,9 @@ class AvroField:
             return True
         if own == "real":
             return target == "double precision"
+        if self.is_exact_number:
+            return target.startswith("numeric")
         as_text = Column(column.name, target).staged_type == "text"
-        if own.startswith("numeric"):
-            return target.startswith("numeric") and (not as_text or self.reading == "text")
         return as_text and Column(self.name, own).staged_type == "text"
 
 
