@@ -1104,6 +1104,13 @@ MUTANTS: Final = (
         ),
     ),
     Mutant(
+        "each value with an unknown ID is a request",
+        "formats/protobuf.py",
+        "        files_of = cache(lambda schema_id: ",
+        "        files_of = (lambda schema_id: ",
+        (f"{_REGISTRY}::test_an_unknown_id_costs_one_request_a_block_and_may_be_registered_later",),
+    ),
+    Mutant(
         "a number without a name in a closed enum is null",
         "formats/protobuf_fields.py",
         "    return get_named if has_closed_enum(field) else get\n",

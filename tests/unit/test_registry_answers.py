@@ -131,6 +131,18 @@ def test_an_id_that_the_registry_lacks_is_a_reject(known, code):
     assert "with the ID 2147483647" in the_reject_beside_a_row(form, good, framed(2**31 - 1, b"\0"))
 
 
+def test_an_unknown_id_costs_one_request_a_block_and_may_be_registered_later(known, registry):
+    form, good, answers = known
+    decode(form, good)
+    registry.asked.clear()
+    late = framed(3, good[5:])
+    decoded = decode(form, *[late] * 1_000, good)
+    assert (decoded.kept.to_pylist(), len(decoded.rejects)) == ([1_000], 1_000)
+    assert [path.partition("?")[0] for path, _ in registry.asked] == ["/schemas/ids/3"]
+    answers(3, *registry.answers["/schemas/ids/1"])
+    assert decode(form, late).rows.to_pylist() == [{"id": 7}]
+
+
 @pytest.mark.parametrize("answer", [{"error_code": 404}, {}, "no such page"])
 def test_another_404_may_be_a_wrong_address_and_ends_the_batch(known, answer):
     form, good, answers = known

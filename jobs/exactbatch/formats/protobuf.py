@@ -1,6 +1,6 @@
 """The format Protobuf: messages of a descriptor file, or of the schemas of a registry. Python decodes one by one."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from os import PathLike
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 _MOST_INDEXES: Final = 32  # types inside of types
 _VARINT_BITS: Final = 35
+
+_Files = list[tuple[str, bytes]]  # of a schema, as protobuf_files() returns them
 
 
 @dataclass(frozen=True)
@@ -106,16 +108,20 @@ class Protobuf:
 
     def decode(self, values: "pa.BinaryArray") -> Decoded:
         """Decode n values."""
-        return decode_several(values, self._decode_block)
+        # Within a block, an unknown ID is asked for once; a later block may find it registered.
+        files_of = cache(lambda schema_id: protobuf_files(str(self.registry), schema_id, self.properties))
+        return decode_several(values, partial(self._decode_block, files_of))
 
-    def _decode_block(self, values: "pa.BinaryArray") -> "tuple[pa.RecordBatch, Positions | None]":
+    def _decode_block(
+        self, files_of: Callable[[int], "_Files | None"], values: "pa.BinaryArray"
+    ) -> "tuple[pa.RecordBatch, Positions | None]":
         """Return rows, and the value that each is of, or raise ValueError."""
         import pyarrow as pa
 
         schema = stored_schema(self.columns)
         if not len(values):
             return pa.RecordBatch.from_pylist([], schema), None
-        messages = [self._message_of(value) for value in values.to_pylist()]
+        messages = [self._message_of(value, files_of) for value in values.to_pylist()]
         members = []
         for number, each in enumerate(self.fields):
             found, is_missing = _members([(message, type_.ways[number]) for message, type_ in messages], each)
@@ -132,13 +138,13 @@ class Protobuf:
         check_rows(rows, self.columns)
         return rows, origins
 
-    def _message_of(self, value: bytes) -> "tuple[Any, _Type]":
+    def _message_of(self, value: bytes, files_of: Callable[[int], "_Files | None"]) -> "tuple[Any, _Type]":
         if self.registry is None:
             assert isinstance(self.descriptor, bytes)
             type_ = _type_of_set(self.descriptor, str(self.message), self.fields)
             return type_.parsed(value), type_
         schema_id, indexes, start = _header(value)
-        files = protobuf_files(self.registry, schema_id, self.properties)
+        files = files_of(schema_id)
         if files is None:
             raise ValueError(f"the registry has no Protobuf schema with the ID {schema_id}")
         type_ = _type_at(tuple(files), indexes, self.fields)
