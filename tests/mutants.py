@@ -1111,6 +1111,13 @@ MUTANTS: Final = (
         (f"{_REGISTRY}::test_an_unknown_id_costs_one_request_a_block_and_may_be_registered_later",),
     ),
     Mutant(
+        "a column of a draft is widened although that rejects no fewer records",
+        "sampling/fitting.py",
+        ".rejects))) < fewest:\n",
+        ".rejects))) >= 0:\n",
+        ("tests/unit/test_new_columns.py::test_one_value_that_no_type_accepts_breaks_its_record_alone",),
+    ),
+    Mutant(
         "a number without a name in a closed enum is null",
         "formats/protobuf_fields.py",
         "    return get_named if has_closed_enum(field) else get\n",

@@ -658,6 +658,48 @@ def test_one_record_in_ten_may_be_no_avro(registry, broken):
     assert [index for index, _ in proposal.broken] == [9]
 
 
+def field_of(type_):
+    return {
+        "type": "record",
+        "name": "r",
+        "fields": [{"name": "id", "type": "int"}, {"name": "x", "type": type_}],
+    }
+
+
+DECIMAL = {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 2}
+
+
+@pytest.mark.parametrize(
+    ("logical", "good", "bad", "column"),
+    [
+        ({"type": "long", "logicalType": "timestamp-millis"}, 0, 2**63 - 1, "timestamptz"),
+        ({"type": "int", "logicalType": "time-millis"}, 0, -1, "time"),
+        (DECIMAL, b"\7", b"\x7f" * 9, "numeric(10,2)"),
+    ],
+)
+def test_one_value_that_no_type_accepts_breaks_its_record_alone(registry, logical, good, bad, column):
+    plain, written = field_of(logical["type"]), field_of(logical)
+    registry.has(1, written)
+    values = [framed(1, plain, {"id": 1, "x": bad if number == 7 else good}) for number in range(20)]
+    proposal = proposed_by(registry, *values)
+    assert types_of(proposal) == {"id": "integer", "x": column}
+    assert [index for index, _ in proposal.broken] == [7]
+
+
+@pytest.mark.parametrize("is_array", [False, True])
+def test_decimals_of_two_scales_are_a_numeric_that_holds_all(registry, is_array):
+    values = []
+    for schema_id, scale, written in ((1, 2, "12345678.90"), (2, 4, "0.1234")):
+        type_ = {**DECIMAL, "scale": scale}
+        schema = field_of({"type": "array", "items": type_} if is_array else type_)
+        registry.has(schema_id, schema)
+        number = Decimal(written)
+        values.append(framed(schema_id, schema, {"id": 1, "x": [number] if is_array else number}))
+    proposal = proposed_by(registry, *values)
+    column = "numeric[]" if is_array else "numeric"
+    assert (types_of(proposal), proposal.broken) == ({"id": "integer", "x": column}, ())
+
+
 def test_one_record_in_ten_may_have_a_schema_that_is_none(registry):
     registry.has(1, {"type": "record", "name": "r", "fields": [{"name": "id", "type": "int"}]})
     registry.has(2, {})

@@ -1,4 +1,4 @@
-"""Decode a sample with a drafted format, and widen its columns until no record is rejected."""
+"""Decode a sample with a drafted format, and widen its columns as long as that rejects fewer records."""
 
 import ast
 import re
@@ -37,10 +37,11 @@ def fit(draft: Draft, values: "pa.BinaryArray") -> Fitted:
     while True:
         format_ = draft.make(columns)
         kept = [index for index in at if index not in broken]
-        rejects = decode(format_, values.take(pa.array(kept, pa.int64()))).rejects
+        sample = values.take(pa.array(kept, pa.int64()))
+        rejects = decode(format_, sample).rejects
         if not rejects:
             return Fitted(tuple(columns), format_, tuple(sorted(broken.items())))
-        widened = _widened(columns, [reason for _, reason in rejects])
+        widened = _widened(draft, columns, sample, rejects)
         if widened is not None:
             columns = widened
             continue
@@ -62,19 +63,26 @@ def column_of(reason: str) -> str | None:
     return None if match is None else str(ast.literal_eval(match["name"]))
 
 
-def _widened(columns: Sequence[DraftColumn], reasons: Sequence[str]) -> list[DraftColumn] | None:
-    """Return the columns, with a wider type for those that reasons name; None if no column can be widened."""
-    first: dict[str, str] = {}
-    for reason in reasons:
-        if (name := column_of(reason)) is not None:
-            first.setdefault(name, reason)
-    widened = [
-        column.wider(_short(f"{column.type} does not accept all values: {first[column.name]}"))
-        if column.name in first and len(column.choices) > 1
-        else column
-        for column in columns
-    ]
-    return None if widened == list(columns) else widened
+def _widened(
+    draft: Draft, columns: Sequence[DraftColumn], values: "pa.BinaryArray", rejects: Sequence[tuple[int, str]]
+) -> list[DraftColumn] | None:
+    """Return the columns, one of them with a wider type for which fewer values are rejected; None if none has one."""
+    for at, column in enumerate(columns):
+        reasons = _reasons_for(column, rejects)
+        best, fewest = column, len(reasons)
+        wider = column
+        while fewest and len(wider.choices) > 1:
+            wider = wider.wider(_short(f"{column.type} does not accept all values: {reasons[0]}"))
+            tried = draft.make([*columns[:at], wider, *columns[at + 1 :]])
+            if (count := len(_reasons_for(column, decode(tried, values).rejects))) < fewest:
+                best, fewest = wider, count
+        if best is not column:
+            return [*columns[:at], best, *columns[at + 1 :]]
+    return None
+
+
+def _reasons_for(column: DraftColumn, rejects: Sequence[tuple[int, str]]) -> list[str]:
+    return [reason for _, reason in rejects if column_of(reason) == column.name]
 
 
 def _short(text: str) -> str:

@@ -24,6 +24,7 @@ _MOST_IDS: Final = 100_000_000  # registries count from 1: other bytes are rarel
 _WIDER: Final = {
     "integer": ("bigint", "numeric"),
     "bigint": ("numeric",),
+    "numeric": ("numeric",),
     "real": ("double precision",),
 }
 
@@ -142,8 +143,13 @@ def _avro_draft(
 def _choices(written: Sequence[AvroField]) -> tuple[Choice, ...]:
     """Return types for a field that has these in the schemas of a sample, the newest last."""
     found = list(dict.fromkeys(field.type for field in reversed(written)))
-    wider = [type_ for own in found for type_ in _WIDER.get(own, ())]
+    wider = [type_ for own in found for type_ in _wider(own)]
     return tuple(Choice(_short(type_)) for type_ in dict.fromkeys([*found, *wider, "jsonb"]))
+
+
+def _wider(type_: str) -> list[str]:
+    element = type_.removesuffix("[]")
+    return [each + type_.removeprefix(element) for each in _WIDER.get(element.partition("(")[0], ())]
 
 
 def _short(type_: str) -> str:
