@@ -1118,6 +1118,16 @@ MUTANTS: Final = (
         ("tests/unit/test_new_columns.py::test_one_value_that_no_type_accepts_breaks_its_record_alone",),
     ),
     Mutant(
+        "an Upsert is proposed for records that give several rows of one key",
+        "sampling/key_and_sink.py",
+        "        if not _repeats_a_key(changes, proposal.sink):\n",
+        "        if True:\n",
+        (
+            "tests/unit/test_new_columns.py"
+            "::test_a_compacted_topic_with_several_rows_of_one_key_in_a_record_is_appended",
+        ),
+    ),
+    Mutant(
         "a number without a name in a closed enum is null",
         "formats/protobuf_fields.py",
         "    return get_named if has_closed_enum(field) else get\n",

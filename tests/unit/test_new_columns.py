@@ -315,6 +315,21 @@ def test_members_of_keys_and_values_with_the_same_name_and_other_values_are_not_
     assert len({row["key"] for row in proposal.decoded.rows.to_pylist()}) == 2
 
 
+@pytest.mark.parametrize("key", [b"k-1", b'{"tenant": "a"}', b'{"id": 7}'])
+@pytest.mark.parametrize("documents", [b'[{"id": 7}, {"id": 8}]', b'{"id": 7}\n{"id": 7}'])
+def test_a_compacted_topic_with_several_rows_of_one_key_in_a_record_is_appended(key, documents):
+    """No batch of an Upsert commits such a record: nothing says which row is the later one."""
+    proposal = proposed(documents, documents, None, keys=[key, b"k-2", b"k-2"], is_compacted=True)
+    assert proposal.pipeline.sink == Append("public.p")
+    assert "a sampled record gives several rows of one key" in " ".join(proposal.notes)
+    assert (len(proposal.decoded.rows), proposal.broken) == (4, ())
+
+
+def test_a_compacted_topic_with_one_document_in_each_array_is_an_upsert():
+    proposal = proposed(b'[{"id": 7}]', b'[{"id": 8}]', keys=[b"7", b"8"], is_compacted=True)
+    assert proposal.pipeline.sink == Upsert("public.p", key=("id",))
+
+
 @pytest.mark.parametrize("has_tombstone", [False, True])
 @pytest.mark.parametrize("values_have_schemas", [False, True])
 @pytest.mark.parametrize("member", ["id", "tenant"])

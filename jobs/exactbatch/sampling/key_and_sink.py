@@ -72,14 +72,16 @@ def destination(draft: Draft, fitted: Fitted, facts: TopicFacts, target: str) ->
         return Destination(
             append, fitted.format, notes=(f"Append, although the topic is compacted: {reason}",)
         )
+    reason = "no format was found for its keys"
     for proposal in _upserts(fitted, facts, target):
-        if proposal is not None and not _rejects(proposal, fitted, facts):
+        if proposal is None or (changes := _accepted(proposal, fitted, facts)) is None:
+            continue
+        if not _repeats_a_key(changes, proposal.sink):
             return proposal
-    return Destination(
-        append,
-        fitted.format,
-        notes=("Append, although the topic is compacted: no format was found for its keys",),
-    )
+        reason = (
+            "a sampled record gives several rows of one key, and nothing says which of them is the latest"
+        )
+    return Destination(append, fitted.format, notes=(f"Append, although the topic is compacted: {reason}",))
 
 
 def _of_changes(changes: Changes, fitted: Fitted, facts: TopicFacts, target: str) -> Destination:
@@ -206,14 +208,21 @@ _KEY_FORMATS: Final[dict[str, Callable[[str], Format]]] = {
 }
 
 
-def _rejects(proposal: Destination, fitted: Fitted, facts: TopicFacts) -> bool:
-    """True if the proposal rejects records of the sample that the values' format accepts."""
+def _accepted(proposal: Destination, fitted: Fitted, facts: TopicFacts) -> Decoded | None:
+    """Return what the proposal makes of the sample; None if it rejects records that the values' format accepts."""
     try:
         changes = decode_changes(proposal, facts)
     except ConfigurationError:
-        return True
+        return None
     broken = {index for index, _ in fitted.broken}
-    return any(index not in broken for index, _ in changes.rejects)
+    return None if any(index not in broken for index, _ in changes.rejects) else changes
+
+
+def _repeats_a_key(changes: Decoded, sink: Sink) -> bool:
+    """True if a record gives several rows of one key: no batch of an Upsert without a version commits it."""
+    keys = changes.rows.select(sink.key_columns).to_pylist()
+    rows = [(at, repr(key)) for at, key in zip(changes.kept.to_pylist(), keys, strict=True)]
+    return len(set(rows)) < len(rows)
 
 
 def decode_changes(proposal: Destination, facts: TopicFacts) -> Decoded:
