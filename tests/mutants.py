@@ -777,6 +777,38 @@ MUTANTS: Final = (
         ("tests/integration/test_growth.py::test_a_batch_of_an_aggregate_costs_what_it_changes",),
     ),
     Mutant(
+        "a name that Postgres cuts is a name",
+        "sinks/tables/target.py",
+        "            if (size := len(part.encode())) > MAX_NAME_BYTES:\n",
+        "            if (size := len(part.encode())) < 0:\n",
+        ("tests/unit/test_sinks.py::test_a_name_that_postgres_would_cut_is_refused",),
+    ),
+    Mutant(
+        "a replay drops more partitions than a transaction can lock",
+        "sinks/by_batch/layout.py",
+        "        partitions = partitions[:MOST_DROPPED]\n",
+        "",
+        (
+            "tests/integration/test_by_batch.py"
+            "::test_a_replay_drops_as_many_partitions_as_a_transaction_can_lock",
+        ),
+    ),
+    Mutant(
+        "a merge waits for readers of a referenced table while it holds the target",
+        "sinks/by_batch/partitions.py",
+        "            is_changed = change()\n",
+        "            cursor.execute(\"select set_config('lock_timeout', %s, true)\", (own_timeout,))\n"
+        "            is_changed = change()\n",
+        ("tests/integration/test_merge.py::test_a_reader_of_what_the_target_refers_to_keeps_the_partitions",),
+    ),
+    Mutant(
+        "a merged partition refers to single partitions of another table",
+        "sinks/by_batch/merge.py",
+        " and conparentid = 0 order by",
+        " order by",
+        ("tests/integration/test_merge.py::test_indexes_constraints_and_defaults_remain",),
+    ),
+    Mutant(
         "partial results are rounded in a narrower table",
         "sinks/aggregate/partial_results.py",
         "evolve=evolve, exact=True)",
@@ -2421,7 +2453,7 @@ MUTANTS: Final = (
     Mutant(
         "a merge needs more locks than the server has",
         "sinks/by_batch/merge.py",
-        "            or len(group.partitions) == _MOST_PARTITIONS\n",
+        "            or len(group.partitions) == MOST_DROPPED\n",
         "",
         (
             "tests/unit/test_merged_partitions.py"

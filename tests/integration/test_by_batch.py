@@ -3,6 +3,7 @@
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +24,7 @@ from exactbatch.errors import StagedRowsDiffer, TargetMismatch, TooManyRejects
 from exactbatch.ledger import Ledger
 from exactbatch.planning.request import RequestedRange
 from exactbatch.postgres.connection import connect, transaction
+from exactbatch.sinks.by_batch import layout
 from exactbatch.sinks.by_batch.layout import ByBatch
 from exactbatch.sinks.by_batch.parent import check_parent
 from support.batch_runner import LINEAGE, BatchRunner
@@ -545,6 +547,47 @@ def test_a_replay_deletes_where_a_reader_keeps_the_partition(world, settings, to
         reader.close()
     assert bounds(world, pipeline) == [(first, first + 1), (again, again + 1)]
     assert world.rows(f'select count(*) from "{topic.name}_b{first}"') == [(0,)]
+    assert exact(world, pipeline)
+
+
+def test_a_replay_drops_as_many_partitions_as_a_transaction_can_lock(world, topic, pipeline, monkeypatch):
+    """It deletes the rows of the others, and does not fail after it has staged everything."""
+    batch_ids = [world.run(pipeline).batch.batch_id]
+    for number in range(8, 11):
+        topic.produce(record(number))
+        batch_ids.append(world.run(pipeline).batch.batch_id)
+    monkeypatch.setattr(layout, "MOST_DROPPED", 2)
+    again = plan_replay(world, pipeline, batch_ids=tuple(batch_ids))
+    world.process(pipeline, again)
+    assert bounds(world, pipeline) == [(each, each + 1) for each in (*batch_ids[2:], again)]
+    assert exact(world, pipeline)
+
+
+def test_a_replay_deletes_where_a_reader_keeps_what_the_target_refers_to(
+    world, settings, topic, make_pipeline
+):
+    """To drop a partition with a foreign key waits for that reader, and the target's readers would wait as well."""
+    world.execute(
+        "create table other (id int primary key); insert into other select generate_series(0, 20); "
+        f'create table "{topic.name}" (id int references other, name text, {LINEAGE}) partition by range (batch_id)'
+    )
+    pipeline = make_pipeline(topic, sink=by_batch(topic.name))
+    first = world.run(pipeline).batch.batch_id
+    again = plan_replay(world, pipeline, batch_ids=(first,))
+    with closing(connect(settings.postgres, application="reader", timeout=60)) as reader:
+        reader.cursor().execute("select count(*) from other")
+        with (
+            ThreadPoolExecutor(1) as pool,
+            closing(connect(settings.postgres, application="tests")) as others,
+        ):
+            replay = pool.submit(world.process, pipeline, again)
+            while not replay.done():
+                with others, others.cursor() as cursor:
+                    cursor.execute("set local lock_timeout to '10s'")
+                    cursor.execute(f'select count(*) from "{topic.name}"')
+                    assert cursor.fetchone()[0] == 8
+            replay.result()
+    assert bounds(world, pipeline) == [(first, first + 1), (again, again + 1)]
     assert exact(world, pipeline)
 
 

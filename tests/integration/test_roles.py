@@ -125,6 +125,24 @@ def test_what_the_jobs_login_lacks_is_named_with_its_grant(spark, committed, top
         run(spark, committed, pipeline)
 
 
+def test_what_the_login_lacks_is_named_also_if_its_search_path_leads_elsewhere(spark, deployment, topic):
+    pipeline = Pipeline(
+        name=topic.name, topics=(topic.name,), value=Json("id int"), sink=Append("item"), max_rejects=1
+    )
+    deployment.init(pipeline)
+    deployment.execute(ROLES)
+    deployment.execute("grant usage, create on schema public to test_job; create table shop.item (id int)")
+    deployment.execute(
+        "do $$ begin execute format('alter database %I set search_path to shop', current_database()); end $$"
+    )
+    run(spark, deployment, pipeline)
+    topic.produce(record(8))
+    deployment.execute("alter table public.item owner to test_owner")
+    deployment.execute("grant select, update on public.item to test_job")
+    with pytest.raises(TargetMismatch, match=r"grant select, insert, update, delete on item to test_job;"):
+        run(spark, deployment, pipeline)
+
+
 def test_nobody_changes_the_past_and_a_reader_writes_nothing(committed):
     past = {
         "update exactbatch.batch set status = 'planned', committed_at = null": "is committed: its row can not",

@@ -9,6 +9,7 @@ from exactbatch import Aggregate, Append, Count, Json, Pipeline, Upsert, Window
 from exactbatch.errors import ConfigurationError
 from exactbatch.ledger.definition import definition_of
 from exactbatch.sinks import SINKS, Sink, UpsertWithoutHistory
+from exactbatch.sinks.tables.target import TargetTable
 
 EXAMPLES: tuple[Sink, ...] = (
     Append("public.t"),
@@ -45,6 +46,19 @@ def test_a_sink_satisfies_the_protocol(sink):
 def test_the_ledger_knows_all_tables_of_a_sink(sink):
     pipeline = Pipeline(name="p", topics=("t",), value=Json("id int, at timestamptz, n int"), sink=sink)
     assert {table.name for table in sink.tables} <= definition_of(pipeline).tables
+
+
+@pytest.mark.parametrize("sink", EXAMPLES, ids=str)
+@pytest.mark.parametrize(("schema", "name"), [("public", "t" * 64), ("s" * 64, "t"), ("public", "ä" * 32)])
+def test_a_name_that_postgres_would_cut_is_refused(sink, schema, name):
+    with pytest.raises(ConfigurationError, match=r"is too long\. It has 64 bytes, and Postgres stores 63"):
+        replace(sink, target=f'"{schema}"."{name}"')
+
+
+def test_two_long_names_of_the_ledger_are_the_one_table_that_postgres_has():
+    one, other = (TargetTable("public." + "t" * 63 + suffix) for suffix in ("_orders", "_customers"))
+    assert one.name == other.name == ("public", "t" * 63)
+    assert TargetTable('public."' + "ä" * 32 + '"').name == ("public", "ä" * 31)
 
 
 def test_a_target_that_is_partitioned_by_batch_takes_whole_batches():

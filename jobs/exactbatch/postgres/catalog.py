@@ -44,7 +44,7 @@ select 'trigger', t.named, g.tgname::text,
     case when g.tgenabled = 'D' then 'disabled' else pg_get_triggerdef(g.oid) || ' ' || g.tgenabled::text end
 from tables t join pg_trigger g on g.tgrelid = t.oid and not g.tgisinternal
 union all
-select 'function of the trigger', t.named, g.tgname::text, p.oid::regprocedure::text || ', ' || md5(p.prosrc)
+select 'function of the trigger', t.named, g.tgname::text, p.oid::regprocedure::text || ', ' || p.prosrc
 from tables t join pg_trigger g on g.tgrelid = t.oid and not g.tgisinternal join pg_proc p on p.oid = g.tgfoid
 union all
 select 'rule', t.named, r.rulename::text,

@@ -47,7 +47,7 @@ class Append(SinkDefaults):
 
     def __post_init__(self) -> None:
         check_types(self)
-        _ = self._target
+        self._target.check_length()
         _ = [TargetTable(table) for table in self.cascade]
         if self.smallest_partition < 0:
             raise ConfigurationError(

@@ -74,7 +74,8 @@ class Aggregate(SinkDefaults):
 
     def __post_init__(self) -> None:
         check_types(self)
-        _ = self._target, self.lineage_table, self.watermark
+        self._target.check_length()
+        _ = self.lineage_table, self.watermark
         if not self.group_by:
             raise ConfigurationError(
                 f"expected group_by of {self.target} as a tuple of columns and at most one Window, "

@@ -12,11 +12,12 @@ from exactbatch.postgres.array_literals import bigint_array
 from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.by_batch.parent import attach_obstacle, publications
 from exactbatch.sinks.by_batch.partitions import (
+    MOST_DROPPED,
     Partition,
+    change_alone,
     covering,
     detach_and_drop,
     end_before,
-    lock_alone,
     partitions_of,
     range_from,
 )
@@ -76,17 +77,19 @@ class ByBatch:
         cursor.execute("select pg_table_size(%s::oid)", (partition.oid,))
         if cursor.fetchone()[0] > _LARGEST_SCAN or self._is_referenced(cursor):
             return False
-        if not lock_alone(cursor, self.target, [partition], tries=1):
-            return False
-        cursor.execute(
-            sql.SQL("select exists (select from {} where batch_id >= {})").format(
-                partition.identifier, sql.Literal(batch_id)
+
+        def end() -> bool:
+            cursor.execute(
+                sql.SQL("select exists (select from {} where batch_id >= {})").format(
+                    partition.identifier, sql.Literal(batch_id)
+                )
             )
-        )
-        if cursor.fetchone()[0]:
-            return False
-        end_before(cursor, self.target, partition, batch_id)
-        return True
+            if cursor.fetchone()[0]:
+                return False
+            end_before(cursor, self.target, partition, batch_id)
+            return True
+
+        return change_alone(cursor, self.target, [partition], end, tries=1)
 
     def ensure_partition(self, cursor: Cursor, staged: StagedRows) -> None:
         """Create a partition for staged rows that are about to be inserted, unless there is one.
@@ -107,18 +110,22 @@ class ByBatch:
         return bool(cursor.fetchone()[0])
 
     def drop_batches(self, cursor: Cursor, batch_ids: Sequence[int]) -> None:
-        """Drop the partitions of batches, and delete their rows where this is not possible."""
-        partitions = [
-            each for each in partitions_of(cursor, self.target) if each.only_batch in set(batch_ids)
-        ]
+        """Drop the partitions of batches, as many as one transaction may; delete the rows of the others."""
+        retracted = {*batch_ids}
+        partitions = [each for each in partitions_of(cursor, self.target) if each.only_batch in retracted]
+        partitions = partitions[:MOST_DROPPED]
+
+        def drop() -> bool:
+            for partition in partitions:
+                detach_and_drop(cursor, self.target, partition)
+            return True
+
         if (
             partitions
             and self._may_drop(cursor)
-            and lock_alone(cursor, self.target, partitions, tries=_DROP_TRIES)
+            and change_alone(cursor, self.target, partitions, drop, tries=_DROP_TRIES)
         ):
-            for partition in partitions:
-                detach_and_drop(cursor, self.target, partition)
-            batch_ids = sorted({*batch_ids} - {partition.only_batch for partition in partitions})
+            batch_ids = sorted(retracted - {partition.only_batch for partition in partitions})
         if batch_ids:
             self._delete(cursor, batch_ids)
 

@@ -16,10 +16,11 @@ from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.base import MergeGroup
 from exactbatch.sinks.by_batch.parent import publications
 from exactbatch.sinks.by_batch.partitions import (
+    MOST_DROPPED,
     Partition,
     attach,
+    change_alone,
     detach_and_drop,
-    lock_alone,
     partition_of,
     partitions_of,
 )
@@ -33,8 +34,6 @@ from exactbatch.sinks.by_batch.staged_partition import (
 from exactbatch.sinks.tables.target import TargetTable
 
 _TRIES: Final = 4
-# The exchange locks each partition with its indexes, and the server's table of locks has some 6,400 places by default.
-_MOST_PARTITIONS: Final = 100
 _SIZES: Final = "select oid::bigint as oid, pg_table_size(oid) as bytes from unnest(%s::oid[]) oid"
 _COLUMNS: Final = """
 select attname::text from pg_attribute
@@ -42,7 +41,7 @@ where attrelid = %s::regclass and attnum > 0 and not attisdropped and attgenerat
 """
 _FOREIGN_KEYS: Final = """
 select conname::text as name, pg_get_constraintdef(oid) as definition
-from pg_constraint where conrelid = %s::regclass and contype = 'f' order by conname
+from pg_constraint where conrelid = %s::regclass and contype = 'f' and conparentid = 0 order by conname
 """
 
 
@@ -102,6 +101,9 @@ class PartitionMerger:
             )
             rows += cursor.rowcount
         build_indexes(cursor, self.target, merged.identifier)
+        give_to_owner(cursor, self.target, merged)
+        cursor.execute(sql.SQL("analyze {}").format(merged.identifier))
+        # From here on, writers of the tables that these refer to wait.
         cursor.execute(_FOREIGN_KEYS, target)
         for key in cursor.fetchall():
             cursor.execute(
@@ -109,25 +111,27 @@ class PartitionMerger:
                     merged.identifier, sql.Identifier(key.name), sql.SQL(key.definition)
                 )
             )
-        give_to_owner(cursor, self.target, merged)
-        cursor.execute(sql.SQL("analyze {}").format(merged.identifier))
         return rows
 
     def exchange(self, cursor: Cursor, group: MergeGroup) -> None:
         """Let the new table take the place of the partitions. Raises PostgresUnavailable if others use the target."""
         members = self._members(cursor, group)
         assert members is not None  # copy() has locked them
-        if not lock_alone(cursor, self.target, members, tries=_TRIES):
-            raise PostgresUnavailable(
-                f"target {self.target.spec} is in use, so its partitions could not be exchanged in {_TRIES} tries of "
-                f"a second; waiting longer would hold up its readers. These partitions remain as they are. Try again "
-                f"when its sessions in pg_stat_activity have ended."
-            )
-        for member in members:
-            detach_and_drop(cursor, self.target, member)
         merged = partition_of(self.target, group.lower, group.upper)
-        attach(cursor, self.target, merged)
-        cursor.execute(sql.SQL("alter table {} drop constraint {}").format(merged.identifier, BOUND))
+
+        def exchange() -> bool:
+            for member in members:
+                detach_and_drop(cursor, self.target, member)
+            attach(cursor, self.target, merged)
+            cursor.execute(sql.SQL("alter table {} drop constraint {}").format(merged.identifier, BOUND))
+            return True
+
+        if not change_alone(cursor, self.target, members, exchange, tries=_TRIES):
+            raise PostgresUnavailable(
+                f"target {self.target.spec} is in use, or a table to which its foreign keys refer, so its partitions "
+                f"could not be exchanged in {_TRIES} tries of a second; waiting longer would hold up its readers. "
+                f"These partitions remain as they are. Try again when its sessions in pg_stat_activity have ended."
+            )
 
     def _members(self, cursor: Cursor, group: MergeGroup) -> list[Partition] | None:
         """Return the partitions of a group; None if they are not the same as when it was formed."""
@@ -177,7 +181,7 @@ def groups_of(
         if (
             group is None
             or group.bytes + size > max_bytes
-            or len(group.partitions) == _MOST_PARTITIONS
+            or len(group.partitions) == MOST_DROPPED
             or any(group.lower <= batch_id < upper for batch_id in planned)
         ):
             group = MergeGroup(lower, upper, (partition.name,), size)

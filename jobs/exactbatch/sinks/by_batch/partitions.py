@@ -6,7 +6,7 @@ was ever loaded, however few partitions remain after a merge.
 
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -28,6 +28,9 @@ where i.inhparent = %s::regclass
 # ACCESS EXCLUSIVE on the parent: readers that come later queue behind the wait for it.
 _READERS_WAIT: Final = "1s"
 _PAUSE: Final = 0.5  # seconds
+# Partitions that one transaction may drop: it locks each with its indexes and types, and the server's table of locks
+# has some 6,400 places by default.
+MOST_DROPPED: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,18 +112,26 @@ def attach(cursor: Cursor, table: TargetTable, partition: Partition) -> None:
     )
 
 
-def lock_alone(cursor: Cursor, table: TargetTable, partitions: Sequence[Partition], *, tries: int) -> bool:
-    """Lock a table and some of its partitions against all others, readers included, until the transaction ends.
+def change_alone(
+    cursor: Cursor,
+    table: TargetTable,
+    partitions: Sequence[Partition],
+    change: Callable[[], bool],
+    *,
+    tries: int,
+) -> bool:
+    """Lock a table and some of its partitions against all others, readers included, and call `change`, which attaches,
+    detaches or drops them and returns whether it has.
 
-    Returns False if others use them. While this waits for a reader, those that come later wait behind it: so it
-    waits a second at a time.
+    Returns False, with nothing changed, if others use them, or tables to which their foreign keys refer. While this
+    waits for a reader, those that come later wait behind it: so it waits a second at a time.
     """
     cursor.execute("select current_setting('lock_timeout')")
     own_timeout = cursor.fetchone()[0]
     for number in range(tries):
         if number:
             time.sleep(_PAUSE)
-        cursor.execute("savepoint lock_alone")
+        cursor.execute("savepoint alone")
         try:
             cursor.execute("select set_config('lock_timeout', %s, true)", (_READERS_WAIT,))
             cursor.execute(
@@ -133,12 +144,13 @@ def lock_alone(cursor: Cursor, table: TargetTable, partitions: Sequence[Partitio
                     )
                 )
             )
+            is_changed = change()
         except (psycopg2.errors.LockNotAvailable, psycopg2.errors.DeadlockDetected):
-            cursor.execute("rollback to savepoint lock_alone")
+            cursor.execute("rollback to savepoint alone")
             continue
         cursor.execute("select set_config('lock_timeout', %s, true)", (own_timeout,))
-        cursor.execute("release savepoint lock_alone")
-        return True
+        cursor.execute("release savepoint alone")
+        return is_changed
     return False
 
 

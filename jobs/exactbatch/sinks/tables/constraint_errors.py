@@ -13,6 +13,7 @@ from exactbatch.errors.sqlstates import INSUFFICIENT_PRIVILEGE
 from exactbatch.errors.translation import psycopg2_message
 from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.staged_rows import StagedRows
+from exactbatch.sinks.tables.target import TargetTable
 from exactbatch.sinks.values.cast import Cast
 
 _OFFSETS_SHOWN: Final = 5
@@ -52,7 +53,7 @@ class _Refused:
 
 
 def constraint_error(
-    cursor: Cursor, target: str, error: psycopg2.Error, candidates: sql.Composable | None
+    cursor: Cursor, target: TargetTable, error: psycopg2.Error, candidates: sql.Composable | None
 ) -> TargetMismatch:
     """Return the error that says what a target refuses, and which records are concerned.
 
@@ -65,7 +66,7 @@ def constraint_error(
     where = f", column {' or '.join(columns)}" if columns else ""
     refused = _Refused() if candidates is None else _refused_rows(cursor, error, candidates, columns)
     return TargetMismatch(
-        f"target {target}{where}: it refuses what the batch writes: {psycopg2_message(error)}{refused} (SQLSTATE "
+        f"target {target.spec}{where}: it refuses what the batch writes: {psycopg2_message(error)}{refused} (SQLSTATE "
         f"{error.pgcode}). Nothing was written. Correct the target, or what the pipeline writes."
         f"{_deferrable(cursor, target, error)}",
         **refused.first,
@@ -75,14 +76,14 @@ def constraint_error(
     )
 
 
-def _deferrable(cursor: Cursor, target: str, error: psycopg2.Error) -> str:
+def _deferrable(cursor: Cursor, target: TargetTable, error: psycopg2.Error) -> str:
     """Say how rows can exchange their values if a unique constraint is checked row by row."""
     if not isinstance(error, psycopg2.errors.UniqueViolation):
         return ""
     cursor.execute(
         "select pg_get_constraintdef(oid) from pg_constraint "
         "where conrelid = to_regclass(%s) and conname = %s and contype = 'u' and not condeferrable",
-        (target, error.diag.constraint_name),
+        (target.identifier.as_string(cursor), error.diag.constraint_name),
     )
     if (row := cursor.fetchone()) is None:
         return ""
@@ -92,19 +93,20 @@ def _deferrable(cursor: Cursor, target: str, error: psycopg2.Error) -> str:
     )
 
 
-def _missing_privilege(cursor: Cursor, target: str, error: psycopg2.Error) -> TargetMismatch:
+def _missing_privilege(cursor: Cursor, target: TargetTable, error: psycopg2.Error) -> TargetMismatch:
     message = psycopg2_message(error)
     cursor.execute(
-        "select quote_ident(current_user), relname from pg_class where oid = to_regclass(%s)", (target,)
+        "select quote_ident(current_user), relname from pg_class where oid = to_regclass(%s)",
+        (target.identifier.as_string(cursor),),
     )
     login, name = cursor.fetchone()
     remedy = (
-        f"As its owner: grant select, insert, update, delete on {target} to {login};"
+        f"As its owner: grant select, insert, update, delete on {target.spec} to {login};"
         if message in (f"permission denied for {kind} {name}" for kind in ("table", "view"))
         else f"Grant it to {login}: a trigger or function of the target needs it."
     )
     return TargetMismatch(
-        f"target {target}: the login {login} lacks a privilege: {message} (SQLSTATE {error.pgcode}). Nothing was "
+        f"target {target.spec}: the login {login} lacks a privilege: {message} (SQLSTATE {error.pgcode}). Nothing was "
         f"written. {remedy}",
         sqlstate=error.pgcode,
     )
@@ -123,7 +125,7 @@ def candidates_of(casts: Sequence[Cast], staged: StagedRows) -> sql.Composable:
     )
 
 
-def _columns_of_domain(cursor: Cursor, target: str, error: psycopg2.Error) -> list[str]:
+def _columns_of_domain(cursor: Cursor, target: TargetTable, error: psycopg2.Error) -> list[str]:
     """Return the columns of the target whose domain refuses a value: Postgres only names the domain."""
     if error.diag.datatype_name is None or error.diag.column_name is not None:
         return []
@@ -131,7 +133,7 @@ def _columns_of_domain(cursor: Cursor, target: str, error: psycopg2.Error) -> li
         "select a.attname from pg_attribute a join pg_type t on t.oid = a.atttypid "
         "join pg_namespace n on n.oid = t.typnamespace where a.attrelid = to_regclass(%s) and a.attnum > 0 "
         "and not a.attisdropped and t.typname = %s and n.nspname = %s order by a.attnum",
-        (target, error.diag.datatype_name, error.diag.schema_name),
+        (target.identifier.as_string(cursor), error.diag.datatype_name, error.diag.schema_name),
     )
     return [name for (name,) in cursor.fetchall()]
 

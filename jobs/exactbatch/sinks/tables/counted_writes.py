@@ -39,7 +39,7 @@ def write_rows(
         if not is_refusal(error.pgcode):
             raise
         cursor.execute("rollback to savepoint write")
-        raise constraint_error(cursor, table.spec, error, candidates) from error
+        raise constraint_error(cursor, table, error, candidates) from error
     cursor.execute("release savepoint write")
     if before is not None and not (done := counts_of(cursor, table) - before).is_insert_of(rows):
         raise _other_rows_changed(cursor, table, f"a statement wrote {rows} rows", done)
@@ -74,7 +74,7 @@ def delete_rows(
         if not is_refusal(error.pgcode):
             raise
         cursor.execute("rollback to savepoint write")
-        raise constraint_error(cursor, table.spec, error, None) from error
+        raise constraint_error(cursor, table, error, None) from error
     cursor.execute("release savepoint write")
     if remaining is not None:
         _check_deleted(cursor, table, remaining)

@@ -77,11 +77,24 @@ class TargetTable:
 
     @property
     def name(self) -> tuple[str, str]:
-        """Schema and table as Postgres stores them; the schema is public if `spec` has none."""
-        parts = [
+        """Schema and table as Postgres stores them, which cuts long names; the schema is public if `spec` has none."""
+        parts = [part.encode()[:MAX_NAME_BYTES].decode(errors="ignore") for part in self._parts]
+        return (parts[0], parts[1]) if len(parts) > 1 else ("public", parts[0])
+
+    @property
+    def _parts(self) -> list[str]:
+        return [
             match[1].replace('""', '"') if match[1] else match[2] for match in _IDENTIFIER.finditer(self.spec)
         ]
-        return (parts[0], parts[1]) if len(parts) > 1 else ("public", parts[0])
+
+    def check_length(self) -> None:
+        """Raise ConfigurationError if Postgres would cut the name: two long names could be one table."""
+        for part in self._parts:
+            if (size := len(part.encode())) > MAX_NAME_BYTES:
+                raise ConfigurationError(
+                    f"target {self.spec}: the name {part!r} is too long. It has {size} bytes, and Postgres stores "
+                    f"{MAX_NAME_BYTES}. Choose a shorter name."
+                )
 
     @property
     def identifier(self) -> sql.Composable:

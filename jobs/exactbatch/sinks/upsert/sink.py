@@ -78,7 +78,7 @@ class Upsert(SinkDefaults):
 
     def __post_init__(self) -> None:
         check_types(self)
-        _ = self._target
+        self._target.check_length()
         if not self.key or len(set(self.key)) < len(self.key):
             raise ConfigurationError(
                 f'expected the key of {self.target} as a tuple of columns, key=("id",), found {self.key!r}'
