@@ -21,7 +21,9 @@ from typing import Any, Final
 ROOT: Final = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from exactbatch import Append, Json, Pipeline  # noqa: E402 - below the path to tests/support
+from psycopg2 import sql  # noqa: E402
+
+from exactbatch import Aggregate, Append, Count, Json, Max, Pipeline  # noqa: E402 - below the path to tests/support
 from exactbatch.ledger import Ledger, migrate  # noqa: E402
 from exactbatch.local import LocalStack  # noqa: E402
 from exactbatch.operations.report import load_report  # noqa: E402
@@ -30,11 +32,15 @@ from exactbatch.planning.freeze_advance import freeze_advance, preview_advance  
 from exactbatch.planning.freeze_replay import freeze_replay, preview_replay  # noqa: E402
 from exactbatch.planning.request import ReplayRequest, RequestedRange  # noqa: E402
 from exactbatch.postgres.connection import connect, transaction  # noqa: E402
+from exactbatch.sinks import StagedRows  # noqa: E402
 from support.large_ledger import History, fill  # noqa: E402
 
 HOME: Final = Path(os.environ.get("EXACTBATCH_HOME", ROOT / ".local"))
 REPORT: Final = ROOT / "build" / "growth.json"
 _RUNS: Final = 5
+# An Aggregate without a window, of which each batch has changed each group.
+TOTALS: Final = Aggregate("public.totals", group_by=("id",), aggregates={"n": Count(), "most": Max("id")})
+_GROUPS, _BATCHES_OF_TOTALS = 200, 20_000
 
 
 def history_of(batches: int, partitions: int) -> History:
@@ -79,6 +85,7 @@ class Operations:
             "publish bookkeeping of a replay": self.replay_bookkeeping,
             "status": lambda: load_status(connection, log, pipeline),
             "report": lambda: load_report(self.dsn, log, pipeline, self.history.batches),
+            "Aggregate, insert a batch": self.insert_into_aggregate,
             # The rest changes the registration.
             "by batch: replay --dry-run of 100 offsets": self.preview_by_batch(self.range),
             "by batch: replay --dry-run of an old batch": self.preview_by_batch(self.batch),
@@ -136,6 +143,23 @@ class Operations:
                 ledger.mark_committed(
                     batch, rows=0, rejected=0, tombstones=0, records=[(each, 0) for each in ranges]
                 )
+                raise _RolledBack
+        except _RolledBack:
+            pass
+
+    def insert_into_aggregate(self) -> None:
+        """Insert a batch of 10,000 rows that changes all groups of an Aggregate, and roll it back."""
+        rows = 10_000
+        try:
+            with transaction(self.connection) as cursor:
+                cursor.execute(
+                    "create temporary table staged on commit drop as select 1::bigint as task_attempt, "
+                    "1 + n %% %s as id from generate_series(1, %s) n",
+                    (_GROUPS, rows),
+                )
+                staged = StagedRows(sql.Identifier("staged"), _BATCHES_OF_TOTALS + 1, {1: rows})
+                self.started = time.perf_counter()
+                assert TOTALS.insert_staged(cursor, staged, self.pipeline.value.columns) == rows
                 raise _RolledBack
         except _RolledBack:
             pass
@@ -214,6 +238,17 @@ def _fill(dsn: str, history: History) -> None:
     fill(connection, history)
     with transaction(connection) as cursor:
         history.pipeline.sink.prepare(cursor, history.pipeline.value.columns)
+        TOTALS.prepare(cursor, history.pipeline.value.columns)
+        cursor.execute(
+            "insert into public.totals_partial (id, n, most, records, batch_id) select id, 1, id, 1, batch_id "
+            "from generate_series(1, %s) batch_id, generate_series(1, %s) id",
+            (_BATCHES_OF_TOTALS, _GROUPS),
+        )
+        cursor.execute(
+            "insert into public.totals select id, %s, id from generate_series(1, %s) id",
+            (_BATCHES_OF_TOTALS, _GROUPS),
+        )
+        cursor.execute("analyze public.totals_partial")
         cursor.execute("select pg_size_pretty(pg_database_size(current_database()))")
         print(f"filled in {time.monotonic() - started:.0f} s: {cursor.fetchone()[0]}", flush=True)  # noqa: T201
     connection.close()
