@@ -49,10 +49,9 @@ class Aggregate(SinkDefaults):
     on_late           what happens to rows of a final window: "update" applies them and counts the change in the
                       window's `revisions`, "reject" makes them rejects
 
-    The results of each batch are kept separately, in `<target>_partial`. In the transaction of each batch, the
-    rows of the keys and windows that it changes are merged from them. So a replay, which retracts partial results,
-    is exact, also for a greatest value or for a window that should not exist. A replay processes whole batches
-    again.
+    The results of each batch are kept separately, in `<target>_partial`, and added to the rows of its keys and windows
+    in the transaction of the batch. A replay retracts partial results and merges the others again, so it is exact, also
+    for a greatest value or for a window that should not exist. It processes whole batches again.
 
     `by`, `measures`, `final_after` and `late` are deprecated names of these options.
     """
