@@ -2174,6 +2174,13 @@ MUTANTS: Final = (
         (f"{_DEBEZIUM}_refusals.py::test_a_value_that_does_not_fit_its_column_is_a_reject",),
     ),
     Mutant(
+        "nanoseconds before 1970 round up",
+        "formats/epoch.py",
+        "    return pc.subtract(quotient, is_above.cast(quotient.type))",
+        "    return quotient",
+        ("tests/unit/test_json_types.py::test_nanoseconds_are_cut_down_to_the_microsecond_before",),
+    ),
+    Mutant(
         "the time of a moment is lost in a date",
         "formats/connect_times.py",
         "        if not pc.all(pc.equal(pc.multiply(days, _DAY[unit]), numbers), min_count=0).as_py():",

@@ -285,6 +285,13 @@ TIMES = [
     Value("timestamp(6), adaptive", STAMP, time("int64", "MicroTimestamp"), AT_US, AT),
     Value("timestamp before 1970", STAMP, time("int64", "MicroTimestamp"), -1, "1969-12-31 23:59:59.999999"),
     Value("timestamp, nanoseconds", STAMP, time("int64", "NanoTimestamp"), AT_US * 1000 + 999, AT),
+    Value(
+        "timestamp, lowest nanoseconds",
+        STAMP,
+        time("int64", "NanoTimestamp"),
+        1 - 2**63,
+        "1677-09-21 00:12:43.145224",
+    ),
     Value("timestamp, connect", STAMP, connect("int64", "Timestamp"), AT_MS, "2018-06-20 15:13:16.945"),
     Value(
         "timestamp, isostring",

@@ -8,6 +8,7 @@ import pytest
 
 from exactbatch import Json
 from exactbatch.compiled.json_kernel import is_readable
+from exactbatch.formats.postgres_limits import EARLIEST_DATE, EARLIEST_TIMESTAMP, LATEST_DATE
 from exactbatch.local.demo.flights import flights
 from support.environment import LONG
 from support.fuzzed_values import COLUMNS, LABELS, Fuzzer
@@ -63,6 +64,25 @@ def test_flights_and_their_mutations():
     assert compared.taken == compared.values
     for seed in range(_SEED, _SEED + (200 if LONG else 3)):
         compare(format_, list(mutated(real, 5_000, seed)))
+
+
+@pytest.mark.parametrize("type_", ["timestamptz", "timestamp"])
+@pytest.mark.parametrize(("unit", "per_second"), [("s", 1), ("ms", 10**3), ("us", 10**6), ("ns", 10**9)])
+def test_the_limits_of_moments_as_numbers(type_, unit, per_second):
+    """Of 64 bits, of its microseconds, of the years 1 to 9999, and of Postgres."""
+    format_ = Json(f"a {type_}", epoch={"a": unit})
+    limits = [-(2**63), 2**63 - 1, EARLIEST_TIMESTAMP * per_second // 10**6]
+    limits += [sign * 2**63 * per_second // 10**6 for sign in (-1, 1)]
+    limits += [second * per_second for second in (-62_135_596_800, 253_402_300_800)]
+    # The lowest nanoseconds round down to a microsecond that 64 bits of nanoseconds cannot express.
+    numbers = {limit + near for limit in limits for near in (-1001, -1000, *range(-3, 4), 807, 808, 1000)}
+    compare(format_, [b'{"a":%d}' % number for number in sorted(numbers)], by_field=True)
+
+
+def test_the_limits_of_dates_as_numbers():
+    limits = (EARLIEST_DATE, LATEST_DATE, -(2**31), 2**31, -719_162, 2_932_897)
+    numbers = [limit + near for limit in limits for near in range(-3, 4)]
+    compare(Json("a date", epoch={"a": "d"}), [b'{"a":%d}' % number for number in numbers], by_field=True)
 
 
 # One object each, for columns of the names of types.

@@ -1,7 +1,7 @@
 """JSON fields for arrays, for types that Postgres reads from text, and for moments as numbers."""
 
 import json
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -238,6 +238,12 @@ def test_moments_may_be_numbers_of_a_unit_since_1970():
 
 def test_nanoseconds_are_cut_down_to_the_microsecond_before():
     assert [each.microsecond for each in epoch("timestamp", "ns", 1_999, 2_000, -1)] == [1, 2, 999_999]
+    lowest = datetime(1677, 9, 21, 0, 12, 43, 145224)
+    assert epoch("timestamp", "ns", -(2**63), -(2**63) + 807, -(2**63) + 808) == [
+        lowest,
+        lowest,
+        lowest + timedelta(microseconds=1),
+    ]
 
 
 def test_a_moment_that_postgres_cannot_store_is_refused():

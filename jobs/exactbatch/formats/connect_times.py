@@ -5,7 +5,7 @@ Finer parts than a microsecond are cut off, which Postgres cannot hold.
 
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from exactbatch.formats.epoch import from_epoch
+from exactbatch.formats.epoch import floor_divide, from_epoch
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -70,7 +70,7 @@ def _as_text(numbers: "pa.Array", unit: Unit, *, parsed: str | None) -> "pa.Stri
     import pyarrow.compute as pc
 
     if parsed is not None and unit == "ns":
-        numbers, unit = _floor_divide(numbers, 1000), "us"
+        numbers, unit = floor_divide(numbers, 1000), "us"
     per_second = {"ms": 10**3, "us": 10**6, "ns": 10**9}
     extremes = pc.min_max(numbers).as_py()
     if extremes["min"] is not None:
@@ -96,7 +96,7 @@ def times_of_day(numbers: "pa.Array", unit: Unit, *, within_a_day: bool) -> "pa.
     factor, divisor = _TO_MICROSECONDS[unit]
     micros = pc.multiply_checked(numbers.cast(pa.int64()), factor)
     if divisor > 1:
-        micros = _floor_divide(micros, divisor)
+        micros = floor_divide(micros, divisor)
     outside = pc.or_(pc.less(micros, 0), pc.greater(micros, _DAY["us"]))
     if within_a_day and pc.any(outside).as_py():
         found = numbers.filter(outside)[0].as_py()
@@ -118,14 +118,6 @@ def times_of_day(numbers: "pa.Array", unit: Unit, *, within_a_day: bool) -> "pa.
     sign = pc.if_else(pc.less(micros, 0), "-", "")
     clock = pc.binary_join_element_wise(hours, minutes, rest, ":")
     return pc.binary_join_element_wise(sign, clock, pc.binary_join_element_wise(".", fraction, ""), "")
-
-
-def _floor_divide(numbers: "pa.Array", divisor: int) -> "pa.Array":
-    import pyarrow.compute as pc
-
-    quotient = pc.divide(numbers, divisor)
-    is_above = pc.less(numbers, pc.multiply(quotient, divisor))
-    return pc.subtract(quotient, is_above.cast(quotient.type))
 
 
 def _remainder(numbers: "pa.Array", divisor: int) -> "pa.Array":

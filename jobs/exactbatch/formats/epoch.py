@@ -1,7 +1,7 @@
 """Decode timestamps and dates that are numbers of units since 1970."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError
@@ -33,11 +33,18 @@ def from_epoch(numbers: "pa.ChunkedArray", unit: str, type_: "pa.DataType") -> "
     date's 32.
     """
     import pyarrow as pa
-    import pyarrow.compute as pc
 
     if unit == "d":
         return numbers.cast(pa.int32()).cast(type_)
-    times = numbers.cast(pa.timestamp(unit))
     if unit == "ns":
-        times = pc.floor_temporal(times, unit="microsecond")
-    return times.cast(pa.timestamp("us")).cast(pa.int64()).cast(type_)
+        numbers, unit = floor_divide(numbers, 1000), "us"
+    return numbers.cast(pa.timestamp(unit)).cast(pa.timestamp("us")).cast(pa.int64()).cast(type_)
+
+
+def floor_divide(numbers: "pa.ChunkedArray | pa.Array", divisor: int) -> Any:
+    """Return integers divided and rounded down; Arrow's own rounding of times overflows near the lowest."""
+    import pyarrow.compute as pc
+
+    quotient = pc.divide(numbers, divisor)
+    is_above = pc.less(numbers, pc.multiply(quotient, divisor))
+    return pc.subtract(quotient, is_above.cast(quotient.type))
