@@ -2202,6 +2202,13 @@ MUTANTS: Final = (
         (f"{_DEBEZIUM}_types.py::test_a_value_arrives_as_the_source_has_it",),
     ),
     Mutant(
+        "decimals without a schema have to be text",
+        "formats/debezium_declared.py",
+        "        return number_or_text(column)\n",
+        "        return plain(column)\n",
+        (f"{_DEBEZIUM}_refusals.py::test_a_value_without_a_schema_is_read_as_declared",),
+    ),
+    Mutant(
         "a decimal in text is not suspected to be base64",
         "formats/debezium_declared.py",
         "            if not (isinstance(value, str) and _EITHER_PATTERN.fullmatch(value)):",

@@ -53,6 +53,8 @@ def decode(form: Debezium, *values: Any) -> Any:
         ("float8", {"$numberDouble": "1e300"}, 1e300),
         ("numeric(38,4)", {"$numberDecimal": "1234"}, Decimal("1234.0000")),
         ("numeric", {"$numberDecimal": "0.10"}, "0.10"),
+        ("numeric", {"$numberLong": "5"}, "5"),
+        ("numeric[]", [1.5, {"$numberDecimal": "0.10"}], ["1.5", "0.10"]),
         ("timestamptz", {"$date": 1514764800123}, datetime(2018, 1, 1, 0, 0, 0, 123000, UTC)),
         ("timestamptz", {"$date": {"$numberLong": "-1"}}, datetime(1969, 12, 31, 23, 59, 59, 999000, UTC)),
         ("timestamptz", {"$date": "2018-01-01T00:00:00Z"}, datetime(2018, 1, 1, tzinfo=UTC)),

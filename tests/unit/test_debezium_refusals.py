@@ -131,6 +131,10 @@ def test_a_value_that_does_not_fit_its_column_is_a_reject(column, schema, writte
         ("numeric(12,2)[]", ["12.5", "1234"], {}, "declare decimals='string' or decimals='precise'"),
         ("numeric", "12345678", {}, "declare decimals='string' or decimals='precise'"),
         ("numeric(10,2)", "AQ==", {}, "column 'x'"),
+        ("numeric", True, {}, "column 'x', numeric: expected a number, bare or in a string"),
+        ("numeric", {"a": 1}, {"decimals": "string"}, "expected a number, bare or in a string"),
+        ("numeric[]", [[1]], {}, "column 'x', numeric[]: expected a number, bare or in a string"),
+        ("numeric[]", 1.5, {}, "column 'x', numeric[]: expected an array"),
         ("numeric(10,2)", "1.25", {"decimals": "precise"}, "expected bytes as base64"),
         ("timestamp", "2018-06-20T00:00:00", {"times": "microseconds"}, "expected number, found string"),
     ],
@@ -171,6 +175,15 @@ def test_a_value_without_a_schema_that_needs_a_declaration_is_a_reject(column, w
         ("numeric(10,2)", "1234", {"decimals": "string"}, "1234.00"),
         ("numeric(10,2)", "12.34", {}, "12.34"),
         ("numeric(10,2)", 12.34, {}, "12.34"),
+        *(
+            (column, written, {"decimals": decimals}, found)
+            for column in ("numeric", "numeric(50,3)")
+            for decimals in (None, "double", "string")
+            for written, found in ((12.5, "12.5"), (12, "12"), ("12.50", "12.50"), (-1e-7, "-1e-07"))
+        ),
+        ("numeric[]", [12.5, None, 12, "12.50"], {}, "['12.5', None, '12', '12.50']"),
+        ("numeric(50,3)[]", [1e22, "NAN"], {"decimals": "string"}, "['1e+22', 'NaN']"),
+        ("numeric", "NEGATIVE_INFINITY", {"decimals": "string"}, "-Infinity"),
         ("bytea", "00ff", {"binary": "hex"}, "b'\\x00\\xff'"),
     ],
 )

@@ -20,6 +20,7 @@ from exactbatch.formats.connect_times import (
 )
 from exactbatch.formats.decimals import decimals_of
 from exactbatch.formats.json_blocks import readable
+from exactbatch.formats.raw_json_fields import elements, numbers_or_strings
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -72,11 +73,13 @@ Convert = Callable[["pa.Array"], "pa.Array"]
 class Reading:
     """How a column is read: the Arrow type of the values as they are written (None for the JSON text of any value),
     and how they become values of the column, which raises ValueError for those that cannot; None leaves them as
-    they are. `is_base64` is true for bytes that are read as base64, whatever the pipeline declares."""
+    they are. `is_base64` is true for bytes that are read as base64, whatever the pipeline declares. `of_json` makes
+    text, or lists of it, of JSON texts that are read."""
 
     read: "pa.DataType | None"
     convert: Convert | None = None
     is_base64: bool = False
+    of_json: Convert | None = None
 
 
 def plain(column: Column) -> Reading:
@@ -86,6 +89,17 @@ def plain(column: Column) -> Reading:
     if (column.element or column.type) == "bytea":
         return Reading(pa.list_(pa.string()) if column.element else pa.string())
     return Reading(readable(column.arrow_type))
+
+
+def number_or_text(column: Column) -> Reading:
+    """Read numbers, bare or in strings, for a numeric column that is staged as text: with the digits as written."""
+    if column.element is None:
+        return Reading(None, special_decimals, of_json=numbers_or_strings)
+    return Reading(
+        None,
+        partial(_in_lists, special_decimals),
+        of_json=lambda texts: _in_lists(numbers_or_strings, elements(texts)),
+    )
 
 
 def reading_of(column: Column, written: ConnectType) -> Reading:
@@ -308,8 +322,10 @@ def _of_lists(element: Reading, written: ConnectType) -> Reading:
     convert = element.convert
     if convert is None:
         return Reading(pa.list_(element.read), is_base64=element.is_base64)
+    return Reading(pa.list_(element.read), partial(_in_lists, convert))
 
-    def of_lists(lists: "pa.Array") -> "pa.Array":
-        return pa.ListArray.from_arrays(lists.offsets, convert(lists.values), mask=lists.is_null())
 
-    return Reading(pa.list_(element.read), of_lists)
+def _in_lists(convert: Convert, lists: "pa.ListArray") -> "pa.ListArray":
+    import pyarrow as pa
+
+    return pa.ListArray.from_arrays(lists.offsets, convert(lists.values), mask=lists.is_null())

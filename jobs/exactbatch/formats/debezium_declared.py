@@ -14,10 +14,11 @@ from exactbatch.formats.connect_values import (
     MOMENTS,
     VARIABLE_SCALE,
     Reading,
+    number_or_text,
     plain,
     reading_of,
-    special_decimals,
 )
+from exactbatch.formats.raw_json_fields import is_kept_as_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -93,8 +94,8 @@ def declared_reading(
     if column.type.startswith("numeric") and decimals == "precise":
         written = _precise(column.element or column.type)
         return reading_of(column, ConnectType("array", element=written) if column.element else written)
-    if column.type == "numeric":
-        return Reading(plain(column).read, special_decimals)
+    if column.type.startswith("numeric") and is_kept_as_text(column):
+        return number_or_text(column)
     return plain(column)
 
 

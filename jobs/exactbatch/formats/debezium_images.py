@@ -68,7 +68,10 @@ def json_images(
         return pc.if_else(has_payload, inside, pc.is_valid(read.column(image)))
 
     def field(image: str, name: str) -> "pa.Array":
-        return texts[image, name] if name in raw else of(image, name)
+        if name not in raw:
+            return of(image, name)
+        of_json = readings[name].of_json
+        return texts[image, name] if of_json is None else of_json(texts[image, name])
 
     return Images(of("op"), has, field, lambda name: of("source", name))
 

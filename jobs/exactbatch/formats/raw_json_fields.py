@@ -126,6 +126,32 @@ def _checked(type_: str, written: "pa.BinaryArray") -> "pa.StringArray":
     return pc.ascii_trim(text, characters='"')
 
 
+def numbers_or_strings(texts: "pa.StringArray") -> "pa.StringArray":
+    """Return JSON's numbers as they are written, and its strings unquoted; raise ValueError for any other JSON."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not pc.all(pc.match_substring_regex(texts, rf'^(?:{_NUMBER}$|")'), min_count=0).as_py():
+        raise ValueError("expected a number, bare or in a string")
+    return pa.array(
+        [json.loads(text) if text and text[0] == '"' else text for text in texts.to_pylist()], pa.string()
+    )
+
+
+def elements(texts: "pa.StringArray") -> "pa.ListArray":
+    """Return the JSON texts of the elements of JSON arrays, null for JSON's null; raise ValueError for other JSON."""
+    import msgspec
+    import pyarrow as pa
+
+    decode = msgspec.json.Decoder(list[msgspec.Raw]).decode
+    try:
+        lists = [None if text is None else list(map(bytes, decode(text))) for text in texts.to_pylist()]
+    except msgspec.ValidationError:
+        raise ValueError("expected an array") from None
+    array = pa.array(lists, pa.list_(pa.binary()))
+    return pa.ListArray.from_arrays(array.offsets, _without_null(array.values), mask=array.is_null())
+
+
 def json_texts(written: "pa.BinaryArray") -> "pa.StringArray":
     """Return JSON texts, with null for JSON's null; raise ValueError for an escaped U+0000."""
     import pyarrow.compute as pc
