@@ -2209,6 +2209,20 @@ MUTANTS: Final = (
         (f"{_DEBEZIUM}_refusals.py::test_a_value_without_a_schema_is_read_as_declared",),
     ),
     Mutant(
+        "a number that is too large for a real is infinity",
+        "formats/not_finite.py",
+        "    refuse_infinity(reals.filter(pc.is_finite(doubles)))\n",
+        "",
+        (f"{_DEBEZIUM}_refusals.py::test_a_value_that_does_not_fit_its_column_is_a_reject",),
+    ),
+    Mutant(
+        "NaN of a number is text in jsonb",
+        "formats/connect_values.py",
+        "        return Reading(None, partial(refuse_in_json, written=written))\n",
+        "        return Reading(None)\n",
+        (f"{_DEBEZIUM}_refusals.py::test_a_value_that_does_not_fit_its_column_is_a_reject",),
+    ),
+    Mutant(
         "a decimal in text is not suspected to be base64",
         "formats/debezium_declared.py",
         "            if not (isinstance(value, str) and _EITHER_PATTERN.fullmatch(value)):",

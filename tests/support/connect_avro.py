@@ -68,6 +68,8 @@ def avro_value(schema: dict[str, Any], value: Any) -> Any:
     if value is None:
         return None
     match schema["type"]:
+        case "float" | "double":
+            return float(value)  # also of "NaN", as JSON has it
         case "bytes":
             return base64.b64decode(value)
         case "struct":

@@ -17,6 +17,7 @@ from support.connect_avro import avro_body, avro_schema
 from support.debezium_types import (
     CONNECTORS,
     VARIABLE,
+    array,
     connect,
     data,
     decimal,
@@ -111,6 +112,17 @@ def test_a_struct_given_twice_is_a_reject(name):
         ("pg_catalog.point", record("io.debezium.data.geometry.Point", x=typed("double")), {"x": 1}, "'y'"),
         ("int", typed("int32"), "1", "expected number, found string"),
         ("int", typed("int32"), 2**40, "1099511627776"),
+        ("float8", typed("double"), "1.5", "expected number, found string"),
+        ("float8", typed("double"), float("nan"), "found NaN or infinity"),
+        ("real", typed("float"), 1e39, "found NaN or infinity"),
+        ("real", typed("double"), 1e39, "found NaN or infinity"),
+        ("real", decimal(0), unscaled(10**39), "found NaN or infinity"),
+        ("float8[]", array(typed("double")), ["NaN", "1.5"], "expected number, found string"),
+        ("float4[]", array(typed("float")), ["NaN", 1e39], "found NaN or infinity"),
+        ("int", typed("double"), "NaN", "expected number, found string"),
+        ("numeric(10,2)", typed("double"), "NaN", "NaN"),
+        ("jsonb", typed("double"), "-Infinity", "JSON has no number -Infinity"),
+        ("jsonb", array(record("a.B", y=typed("float"))), [{"y": 1}, {"y": "NaN"}], "JSON has no number NaN"),
     ],
 )
 def test_a_value_that_does_not_fit_its_column_is_a_reject(column, schema, written, said):
@@ -184,6 +196,9 @@ def test_a_value_without_a_schema_that_needs_a_declaration_is_a_reject(column, w
         ("numeric[]", [12.5, None, 12, "12.50"], {}, "['12.5', None, '12', '12.50']"),
         ("numeric(50,3)[]", [1e22, "NAN"], {"decimals": "string"}, "['1e+22', 'NaN']"),
         ("numeric", "NEGATIVE_INFINITY", {"decimals": "string"}, "-Infinity"),
+        ("float8", "NaN", {}, "nan"),
+        ("real[]", ["-Infinity", 0.5], {}, "[-inf, 0.5]"),
+        ("numeric", "NaN", {"decimals": "double"}, "NaN"),
         ("bytea", "00ff", {"binary": "hex"}, "b'\\x00\\xff'"),
     ],
 )
@@ -380,3 +395,21 @@ def test_broken_avro_is_rows_or_rejects(seed):
             decoded = form.decode(pa.array(values, pa.binary()))
             assert len(decoded.rows) + len(decoded.rejects) + decoded.tombstones == len(values)
             decoded.rows.validate(full=True)
+
+
+def test_text_that_only_says_nan_stays_text():
+    schema = record("a.B", y=typed("string"))
+    form = Debezium("id int, x jsonb")
+    decoded = form.decode(pa.array(with_schema(schema, {"y": "NaN"}), pa.binary()))
+    assert decoded.rejects == ()
+    assert decoded.rows.column("x").to_pylist() == ['{"y":"NaN"}']
+
+
+def test_a_number_out_of_range_counts_only_where_the_row_is_read():
+    values = [
+        json.dumps({"before": {"id": 1, "x": 1e39}, "after": {"id": 1, "x": each}, "op": "u"}).encode()
+        for each in (1.5, "NaN")
+    ]
+    decoded = Debezium("id int, x real").decode(pa.array(values, pa.binary()))
+    assert decoded.rejects == ()
+    assert list(map(str, decoded.rows.column("x").to_pylist())) == ["1.5", "nan"]

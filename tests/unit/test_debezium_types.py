@@ -2,6 +2,7 @@
 
 import json
 from datetime import datetime
+from math import isfinite
 from typing import Any
 
 import pyarrow as pa
@@ -44,6 +45,8 @@ def printed(value: Any, type_: pa.DataType) -> str:
             zone = "+00" if getattr(type_, "tz", None) else ""
             text = value.replace(tzinfo=None).isoformat(" ")
             return (text.rstrip("0") if "." in text else text) + zone
+        case float() if not isfinite(value):
+            return {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}[str(value)]
         case float():
             return f"{value:.17g}" if value != float(f"{value:g}") else f"{value:g}"
         case list():

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from exactbatch.formats.binary_text import decoded_text
 from exactbatch.formats.decimals import check_digits, decimals_of
+from exactbatch.formats.postgres_limits import refuse_infinity
 
 if TYPE_CHECKING:
     import numpy as np
@@ -90,7 +91,9 @@ def _from_text(text: "pa.StringArray", type_: "pa.DataType") -> "pa.Array":
 
     if pa.types.is_decimal(type_):
         return decimals_of(pa.chunked_array([text]), type_).combine_chunks()
-    return text.cast(type_)
+    numbers = text.cast(type_)
+    refuse_infinity(numbers)
+    return numbers
 
 
 def _validity(values: "pa.Array") -> "pa.Buffer | None":

@@ -20,6 +20,7 @@ from exactbatch.formats.connect_times import (
 )
 from exactbatch.formats.decimals import decimals_of
 from exactbatch.formats.json_blocks import readable
+from exactbatch.formats.not_finite import FLOAT_TYPES, floats_as_text, reals_of, refuse_in_json
 from exactbatch.formats.raw_json_fields import elements, numbers_or_strings
 
 if TYPE_CHECKING:
@@ -55,7 +56,6 @@ _TIMESTAMPS: Final = ("timestamp with time zone", "timestamp without time zone")
 _TIMES: Final = ("time without time zone", "time with time zone")
 _JSON: Final = ("json", "jsonb")
 _INTEGER_TYPES: Final = ("int8", "int16", "int32", "int64")
-_FLOAT_TYPES: Final = ("float", "double", "float32", "float64")
 _NESTED: Final = ("struct", "map", "array", "union")
 _SHORT_FLOATS: Final = ("float", "float32")
 _SUITABLE: Final = {True: "numeric, or an integer type", False: "boolean"}
@@ -112,7 +112,7 @@ def reading_of(column: Column, written: ConnectType) -> Reading:
             raise _misfit(written, "array")
         return _of_lists(reading_of(Column(column.name, column.element), written.element), written)
     if column.type in _JSON and written.type != "string":
-        return Reading(None)
+        return Reading(None, partial(refuse_in_json, written=written))
     if written.name in MOMENTS:
         return _moment(column, written, MOMENTS[written.name])
     if written.name in CLOCKS:
@@ -282,7 +282,7 @@ def _simple(column: Column, written: ConnectType) -> Reading:
     """Read a value whose type says all: a number, text, bytes or a boolean."""
     import pyarrow as pa
 
-    is_number = written.type in (*_INTEGER_TYPES, *_FLOAT_TYPES)
+    is_number = written.type in (*_INTEGER_TYPES, *FLOAT_TYPES)
     if is_number and column.type in (*_TIMESTAMPS, *_TIMES, "date"):
         raise ValueError(
             f"the event's schema does not say what its {written.type} counts: declare the column as bigint"
@@ -297,10 +297,12 @@ def _simple(column: Column, written: ConnectType) -> Reading:
     if column.type.startswith("numeric") and column.staged_type == "text":
         if written.type in _INTEGER_TYPES:
             return _number(column)
-        if written.type in _FLOAT_TYPES:
+        if written.type in FLOAT_TYPES:
             floats = pa.float32() if written.type in _SHORT_FLOATS else pa.float64()
-            return Reading(floats, lambda numbers: numbers.cast(pa.string()))
+            return Reading(floats, floats_as_text)
         return Reading(pa.string(), special_decimals)
+    if column.type == "real" and written.type in FLOAT_TYPES and written.type not in _SHORT_FLOATS:
+        return Reading(pa.float64(), reals_of)
     return replace(plain(column), is_base64=column.type == "bytea" and written.type == "bytes")
 
 

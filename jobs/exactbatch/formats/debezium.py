@@ -367,11 +367,8 @@ class Debezium:
             if pc.any(pc.and_not(its, images.has(name))).as_py():
                 raise ValueError(f"the event has no {name!r}, which would hold its row")
         columns = [
-            pc.if_else(deleted, images.field("before", column.name), images.field("after", column.name))
+            self._in_declared_text(readings[column.name], images.column(column.name, deleted))
             for column in row_columns
-        ]
-        columns = [
-            self._in_declared_text(readings[c.name], v) for c, v in zip(row_columns, columns, strict=True)
         ]
         columns, left_out = self._without_placeholders(row_columns, columns, deleted)
         # An insert lacks values if an update has changed the key: they are those of another key's row.
@@ -383,7 +380,7 @@ class Debezium:
         columns += versions_of(version, images.source, pc.equal(images.op, SNAPSHOT))
         schema = self._marked(read_columns)
         table = pa.Table.from_arrays([*columns, deleted, is_truncate, left_out], schema.names)
-        return as_stored(table, schema).combine_chunks().to_batches()[0]
+        return as_stored(table, schema, finite=False).combine_chunks().to_batches()[0]
 
     def _without_placeholders(
         self, row_columns: Sequence[Column], columns: "Sequence[pa.Array]", deleted: "pa.BooleanArray"

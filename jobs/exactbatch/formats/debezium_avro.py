@@ -88,8 +88,9 @@ def avro_images(
     def has(image: str) -> "pa.BooleanArray":
         return pa.array([row is not None for row in images[image]], pa.bool_())
 
-    def field(image: str, name: str) -> "pa.Array":
-        values = [None if row is None else row.get(name) for row in images[image]]
+    def column(name: str, deleted: "pa.BooleanArray") -> "pa.Array":
+        rows = [images["before" if each else "after"][at] for at, each in enumerate(deleted.to_pylist())]
+        values = [None if row is None else row.get(name) for row in rows]
         reading = readings[name]
         if reading.read is None:
             return json_of(values)
@@ -102,7 +103,7 @@ def avro_images(
         return _array(values, source[name])
 
     op = _array([event.get("op") for event in events], pa.string())
-    return Images(op, has, field, of_source)
+    return Images(op, has, column, of_source)
 
 
 def _part(event: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:

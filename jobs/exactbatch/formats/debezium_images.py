@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 from exactbatch.columns import Column
 from exactbatch.formats.connect_values import Reading
 from exactbatch.formats.json_blocks import read_objects
+from exactbatch.formats.not_finite import floats_of_json, has_floats, may_have_not_finite
+from exactbatch.formats.postgres_limits import refuse_infinity
 from exactbatch.formats.raw_json_fields import TOO_DEEP, fields_as_text
 
 if TYPE_CHECKING:
@@ -26,13 +28,13 @@ class Images:
     """What n events say.
 
     `op` is null for an event without it. `has` says for "before" and "after" whether an event has this image of its
-    row, and `field` returns a column of an image, in the Arrow type of its reading. `source` returns a field of the
-    source.
+    row, and `column` returns a column, of `before` for events that delete and of `after` for others, in the Arrow type
+    of its reading. `source` returns a field of the source.
     """
 
     op: "pa.StringArray"
     has: "Callable[[str], pa.BooleanArray]"
-    field: "Callable[[str, str], pa.Array]"
+    column: "Callable[[str, pa.BooleanArray], pa.Array]"
     source: "Callable[[str], pa.Array]"
 
 
@@ -47,7 +49,13 @@ def json_images(
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    parsed = [(name, reading.read) for name, reading in readings.items() if reading.read is not None]
+    not_finite = may_have_not_finite(text)
+    raw = [
+        name
+        for name, reading in readings.items()
+        if reading.read is None or (not_finite and has_floats(reading.read))
+    ]
+    parsed = [(name, reading.read) for name, reading in readings.items() if name not in raw]
     row = pa.struct([pa.field(name, type_) for name, type_ in parsed])
     fields = [pa.field("before", row), pa.field("after", row), pa.field("op", pa.string())]
     if source:
@@ -55,7 +63,6 @@ def json_images(
     schema = pa.schema([*fields, pa.field("payload", pa.struct(fields))])
     read = read_objects(text, schema).combine_chunks().to_batches()[0]
     has_payload = pc.is_valid(read.column("payload"))
-    raw = [name for name, reading in readings.items() if reading.read is None]
     texts = _raw_fields(text, raw) if raw else {}
 
     def of(*path: str) -> "pa.Array":
@@ -67,13 +74,18 @@ def json_images(
         inside = pc.is_valid(pc.struct_field(read.column("payload"), [image]))
         return pc.if_else(has_payload, inside, pc.is_valid(read.column(image)))
 
-    def field(image: str, name: str) -> "pa.Array":
+    def column(name: str, deleted: "pa.BooleanArray") -> "pa.Array":
+        reading = readings[name]
         if name not in raw:
-            return of(image, name)
-        of_json = readings[name].of_json
-        return texts[image, name] if of_json is None else of_json(texts[image, name])
+            values = pc.if_else(deleted, of("before", name), of("after", name))
+            refuse_infinity(values)
+            return values
+        written = pc.if_else(deleted, texts["before", name], texts["after", name])
+        if reading.read is not None:
+            return floats_of_json(written, reading.read)
+        return written if reading.of_json is None else reading.of_json(written)
 
-    return Images(of("op"), has, field, lambda name: of("source", name))
+    return Images(of("op"), has, column, lambda name: of("source", name))
 
 
 def _raw_fields(text: "pa.StringArray", names: Sequence[str]) -> "dict[tuple[str, str], pa.Array]":

@@ -122,11 +122,13 @@ def read_objects(text: "pa.StringArray", schema: "pa.Schema") -> "pa.Table":
     return table
 
 
-def as_stored(table: "pa.Table", schema: "pa.Schema") -> "pa.Table":
-    """Cast a table to its staged types; raise ValueError for a value that Postgres cannot store."""
+def as_stored(table: "pa.Table", schema: "pa.Schema", *, finite: bool = True) -> "pa.Table":
+    """Cast a table to its staged types; raise ValueError for a value that Postgres cannot store and, if `finite`, for
+    NaN and infinity."""
     for column in table.columns:
         check_storable(column)
-        refuse_infinity(column)
+        if finite:
+            refuse_infinity(column)
     return table.cast(schema)
 
 

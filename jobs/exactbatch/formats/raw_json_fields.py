@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _JSON: Final = {"json", "jsonb"}
-_NUMBER: Final = r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"
+NUMBER: Final = r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"
 # An escaped backslash before u0000 is not U+0000.
 _ESCAPED_NUL: Final = r"(?:^|[^\\])(?:\\\\)*\\u0000"
 # A field's name that contains an escape, so that a text search does not find it.
@@ -120,7 +120,7 @@ def _checked(type_: str, written: "pa.BinaryArray") -> "pa.StringArray":
     if type_ in _JSON:
         return json_texts(written)
     text = _without_null(written)
-    numbers = pc.match_substring_regex(text, rf'^(?:{_NUMBER}|"{_NUMBER}")$')
+    numbers = pc.match_substring_regex(text, rf'^(?:{NUMBER}|"{NUMBER}")$')
     if not pc.all(numbers, min_count=0).as_py():
         raise ValueError("expected a number, bare or in a string")
     return pc.ascii_trim(text, characters='"')
@@ -131,7 +131,7 @@ def numbers_or_strings(texts: "pa.StringArray") -> "pa.StringArray":
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    if not pc.all(pc.match_substring_regex(texts, rf'^(?:{_NUMBER}$|")'), min_count=0).as_py():
+    if not pc.all(pc.match_substring_regex(texts, rf'^(?:{NUMBER}$|")'), min_count=0).as_py():
         raise ValueError("expected a number, bare or in a string")
     return pa.array(
         [json.loads(text) if text and text[0] == '"' else text for text in texts.to_pylist()], pa.string()
