@@ -2202,6 +2202,13 @@ MUTANTS: Final = (
         (f"{_DEBEZIUM}_types.py::test_a_value_arrives_as_the_source_has_it",),
     ),
     Mutant(
+        "a field of another name is read by the schema of its column's name",
+        "formats/debezium_readings.py",
+        "image.field(name) for image",
+        "image.field(column.name) for image",
+        ("tests/unit/test_debezium.py::test_columns_take_fields_of_other_names",),
+    ),
+    Mutant(
         "decimals without a schema have to be text",
         "formats/debezium_declared.py",
         "        return number_or_text(column)\n",

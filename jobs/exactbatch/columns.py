@@ -156,6 +156,14 @@ class Field:
         """True if the column takes the member of its own name, and null for a missing one."""
         return self.default is None and self.path.parts == ((self.column.name,),)
 
+    @property
+    def own_member(self) -> str | None:
+        """The name of the member, if it is one of the value itself and null if it is missing."""
+        match self.path.parts:
+            case ((str(name),),) if self.default is None:
+                return name
+        return None
+
 
 @dataclass(frozen=True, slots=True)
 class Default:
@@ -163,6 +171,14 @@ class Default:
 
     text: str
     is_quoted: bool
+
+
+def renamed(name: str) -> str:
+    """Return the remedy for a column whose name a table has for something else."""
+    return (
+        f"Rename the pipeline's column. Json, JsonSchema, Protobuf and Debezium take a field of another name with "
+        f"from: \"source_{name} … from '{name}'\"."
+    )
 
 
 def parse_columns(text: str) -> tuple[Column, ...]:

@@ -2,13 +2,18 @@
 
 import base64
 import json
+from datetime import date
+from math import isnan
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from exactbatch import Debezium
+from exactbatch import Debezium, Pipeline, Upsert
 from exactbatch.errors import ConfigurationError
+from exactbatch.testing import load
+from support.connect_avro import avro_body, avro_schema
+from support.debezium_types import envelope, time, typed
 
 FORMAT = Debezium("id int, name text, born date", version="lsn")
 
@@ -45,6 +50,134 @@ def decode(*events: Any, form: Debezium = FORMAT) -> Any:
         for each in events
     ]
     return form.decode(pa.array(values, pa.binary()))
+
+
+LONG_NAME = "a" * 70
+RENAMED = (
+    "source_id bigint from 'batch_id', is_deleted boolean from 'deleted', doc jsonb from 'ctid', born date from 'b.c', "
+    f"price numeric from '{LONG_NAME}', own_lsn int from 'lsn', short real from 'é'"
+).replace("'b.c'", "'\"b.c\"'")
+SOURCE_ROW = {
+    "batch_id": 5,
+    "deleted": True,
+    "ctid": "[1]",
+    "b.c": "2026-01-02",
+    LONG_NAME: "1.50",
+    "lsn": 3,
+    "é": 0.5,
+}
+RENAMED_ROW = {
+    "source_id": 5,
+    "is_deleted": True,
+    "doc": "[1]",
+    "born": date(2026, 1, 2),
+    "price": "1.50",
+    "own_lsn": 3,
+    "short": 0.5,
+    "lsn": 7,
+}
+
+
+@pytest.mark.parametrize("sent", ["bare", "schema", "avro"])
+def test_columns_take_fields_of_other_names(monkeypatch, sent):
+    types = ("int64", "boolean", "string", "string", "string", "int32", "float")
+    row = {name: typed(type_) for name, type_ in zip(SOURCE_ROW, types, strict=True)}
+    row["b.c"] = time("int32", "Date")
+    schema = envelope(row, {"lsn": typed("int64")})
+    written = SOURCE_ROW | ({} if sent == "bare" else {"b.c": 20455})
+    whole = event("c", None, written), event("u", written, {**written, "é": "NaN"}), event("d", written, None)
+    out = event("u", None, {**written, "ctid": '"__debezium_unavailable_value"'})
+    events: list[Any] = [*whole, event("d", {"batch_id": 5}, None), out]
+    if sent == "schema":
+        events = [compact({"schema": schema, "payload": each}) for each in events]
+    elif sent == "avro":
+        for row_of_key in (schema["fields"][0]["fields"], schema["fields"][1]["fields"]):
+            for each in row_of_key:  # Avro's names have no dots and no accents
+                each["field"] = {"b.c": "b_c", "é": "e"}.get(each["field"], each["field"])
+        monkeypatch.setattr(
+            "exactbatch.formats.avro_bodies.writer_schema", lambda *_: json.dumps(avro_schema(schema))
+        )
+        names = {"b.c": "b_c", "é": "e"}
+        for each in events:
+            for image in ("before", "after"):
+                if each[image] is not None:
+                    each[image] = {names.get(name, name): value for name, value in each[image].items()}
+        events = [b"\0\0\0\0\1" + avro_body(schema, each) for each in events]
+    form = Debezium(
+        RENAMED if sent != "avro" else RENAMED.replace('"b.c"', "b_c").replace("é", "e"),
+        version="lsn",
+        registry="http://registry" if sent == "avro" else None,
+        decimals="string" if sent == "bare" else None,
+    )
+    decoded = form.decode_with_unchanged(
+        pa.array([e if isinstance(e, bytes) else compact(e) for e in events], pa.binary())
+    )
+    assert decoded.rejects == ()
+    assert decoded.rows.schema.names == [column.name for column in form.columns] == list(RENAMED_ROW)
+    rows = decoded.rows.to_pylist()
+    assert rows[0] == rows[2] == RENAMED_ROW
+    assert isnan(rows[1]["short"])
+    assert rows[3] == dict.fromkeys(RENAMED_ROW) | {"source_id": 5, "lsn": 7}
+    assert decoded.unchanged.to_pylist() == [None] * 4 + [["doc"]]
+
+
+def test_a_document_of_mongodb_fills_columns_of_other_names():
+    document = json.dumps({"_id": {"$oid": "5f"}, "deleted": True, "batch_id": {"$numberLong": "7"}})
+    form = Debezium("id text from '_id', is_deleted boolean from 'deleted', source_id bigint from 'batch_id'")
+    assert decode(event("c", None, document), form=form).rows.to_pylist() == [
+        {"id": "5f", "is_deleted": True, "source_id": 7}
+    ]
+
+
+def test_a_renamed_column_is_checked_as_any_other():
+    form = Debezium("id int, is_deleted numeric(10,2) from 'deleted'")
+    bad, unclear = (
+        event("c", None, {"id": 1, "deleted": True}),
+        event("c", None, {"id": 1, "deleted": "1234"}),
+    )
+    out = event("u", None, {"id": 1, "deleted": "__debezium_unavailable_value"})
+    rejects = decode(bad, unclear, out, form=form).rejects
+    assert [reason.partition(": ")[0] for _, reason in rejects] == [
+        "column 'is_deleted', numeric(10,2)",
+        "column 'is_deleted', numeric(10,2)",
+        "column 'is_deleted'",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ("a int from 'b.c'", "neither a path nor a default, found from 'b.c'"),
+        ("a jsonb from '$'", "neither a path nor a default, found from '\\$'"),
+        ("a int from 'b[]'", "neither a path nor a default"),
+        ("a int default 1", "neither a path nor a default, found default"),
+        ("a int from 'b', b text", "columns 'a' and 'b': both take the field 'b'"),
+        ('a jsonb from \'"b""c"\'', "double quotes or control characters is not supported"),
+    ],
+)
+def test_columns_that_are_no_field_of_the_row_are_refused(schema, said):
+    with pytest.raises(ConfigurationError, match=said):
+        Debezium(schema)
+
+
+def test_a_source_with_reserved_names_is_loaded_into_an_upsert():
+    for schema in ("id int, deleted boolean", "id int, batch_id int"):
+        with pytest.raises(
+            ConfigurationError, match='of another name with from: "source_(deleted|batch_id) …'
+        ):
+            Pipeline(name="p", topics=("t",), value=Debezium(schema), sink=Upsert("public.p", key=("id",)))
+    value = Debezium("id int from 'batch_id', is_deleted boolean from 'deleted'", version="lsn")
+    pipeline = Pipeline(
+        name="p", topics=("t",), value=value, sink=Upsert("public.p", key=("id",), version="lsn")
+    )
+    events = [
+        event("c", None, {"batch_id": 1, "deleted": True}, 1),
+        event("c", None, {"batch_id": 2, "deleted": False}, 2),
+        event("d", {"batch_id": 2}, None, 3),
+    ]
+    loaded = load(pipeline, list(map(compact, events)))
+    assert loaded.rejects == []
+    assert loaded.target == [{"id": 1, "is_deleted": True, "lsn": 1}]
 
 
 def test_creates_updates_reads_and_deletes():

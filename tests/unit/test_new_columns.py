@@ -400,6 +400,24 @@ def test_debezium_without_schemas():
     assert first["createdAt"] == datetime(2026, 1, 1)
 
 
+def test_fields_of_debezium_with_names_that_a_table_uses_get_others():
+    row = {"batch_id": 1, "deleted": True, "ctid": "a", "x" * 64: "b", 'q"': 1}
+    events = [change("c", None, row), change("d", {"batch_id": 1}, None)]
+    proposal = proposed(*events, keys=[b'{"batch_id": 1}'] * 2)
+    assert types_of(proposal) == {
+        "batch_id_": "bigint from 'batch_id'",
+        "deleted_": "boolean from 'deleted'",
+        "ctid_": "text from 'ctid'",
+        "x" * 63: f"text from '{'x' * 64}'",
+    }
+    assert [note for note in proposal.notes if "left out" in note] == [
+        "left out, because a table cannot have such columns: 'q\"'"
+    ]
+    assert proposal.pipeline.sink.identity == Upsert("public.p", key=("batch_id_",), version="lsn").identity
+    first, _ = proposal.decoded.rows.to_pylist()
+    assert (first["batch_id_"], first["deleted_"], first["ctid_"]) == (1, True, "a")
+
+
 def test_numbers_of_debezium_without_schemas_are_never_numeric():
     events = [change("c", None, {"price": 12.5, "total": 7}), change("c", None, {"price": 3, "total": 8})]
     proposal = proposed(*events)

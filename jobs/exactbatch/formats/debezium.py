@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
-from exactbatch.columns import Column, parse_columns
+from exactbatch.columns import Column, Field, parse_fields
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats.avro_bodies import by_header, schema_after
 from exactbatch.formats.binary_text import BinaryText, decoded_text, encoded_text
@@ -16,6 +16,7 @@ from exactbatch.formats.debezium_declared import (
     Decimals,
     Times,
     check_epoch,
+    check_fields,
     declared_reading,
     hint_for,
     refuse_ambiguous,
@@ -61,7 +62,8 @@ class Debezium:
     """Values are Debezium's envelopes {before, after, op, source}: JSON, bare or as the payload next to their schema,
     or Avro.
 
-    schema       the columns of the row, as for Json
+    schema       the columns of the row, as for Json. A column takes a field of another name with `from`, such as
+                 `"is_deleted boolean from 'deleted'"`, but no path and no default
     version      the position of a change, which becomes columns: a connector's name (postgres, mysql, mariadb,
                  sqlserver, oracle), its fields of `source`, such as ("file", "pos", "row"), or another
                  integer field of `source`
@@ -102,16 +104,19 @@ class Debezium:
     truncate: Literal["reject", "apply"] = field(default="reject", kw_only=True)
     properties: Mapping[str, Any] = field(default_factory=dict, kw_only=True, repr=False, compare=False)
     columns: tuple[Column, ...] = field(init=False, repr=False)
+    fields: tuple[Field, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_types(self)
-        row = parse_columns(self.schema)
+        fields = parse_fields(self.schema)
+        check_fields(fields)
+        row = tuple(each.column for each in fields)
         versions = version_columns(version_fields(self.version))
         for column in versions:
             if column.name in [of_row.name for of_row in row]:
                 raise ConfigurationError(
                     f"version={self.version!r}: {column.name!r}, a field of source, is also a column of the row: "
-                    f"rename the column"
+                    f"rename the column, as in \"row_{column.name} bigint from '{column.name}'\""
                 )
         if not self.unavailable:
             raise ConfigurationError(
@@ -124,6 +129,7 @@ class Debezium:
                 "Debezium with a registry: the schemas say what epoch, times and decimals would declare. Remove them."
             )
         object.__setattr__(self, "columns", (*row, *versions))
+        object.__setattr__(self, "fields", fields)
 
     @property
     def truncate_order(self) -> tuple[str, ...] | None:
@@ -136,6 +142,14 @@ class Debezium:
 
     def _of_row(self, columns: Sequence[Column]) -> Sequence[Column]:
         return [column for column in columns if column.name not in self._version_fields]
+
+    @cached_property
+    def field_names(self) -> Mapping[str, str]:
+        """The name of the field of the source's row that each column takes, by column."""
+        return {each.column.name: str(each.own_member) for each in self.fields}
+
+    def _by_field(self, readings: Mapping[str, Reading], columns: Sequence[Column]) -> Mapping[str, Reading]:
+        return {self.field_names[column.name]: readings[column.name] for column in self._of_row(columns)}
 
     @cached_property
     def _placeholder(self) -> Placeholder:
@@ -212,8 +226,7 @@ class Debezium:
             values, at = group.values.filter(is_event), group.at.filter(is_event)
             is_document = are_documents(values, payload)
             documents, rows = values.filter(is_document), values.filter(pc.invert(is_document))
-            row = self._of_row(self.columns)
-            of_documents = readings_of(row, document_reading) if len(documents) else {}
+            of_documents = readings_of(self.fields, document_reading) if len(documents) else {}
             of_rows = self._readings(group.schema) if len(rows) else {}
         except ValueError as error:
             refused = tuple((index, str(error)) for index in group.at.to_pylist())
@@ -226,7 +239,9 @@ class Debezium:
         ]
         if len(documents):
             decode = partial(self._decode_block, of_documents, True)
-            parts.append(decode_block_or_halves(with_rows(documents, row), at.filter(is_document), decode))
+            parts.append(
+                decode_block_or_halves(with_rows(documents, self.fields), at.filter(is_document), decode)
+            )
         decoded = _without_nothing(in_order(parts, 0))
         return replace(decoded, tombstones=decoded.tombstones + is_nothing.true_count)
 
@@ -235,8 +250,9 @@ class Debezium:
         try:
             schema = schema_after(header, str(self.registry), self.properties)[1]
             events = events_of(schema)
-            row = tuple(self._of_row(self.columns))
-            readings = readings_by_type(events, row, self.binary) if is_envelope(events.payload) else {}
+            readings = (
+                readings_by_type(events, self.fields, self.binary) if is_envelope(events.payload) else {}
+            )
         except ValueError as error:
             refused = tuple((index, str(error)) for index in at.to_pylist())
             return Decoded(self._no_rows, at[:0], refused)
@@ -254,7 +270,7 @@ class Debezium:
 
         def read(columns: Sequence[Column]) -> "pa.RecordBatch":
             return self._rows(
-                avro_images(decoded, readings, self._source_of(columns)),
+                avro_images(decoded, self._by_field(readings, columns), self._source_of(columns)),
                 readings,
                 columns,
                 self._version_of(columns),
@@ -288,7 +304,7 @@ class Debezium:
             return reason
         row = event.get("before" if event.get("op") == DELETE else "after")
         for column in self._of_row(self.columns):
-            if isinstance(row, dict) and self._placeholder.is_in(row.get(column.name)):
+            if isinstance(row, dict) and self._placeholder.is_in(row.get(self.field_names[column.name])):
                 return self._left_out_of(event, column.name)
         return None
 
@@ -303,11 +319,10 @@ class Debezium:
 
     def _readings(self, schema: bytes | None) -> Mapping[str, Reading]:
         """Return how each column of the row is read from events with a schema, or without one."""
-        row = tuple(self._of_row(self.columns))
         if schema is not None:
-            return readings_by(schema, row, self.binary)
+            return readings_by(schema, self.fields, self.binary)
         return readings_of(
-            row, lambda column: declared_reading(column, self.epoch, self.times, self.decimals)
+            self.fields, lambda column: declared_reading(column, self.epoch, self.times, self.decimals)
         )
 
     def _decode_block(
@@ -341,12 +356,9 @@ class Debezium:
         if len(values) == 0:
             return pa.RecordBatch.from_pylist([], self._marked(read_columns))
         text = objects(values)
-        of_row = self._of_row(read_columns)
-        images = json_images(
-            text, {column.name: readings[column.name] for column in of_row}, self._source_of(read_columns)
-        )
+        images = json_images(text, self._by_field(readings, read_columns), self._source_of(read_columns))
         if not has_schema and self.decimals is None:
-            refuse_ambiguous(text, of_row)
+            refuse_ambiguous(text, [each for each in self.fields if each.column in read_columns])
         return self._rows(images, readings, read_columns, self._version_of(read_columns))
 
     def _rows(
@@ -367,7 +379,9 @@ class Debezium:
             if pc.any(pc.and_not(its, images.has(name))).as_py():
                 raise ValueError(f"the event has no {name!r}, which would hold its row")
         columns = [
-            self._in_declared_text(readings[column.name], images.column(column.name, deleted))
+            self._in_declared_text(
+                readings[column.name], images.column(self.field_names[column.name], deleted)
+            )
             for column in row_columns
         ]
         columns, left_out = self._without_placeholders(row_columns, columns, deleted)

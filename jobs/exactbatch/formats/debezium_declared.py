@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from exactbatch.columns import Column
+from exactbatch.columns import Column, Field
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats.connect_schema import DECIMAL, ConnectType
 from exactbatch.formats.connect_times import dates_from_iso
@@ -18,7 +18,7 @@ from exactbatch.formats.connect_values import (
     plain,
     reading_of,
 )
-from exactbatch.formats.raw_json_fields import is_kept_as_text
+from exactbatch.formats.raw_json_fields import check_names, is_kept_as_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -50,6 +50,26 @@ _ISO: Final = {
 # Text that is a number, and base64 as well: it may be the bytes of another number.
 _EITHER: Final = "(?:[0-9eE+]{4})+"
 _EITHER_PATTERN: Final = re.compile(_EITHER)
+
+
+def check_fields(fields: Sequence[Field]) -> None:
+    """Raise ConfigurationError for a column that takes anything but a field of the row, and for a field taken twice."""
+    taken: dict[str, str] = {}
+    for field in fields:
+        name = field.own_member
+        if name is None:
+            raise ConfigurationError(
+                f'column {field.column.name!r}: Debezium takes fields of the row, such as "is_deleted boolean from '
+                f"'deleted'\", but neither a path nor a default, found "
+                f"{'default' if field.default is not None else f'from {str(field.path)!r}'}. "
+                f"Take the whole field, as jsonb if it is a document."
+            )
+        if name in taken:
+            raise ConfigurationError(
+                f"columns {taken[name]!r} and {field.column.name!r}: both take the field {name!r}. Remove one."
+            )
+        taken[name] = field.column.name
+    check_names(fields)
 
 
 def check_epoch(epoch: Mapping[str, str], times: str | None, columns: Sequence[Column]) -> None:
@@ -107,23 +127,24 @@ def _precise(type_: str) -> ConnectType:
     return ConnectType("bytes", DECIMAL, {"scale": scale})
 
 
-def refuse_ambiguous(text: "pa.StringArray", columns: Sequence[Column]) -> None:
+def refuse_ambiguous(text: "pa.StringArray", fields: Sequence[Field]) -> None:
     """Raise ValueError for decimals in text, such as "1234", that base64 may also write for another number.
 
     For events without a schema whose pipeline does not declare `decimals`.
     """
     import pyarrow.compute as pc
 
-    for column in columns:
+    for each in fields:
+        column, name = each.column, str(each.own_member)
         if not column.type.startswith("numeric"):
             continue
         before = r"\[[^]]*" if column.element else ""
-        field = rf'{re.escape(json.dumps(column.name, ensure_ascii=False))}\s*:\s*{before}"{_EITHER}"'
+        field = rf'{re.escape(json.dumps(name, ensure_ascii=False))}\s*:\s*{before}"{_EITHER}"'
         suspect = pc.match_substring_regex(text, field)
         if not pc.any(suspect, min_count=0).as_py():
             continue
-        for each in text.filter(suspect).to_pylist():
-            _refuse_ambiguous(column.name, json.loads(each, parse_float=str, parse_int=int))
+        for event in text.filter(suspect).to_pylist():
+            _refuse_ambiguous(name, json.loads(event, parse_float=str, parse_int=int))
 
 
 def _refuse_ambiguous(name: str, event: Any) -> None:

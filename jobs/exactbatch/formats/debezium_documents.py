@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from exactbatch.columns import Column
+from exactbatch.columns import Column, Field
 from exactbatch.formats.connect_schema import ConnectType
 from exactbatch.formats.connect_values import Reading
 from exactbatch.formats.debezium_declared import declared_reading
@@ -56,7 +56,7 @@ def _is_json(column: Column) -> bool:
     return column.type.removesuffix("[]") in ("json", "jsonb")
 
 
-def with_rows(values: "pa.BinaryArray", columns: Sequence[Column]) -> "pa.BinaryArray":
+def with_rows(values: "pa.BinaryArray", fields: Sequence[Field]) -> "pa.BinaryArray":
     """Return events of MongoDB as those of a table, whose columns are the fields of a document.
 
     A value in extended JSON becomes one of JSON: numbers, dates as ISO text, object IDs and UUIDs as text, bytes as
@@ -65,11 +65,11 @@ def with_rows(values: "pa.BinaryArray", columns: Sequence[Column]) -> "pa.Binary
     """
     import pyarrow as pa
 
-    names = {column.name for column in columns if not _is_json(column)}
+    names = {each.own_member for each in fields if not _is_json(each.column)}
     return pa.array([_with_row(value.as_py(), names) for value in values], pa.binary())
 
 
-def _with_row(value: bytes, names: Collection[str]) -> bytes:
+def _with_row(value: bytes, names: Collection[str | None]) -> bytes:
     try:
         event = json.loads(value, object_pairs_hook=_object)
         inner = event["payload"] if isinstance(event.get("payload"), dict) else event

@@ -95,7 +95,7 @@ def _raw_fields(text: "pa.StringArray", names: Sequence[str]) -> "dict[tuple[str
     """
     import pyarrow as pa
 
-    columns = tuple(Column(name, "jsonb") for name in names)
+    columns = (Column("field", "jsonb"),) * len(names)
     try:
         events = list(map(_image_decoder(), text.to_pylist()))
     except RecursionError:
@@ -105,8 +105,8 @@ def _raw_fields(text: "pa.StringArray", names: Sequence[str]) -> "dict[tuple[str
     for image in ("before", "after"):
         written = [bytes(getattr(row, image)) for row in rows]
         objects = pa.array([b"{}" if each == b"null" else each for each in written], pa.binary())
-        for name, field in zip(names, fields_as_text(objects.cast(pa.string()), columns), strict=True):
-            found[image, name] = field
+        fields = fields_as_text(objects.cast(pa.string()), columns, tuple(names))
+        found.update({(image, name): field for name, field in zip(names, fields, strict=True)})
     return found
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Final
 
-from exactbatch.columns import Column
+from exactbatch.columns import Column, Field
 from exactbatch.formats.binary_text import BinaryText
 from exactbatch.formats.connect_schema import ConnectType, from_json
 from exactbatch.formats.connect_values import Reading, plain, reading_of
@@ -19,21 +19,28 @@ def is_bytea(column: Column) -> bool:
 
 @lru_cache(maxsize=_MOST_READINGS)
 def readings_by_type(
-    events: AvroEvents, row: tuple[Column, ...], binary: BinaryText | None
+    events: AvroEvents, fields: tuple[Field, ...], binary: BinaryText | None
 ) -> Mapping[str, Reading]:
-    return readings_of(row, lambda column: _written_reading(column, events.payload, binary))
+    return _written_readings(fields, events.payload, binary)
 
 
 @lru_cache(maxsize=_MOST_READINGS)
-def readings_by(schema: bytes, row: tuple[Column, ...], binary: BinaryText | None) -> Mapping[str, Reading]:
+def readings_by(schema: bytes, fields: tuple[Field, ...], binary: BinaryText | None) -> Mapping[str, Reading]:
     """Return how columns are read from events with a schema; raise ValueError if a field does not suit its column."""
-    payload = from_json(schema)
-    return readings_of(row, lambda column: _written_reading(column, payload, binary))
+    return _written_readings(fields, from_json(schema), binary)
 
 
-def readings_of(row: Sequence[Column], reading: Callable[[Column], Reading]) -> Mapping[str, Reading]:
+def _written_readings(
+    fields: Sequence[Field], payload: ConnectType, binary: BinaryText | None
+) -> Mapping[str, Reading]:
+    names = {each.column: str(each.own_member) for each in fields}
+    return readings_of(fields, lambda column: _written_reading(column, names[column], payload, binary))
+
+
+def readings_of(fields: Sequence[Field], reading: Callable[[Column], Reading]) -> Mapping[str, Reading]:
+    """Return how columns are read, by their names; errors name the column."""
     readings = {}
-    for column in row:
+    for column in (each.column for each in fields):
         try:
             readings[column.name] = reading(column)
         except ValueError as error:
@@ -41,13 +48,13 @@ def readings_of(row: Sequence[Column], reading: Callable[[Column], Reading]) -> 
     return readings
 
 
-def _written_reading(column: Column, payload: ConnectType, binary: BinaryText | None) -> Reading:
-    """Return how a column is read from events of a type; a field that they lack is null.
+def _written_reading(column: Column, name: str, payload: ConnectType, binary: BinaryText | None) -> Reading:
+    """Return how a column is read from a field of events of a type; a field that they lack is null.
 
     Raises ValueError for a field that does not suit the column, and for bytes in text whose encoding is not declared.
     """
     images = (payload.field("after"), payload.field("before"))
-    written = next((image.field(column.name) for image in images if image is not None), None)
+    written = next((image.field(name) for image in images if image is not None), None)
     if written is None:
         return plain(column)
     if (

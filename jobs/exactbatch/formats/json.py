@@ -93,9 +93,8 @@ class Json:
             return None
         members: dict[str, str] = {}
         for each in self.fields:
-            match each.path.parts:
-                case ((str(name),),) if each.default is None:
-                    members[each.column.name] = name
+            if (name := each.own_member) is not None:
+                members[each.column.name] = name
         is_own = len(members) == len(self.fields) == len(set(members.values()))
         return members if is_own else None
 

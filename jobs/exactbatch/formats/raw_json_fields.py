@@ -50,15 +50,20 @@ def check_names(fields: Iterable[Field]) -> None:
             )
 
 
-def fields_as_text(objects: "pa.StringArray", columns: tuple[Column, ...]) -> "list[pa.Array]":
+def fields_as_text(
+    objects: "pa.StringArray", columns: tuple[Column, ...], names: tuple[str, ...] | None = None
+) -> "list[pa.Array]":
     """Return, for each column, the text of each object's field; null for a missing field and for a JSON null.
 
-    `objects` are valid JSON, one object in each. Raises ValueError for a field given twice, a numeric field that is
-    not a number, an escaped U+0000, and nesting too deep for Python and Postgres to read safely.
+    `names` are those of the fields, if they are not the columns'. `objects` are valid JSON, one object in each. Raises
+    ValueError for a field given twice, a numeric field that is not a number, an escaped U+0000, and nesting too deep
+    for Python and Postgres to read safely.
     """
+    if names is None:
+        names = tuple(column.name for column in columns)
     try:
-        rows = _decoder(columns).decode(joined_as_array(objects))
-        _refuse_fields_given_twice(objects, columns)
+        rows = _decoder(columns, names).decode(joined_as_array(objects))
+        _refuse_fields_given_twice(objects, names)
     except RecursionError:
         raise ValueError(TOO_DEEP) from None
     if len(rows) != len(objects):
@@ -84,7 +89,7 @@ def _attribute(index: int) -> str:
 
 
 @cache
-def _decoder(columns: tuple[Column, ...]) -> Any:
+def _decoder(columns: tuple[Column, ...], names: tuple[str, ...]) -> Any:
     import msgspec
 
     null = msgspec.Raw(b"null")
@@ -92,7 +97,7 @@ def _decoder(columns: tuple[Column, ...]) -> Any:
         (_attribute(i), list[msgspec.Raw] | None, None) if c.element else (_attribute(i), msgspec.Raw, null)
         for i, c in enumerate(columns)
     ]
-    rename = {_attribute(i): column.name for i, column in enumerate(columns)}
+    rename = {_attribute(i): name for i, name in enumerate(names)}
     row = msgspec.defstruct("Row", fields, rename=rename, gc=False)
     return msgspec.json.Decoder(list[row])  # type: ignore[valid-type]  # the type is created here
 
@@ -170,20 +175,20 @@ def _without_null(written: "pa.BinaryArray") -> "pa.StringArray":
     return pc.if_else(pc.equal(text, "null"), pa.scalar(None, pa.string()), text)
 
 
-def _refuse_fields_given_twice(objects: "pa.StringArray", columns: tuple[Column, ...]) -> None:
+def _refuse_fields_given_twice(objects: "pa.StringArray", fields: tuple[str, ...]) -> None:
     """Parse the objects in which a name occurs twice as text, or any name has an escape; raise ValueError."""
     import pyarrow.compute as pc
 
     suspect = pc.match_substring_regex(objects, ESCAPED_NAME)
-    for column in columns:
-        name = json.dumps(column.name, ensure_ascii=False)
+    for field in fields:
+        name = json.dumps(field, ensure_ascii=False)
         suspect = pc.or_(suspect, pc.greater(pc.count_substring(objects, name), 1))
     for text in objects.filter(suspect).to_pylist():
         # Numbers stay text: Python limits the digits of an integer that it parses.
         names = json.loads(text, object_pairs_hook=_names, parse_int=str, parse_float=str)
-        for column in columns:
-            if names.count(column.name) > 1:
-                raise ValueError(f"field {column.name!r} was specified twice")
+        for field in fields:
+            if names.count(field) > 1:
+                raise ValueError(f"field {field!r} was specified twice")
 
 
 def _names(pairs: list[tuple[str, Any]]) -> list[str]:

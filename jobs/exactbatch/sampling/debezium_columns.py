@@ -1,6 +1,7 @@
 """Columns for Debezium's change events, their key and their version."""
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -10,13 +11,16 @@ from exactbatch.errors import ConfigurationError
 from exactbatch.formats import Debezium
 from exactbatch.formats.connect_schema import ConnectType, from_json
 from exactbatch.formats.debezium_versions import CONNECTORS, version_fields
-from exactbatch.sampling.column_names import OWN, words_of
+from exactbatch.member_paths import Path
+from exactbatch.sampling.column_names import OWN, column_name, words_of
 from exactbatch.sampling.connect_columns import choices_of
 from exactbatch.sampling.draft import Changes, Draft, DraftColumn, epochs_of, schema_text
 from exactbatch.sampling.json_shape import Number, Shape, parse_json, shape_of
 from exactbatch.sampling.value_types import Choice, choices_for, has_decimals, is_bigint
 
 PLACEHOLDER: Final = "__debezium_unavailable_value"
+# Debezium cannot look up such a field in every type (raw_json_fields.py), and no path names an empty one.
+_UNFINDABLE: Final = re.compile(r'[\\"\x00-\x1f]')
 _IMAGES: Final = ("before", "after")
 _CHANGES: Final = ("c", "u", "d", "r")
 _TRUNCATE: Final = "t"
@@ -86,7 +90,7 @@ def debezium_draft(
             "the events have no schema, so that the meaning of numbers follows from names and sizes: check the units "
             "of times (epoch) and decimals. With value.converter.schemas.enable=true, the connector says it itself"
         )
-    usable = [column for column in columns if _is_usable(column.name)]
+    usable = [column for column in columns if column.name and not _UNFINDABLE.search(column.name)]
     if left_out := [column.name for column in columns if column not in usable]:
         notes.append(f"left out, because a table cannot have such columns: {', '.join(map(repr, left_out))}")
     if not usable:
@@ -114,7 +118,7 @@ def debezium_draft(
     label = f"change events of Debezium{f' from {connector}' if connector else ''}"
     label += ", as Avro" if registry else ", with their schemas" if is_typed else ", without schemas"
     key = ("_id",) if documents else None
-    return Draft(label, tuple(usable), make, tuple(notes), Changes(version_fields(version), key))
+    return Draft(label, _named(usable), make, tuple(notes), Changes(version_fields(version), key))
 
 
 def json_events(values: Iterable[bytes]) -> list[Event]:
@@ -188,7 +192,7 @@ def _of_values(images: Shape) -> Iterable[DraftColumn]:
             if choice.epoch != "s"  # no mode of a connector writes seconds
         ]
         if shape.kinds == {"number"}:
-            # Connectors write integers of 64 bits and doubles. Without a schema, Debezium reads other types as text.
+            # Connectors write integers of 64 bits and doubles; without a schema, they write other types as text.
             choices = [choice for choice in choices if choice.type not in ("numeric", "jsonb")]
             if not choices:
                 choices = [Choice("bigint")] if all(map(_is_integer, shape.numbers)) else []
@@ -234,7 +238,15 @@ def _is_object(column: DraftColumn, images: Shape) -> bool:
     return column.type == "jsonb" and not images.members[column.name].kinds <= {"text"}
 
 
-def _is_usable(name: str) -> bool:
-    return (
-        1 <= len(name.encode()) <= MAX_NAME_BYTES and name not in OWN and '"' not in name and "\0" not in name
-    )
+def _named(columns: Sequence[DraftColumn]) -> tuple[DraftColumn, ...]:
+    """Return columns of other names for fields whose names a table cannot have, or has for something else."""
+    taken = {column.name for column in columns}
+    named = []
+    for column in columns:
+        if column.name in OWN or len(column.name.encode()) > MAX_NAME_BYTES:
+            name = column_name(column.name, taken)
+            taken.add(name)
+            why = f"exactbatch or Postgres uses the name {column.name!r}, or it is too long"
+            column = replace(column, name=name, path=Path(((column.name,),)), why=why)
+        named.append(column)
+    return tuple(named)

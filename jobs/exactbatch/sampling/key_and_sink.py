@@ -89,12 +89,13 @@ def _of_changes(changes: Changes, fitted: Fitted, facts: TopicFacts, target: str
     assert isinstance(fitted.format, Debezium)
     keys = _keys_of_changes(fitted.format, facts)
     names = changes.key or _names_of([key for key in keys if key is not None], facts.registry)
-    columns = {column.name for column in fitted.format.columns}
+    columns = {field: column for column, field in fitted.format.field_names.items()}
     if None in keys and not changes.key:
         why = f"{keys.count(None):,} sampled events have no message key: give the source table a primary key"
-    elif names is None or not columns.issuperset(names):
+    elif names is None or not columns.keys() >= set(names):
         why = "the message keys do not name columns of the row"
     else:
+        names = [columns[name] for name in names]
         version = changes.version[0] if len(changes.version) == 1 else changes.version or None
         order = f"ordered by {', '.join(changes.version)}" if changes.version else "ordered by their offsets"
         return Destination(

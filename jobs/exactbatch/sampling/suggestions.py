@@ -105,9 +105,12 @@ def with_column(format_: Format, name: str, choice: Choice) -> Format | None:
             ]
             return replace(format_, schema=", ".join(texts))
         case Debezium():
+            own = [field for field in format_.fields if field.column.name == name]
+            if not own:  # a column of the version
+                return None
             epoch = {} if choice.epoch is None else {name: choice.epoch}
             return replace(
-                format_, schema=f'"{name}" {choice.type}', epoch=epoch, version=None, truncate="reject"
+                format_, schema=_field_text(own[0], choice.type), epoch=epoch, version=None, truncate="reject"
             )
         case Avro():
             return replace(format_, columns=f'"{name}" {choice.type}')

@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 from psycopg2 import sql
 
-from exactbatch.columns import Column
+from exactbatch.columns import Column, renamed
 from exactbatch.errors import ConfigurationError
 from exactbatch.offsets import OffsetRange
 from exactbatch.postgres.array_literals import bigint_array
@@ -79,7 +79,7 @@ class LineageTable:
         if taken := {"task_attempt", *lineage} & {column.name for column in columns}:
             raise ConfigurationError(
                 f"target {self.table.spec}: the pipeline's columns {', '.join(sorted(taken))} have names that "
-                f"lineage and staging use. Rename them."
+                f"lineage and staging use. {renamed(min(taken))}"
             )
 
     def prepare(

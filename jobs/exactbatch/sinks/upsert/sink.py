@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final, Literal, Self
 
 from psycopg2 import sql
 
-from exactbatch.columns import Column
+from exactbatch.columns import Column, renamed
 from exactbatch.errors import ConfigurationError, TargetMismatch
 from exactbatch.options import check_types
 from exactbatch.postgres.connection import Cursor
@@ -166,12 +166,12 @@ class Upsert(SinkDefaults):
         if DELETED.name in names:
             raise ConfigurationError(
                 f"target {self.target}: the pipeline has a column {DELETED.name!r}, the name by which an Upsert marks "
-                f"deletes. Rename the pipeline's column."
+                f"deletes. {renamed(DELETED.name)}"
             )
         if self.keeps_unchanged and UNCHANGED.name in names:
             raise ConfigurationError(
                 f"target {self.target}: the pipeline has a column {UNCHANGED.name!r}, under which an Upsert lists the "
-                f"columns that the source left out. Rename the pipeline's column."
+                f"columns that the source left out. {renamed(UNCHANGED.name)}"
             )
         self.lineage_table.check(columns)
 
