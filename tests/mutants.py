@@ -2167,6 +2167,13 @@ MUTANTS: Final = (
         ("tests/unit/test_csv.py::test_empty_line_and_quote_that_next_value_closes_are_not_two_rows",),
     ),
     Mutant(
+        "hexadecimal digits in CSV are bytes of bytea",
+        "formats/csv.py",
+        '            if column.type == "bytea":',
+        "            if False:",
+        ("tests/unit/test_csv.py::test_what_cannot_be_read_is_refused_at_once",),
+    ),
+    Mutant(
         "Debezium's infinity is the year 294247",
         "formats/connect_times.py",
         "    infinite = pc.is_in(numbers, pa.array(special, numbers.type))",

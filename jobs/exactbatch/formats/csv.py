@@ -44,7 +44,8 @@ class Csv:
 
     Decoding is strict: too many or too few fields, a fraction for an integer, a number out of range, NaN or infinity
     makes the record a reject. Timestamps and dates are ISO 8601; a timestamptz needs an offset, a timestamp must not
-    have one. A null value is a tombstone. Raises ConfigurationError for arrays, and for an invalid delimiter or null.
+    have one. A null value is a tombstone. Raises ConfigurationError for arrays and bytea, and for an invalid delimiter
+    or null.
     """
 
     null_is_tombstone: ClassVar[bool] = True
@@ -63,6 +64,13 @@ class Csv:
                 raise ConfigurationError(
                     f"column {column.name!r}, {column.type}: Csv has no arrays. Declare the column as text, or decode "
                     f"the values with Custom."
+                )
+            if column.type == "bytea":
+                raise ConfigurationError(
+                    f"column {column.name!r}, bytea: a line of CSV does not say whether text is hexadecimal digits, as "
+                    f"Postgres's COPY writes bytea, or the bytes themselves. Declare the column as text: the target "
+                    f"of an Append may have a column of type bytea for it, which takes hexadecimal digits after \\x. "
+                    f"Decode other text with Custom."
                 )
         if len(self.delimiter) != 1 or not self.delimiter.isascii() or self.delimiter.isalnum():
             raise ConfigurationError(
