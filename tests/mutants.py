@@ -2216,6 +2216,13 @@ MUTANTS: Final = (
         ("tests/unit/test_debezium.py::test_columns_take_fields_of_other_names",),
     ),
     Mutant(
+        "a time without a schema is refused for nanoseconds",
+        "formats/debezium_declared.py",
+        "    if column.type in _MOMENTS:\n",
+        "    if False:\n",
+        (f"{_DEBEZIUM}_refusals.py::test_a_value_without_a_schema_is_read_as_declared",),
+    ),
+    Mutant(
         "decimals without a schema have to be text",
         "formats/debezium_declared.py",
         "        return number_or_text(column)\n",

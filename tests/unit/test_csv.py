@@ -135,6 +135,13 @@ def test_types_are_read_strictly():
         assert reason(Csv(f"a {type_}"), written).startswith("column 'a', ")
 
 
+def test_a_time_finer_than_postgres_is_refused_with_the_limit():
+    assert reason(Csv("a timestamptz"), b"2026-01-01T10:00:00.1234567Z") == (
+        "column 'a', timestamp with time zone: expected at most six digits after the second's point, which is what "
+        "Postgres holds, found 2026-01-01T10:00:00.1234567Z: let the producer write six, or declare the column as text"
+    )
+
+
 def test_a_hexadecimal_number_in_text_does_no_harm():
     assert rows(Csv("a text, b int"), b"0xffff,1", b'"x 0x",2') == [
         {"a": "0xffff", "b": 1},

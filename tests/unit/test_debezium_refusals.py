@@ -137,6 +137,8 @@ def test_a_value_that_does_not_fit_its_column_is_a_reject(column, schema, writte
     [
         ("timestamp", 1529507596945104, {}, "Declare epoch={'x': 'us'}"),
         ("timestamptz", 1529507596945104, {}, "Declare epoch={'x': 'us'}"),
+        ("timestamptz", "infinity", {}, "pg_catalog.timestamptz"),
+        ("timestamptz", "soon", {}, "column 'x', timestamp with time zone: Failed to parse string: 'soon'"),
         ("date", 17702, {}, "times="),
         ("time", 1, {}, "times="),
         ("numeric(10,2)", "1234", {}, "declare decimals='string' or decimals='precise'"),
@@ -169,6 +171,9 @@ def test_a_value_without_a_schema_that_needs_a_declaration_is_a_reject(column, w
             "2018-06-20 15:13:16.945104",
         ),
         ("timestamp", "2019-07-09T02:28:57.5Z", {"times": "isostring"}, "2019-07-09 02:28:57.500000"),
+        ("timestamptz", "2018-06-20T15:13:16.9451049+02:00", {}, "2018-06-20 13:13:16.945104+00:00"),
+        ("timestamp", "2018-06-20 15:13:16.9451049", {}, "2018-06-20 15:13:16.945104"),
+        ("timestamptz", "2018-06-20", {}, "2018-06-20 00:00:00+00:00"),
         ("date", 17702, {"times": "adaptive"}, "2018-06-20"),
         ("date", "2017-09-15Z", {"times": "isostring"}, "2017-09-15"),
         ("date", "2017-09-15Z", {}, "2017-09-15"),

@@ -246,6 +246,21 @@ def test_nanoseconds_are_cut_down_to_the_microsecond_before():
     ]
 
 
+@pytest.mark.parametrize("form", ['"%s"', '["%s"]'])
+@pytest.mark.parametrize(
+    "moment",
+    ["2026-01-01T10:00:00.1234567Z", "2026-01-01 10:00:00.123456789", "2026-01-01T10:00:00.1234560+02:00"],
+)
+def test_a_time_finer_than_postgres_is_refused_with_the_limit(form, moment):
+    for type_ in ("timestamp", "timestamptz"):
+        why = why_not(type_ + "[]" * form.startswith("["), form % moment)
+        assert (
+            f"expected at most six digits after the second's point, which is what Postgres holds, found {moment}: let"
+            in why
+        )
+        assert why.endswith("or declare the column as text")
+
+
 def test_a_moment_that_postgres_cannot_store_is_refused():
     for type_, unit, outside, inside in (
         ("timestamptz", "us", EARLIEST_TIMESTAMP - 1, EARLIEST_TIMESTAMP),

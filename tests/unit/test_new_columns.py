@@ -63,6 +63,7 @@ def types_of(proposal):
         ("at", ["2026-01-01T10:00:00"], "timestamp"),
         ("at", ["2026-01-01T10:00:00", "2026-01-01T10:00:00Z"], "timestamptz"),
         ("at", ["2026-01-01T10:00:00.1234567Z"], "text"),  # finer than Postgres
+        ("at", ["2026-01-01T10:00:00.123456Z", "2026-01-01T10:00:00.123456789Z"], "text"),
         ("at", ["2026-01-01T10:00:00Z", "soon"], "text"),
         ("created_at", [1767225600], "timestamptz"),
         ("created_at", [1767225600000, 0], "timestamptz"),
@@ -97,6 +98,14 @@ def test_the_type_of_a_member(name, values, type_):
     assert list(types_of(proposal).values()) == [type_]
     assert proposal.broken == ()
     assert len(proposal.decoded.rows) == len(values)
+
+
+def test_times_finer_than_postgres_are_text_at_once():
+    [column] = proposed({"at": "2026-01-01T10:00:00.1234567Z"}, {"at": "2026-01-01T10:00:00Z"}).columns
+    assert (column.type, column.reasons) == (
+        "text",
+        "some times have more than six digits of a second's fraction",
+    )
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ _ISO_INFINITY: Final = ("infinity", "-infinity")
 # Years that have four digits.
 _FIRST_YEAR: Final = -62_135_596_800  # seconds since 1970
 _LAST_YEAR: Final = 253_402_300_800
+_ZONED: Final = r"[T ].*(?:Z|[+-][0-9]{2}(?::?[0-9]{2})?)$"
 _TOO_FINE: Final = r"(\.[0-9]{6})[0-9]+"
 
 
@@ -135,6 +136,22 @@ def timestamps_from_iso(text: "pa.StringArray", type_: "pa.DataType") -> "pa.Arr
 
     _refuse_infinity(text)
     return _cut(text).cast(pa.timestamp("us", "UTC")).cast(pa.int64()).cast(type_)
+
+
+def timestamps_from_text(text: "pa.StringArray", type_: "pa.DataType") -> "pa.Array":
+    """Return ISO text as timestamps; text without an offset is in UTC.
+
+    Raises ValueError for other text and for infinity.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    _refuse_infinity(text)
+    cut, null = _cut(text), pa.scalar(None, pa.string())
+    is_zoned = pc.match_substring_regex(cut, _ZONED)
+    zoned = pc.if_else(is_zoned, cut, null).cast(pa.timestamp("us", "UTC"))
+    local = pc.if_else(is_zoned, null, cut).cast(pa.timestamp("us"))
+    return pc.coalesce(zoned.cast(pa.int64()), local.cast(pa.int64())).cast(type_)
 
 
 def dates_from_iso(text: "pa.StringArray") -> "pa.Array":

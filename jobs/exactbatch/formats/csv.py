@@ -13,7 +13,7 @@ from exactbatch.errors import ConfigurationError
 from exactbatch.formats.decimals import decimals_of, has_decimals, may_be_tiny, refuse_tiny, without_wrapping
 from exactbatch.formats.format import Decoded, decode_present
 from exactbatch.formats.json_blocks import stored_schema
-from exactbatch.formats.postgres_limits import check_rows
+from exactbatch.formats.postgres_limits import check_rows, is_too_fine, too_fine
 from exactbatch.options import check_types
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ _HEXADECIMAL: Final = "(?i)0x"
 _PRECISION: Final = re.compile(
     r"Error converting '(.*)' to decimal\d+\((\d+), .*\): precision not supported.*", re.DOTALL
 )
+_INVALID: Final = re.compile(r"invalid value '(.*)'")
 _NUMBER: Final = r"^[ \t]*[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?[ \t]*$"
 # Arrow's reader splits a block that is larger than its block size; this many bytes make the block size larger.
 _BLOCK_MARGIN: Final = 1024
@@ -196,6 +197,8 @@ class Csv:
         if match := re.search(r"In CSV column #(\d+): (?:Row #\d+: )?(.*)", message, re.DOTALL):
             column = self.columns[int(match[1])]
             reason = re.sub(r"^CSV conversion error to .+?: ", "", match[2])
+            if (invalid := _INVALID.fullmatch(reason)) and is_too_fine(invalid[1]):
+                reason = too_fine(invalid[1])
             reason = _PRECISION.sub(r"expected a number with at most \2 digits, found \1", reason)
             return f"column {column.name!r}, {column.type}: {reason[:_REASON_LENGTH]}"
         try:

@@ -3,12 +3,13 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from exactbatch.columns import Column, Field
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats.connect_schema import DECIMAL, ConnectType
-from exactbatch.formats.connect_times import dates_from_iso
+from exactbatch.formats.connect_times import dates_from_iso, timestamps_from_text
 from exactbatch.formats.connect_values import (
     CLOCKS,
     MOMENTS,
@@ -100,6 +101,8 @@ def declared_reading(
     column: Column, epoch: Mapping[str, str], times: str | None, decimals: str | None
 ) -> Reading:
     """Return how a column of events without a schema is read; raise ValueError if its declarations do not suit it."""
+    import pyarrow as pa
+
     unit = epoch.get(column.name)
     if unit is None and times is not None and times in _UNITS:
         of_moments, of_clocks = _UNITS[times]
@@ -109,6 +112,8 @@ def declared_reading(
         return reading_of(column, ConnectType("int64", names[unit]))
     if times == "isostring" and column.type in _ISO:
         return reading_of(column, ConnectType("string", _ISO[column.type]))
+    if column.type in _MOMENTS:
+        return Reading(pa.string(), partial(timestamps_from_text, type_=column.arrow_type))
     if column.type == "date":
         return Reading(plain(column).read, dates_from_iso)
     if column.type.startswith("numeric") and decimals == "precise":

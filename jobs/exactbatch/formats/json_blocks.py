@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from exactbatch.columns import Column
 from exactbatch.formats.decimals import has_decimals, refuse_tiny_fields, without_wrapping
-from exactbatch.formats.postgres_limits import check_storable, refuse_infinity
+from exactbatch.formats.postgres_limits import check_storable, is_too_fine, refuse_infinity, too_fine
 from exactbatch.member_paths import Path
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 # Arrow's reader splits a block that is larger than its block size, but cannot split inside an object: the block size
 # has to exceed the block by some bytes.
 _BLOCK_MARGIN = 1024
+_NO_TIMESTAMP = re.compile(r"Failed to convert JSON to timestamp\[.*\], couldn't parse:(.*)")
 # Characters: the reason quotes a value that does not fit, which may be a megabyte.
 _REASON_LENGTH = 500
 
@@ -68,6 +69,8 @@ def _reason_from_arrow(message: str, *, named: bool) -> str:
         _digits_in_words,
         message,
     )
+    if (match := _NO_TIMESTAMP.fullmatch(message)) and is_too_fine(match[1]):
+        return too_fine(match[1])
     reason = r"\1: expected \2, found \3" if named else r"expected \2, found \3"
     return re.sub(r"^Column\(/?(.*)\) changed from (\w+) to (\w+)$", reason, message)
 

@@ -1,5 +1,6 @@
 """The values that Arrow can hold and Postgres cannot store."""
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,6 +18,9 @@ EARLIEST_TIMESTAMP_MS: Final = EARLIEST_TIMESTAMP // 1000
 LATEST_TIMESTAMP_MS: Final = (2**63 - 1) // 1000
 EARLIEST_DATE: Final = -2_440_588  # days since 1970
 LATEST_DATE: Final = 2_145_042_905
+_TOO_FINE: Final = re.compile(
+    r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\.\d{7,}(?:Z|[+-]\d\d(?::?\d\d)?)?", re.ASCII
+)
 NUL: Final = "Postgres cannot store U+0000 in text"
 
 
@@ -72,3 +76,16 @@ def refuse_infinity(column: "pa.ChunkedArray | pa.Array") -> None:
         refuse_infinity(pc.list_flatten(column))
     elif pa.types.is_floating(column.type) and not pc.all(pc.is_finite(column), min_count=0).as_py():
         raise ValueError("expected a number in the range of the type, found NaN or infinity")
+
+
+def is_too_fine(text: str) -> bool:
+    """True for a timestamp in ISO 8601 that is written finer than a microsecond."""
+    return _TOO_FINE.fullmatch(text) is not None
+
+
+def too_fine(text: str) -> str:
+    """Return the reason why a timestamp that is_too_fine() is refused."""
+    return (
+        f"expected at most six digits after the second's point, which is what Postgres holds, found {text}: let the "
+        f"producer write six, or declare the column as text"
+    )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Final
 
+from exactbatch.formats.postgres_limits import is_too_fine
 from exactbatch.sampling.column_names import words_of
 from exactbatch.sampling.json_shape import Number, Shape
 
@@ -17,7 +18,9 @@ _NUMBER: Final = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _UUID: Final = re.compile(r"(?i)[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _DATE: Final = re.compile(r"\d{4}-\d\d-\d\d")
 _TIME: Final = re.compile(r"([01]\d|2[0-3]):[0-5]\d(:[0-5]\d(\.\d{1,6})?)?")
-_MOMENT: Final = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(?P<offset>Z|[+-]\d\d(:?\d\d)?)?")
+_MOMENT: Final = re.compile(
+    r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?(?P<offset>Z|[+-]\d\d(:?\d\d)?)?"
+)
 # Words of a name by which a number may be a time.
 _TIMES: Final = frozenset(
     {
@@ -203,6 +206,8 @@ def _for_texts(texts: Sequence[str], name: str, numbers_in_texts: bool) -> tuple
         offsets = sum(match["offset"] is not None for match in moments)
         if len(moments) == len(texts):
             return (_moment(offsets, len(texts)), text)
+    if any(map(is_too_fine, texts)):
+        return (Choice("text", why="some times have more than six digits of a second's fraction"),)
     if all_match(_NUMBER):
         return _for_numbers_in_texts(texts, name, numbers_in_texts)
     return (text,)
