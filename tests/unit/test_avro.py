@@ -730,3 +730,53 @@ def test_a_decimal_that_does_not_fit_a_narrower_column_is_named(number):
     assert reason(avro, body(schema, {"a": Decimal(number)})) == (
         f"column 'a', numeric(3,1): expected at most 2 digits before the point and 1 after it, found {number}"
     )
+
+
+def debezium_time(kind: str, name: str) -> Any:
+    """A nullable field as Confluent's converter writes a time of Debezium."""
+    return ["null", {"type": kind, "connect.version": 1, "connect.name": f"io.debezium.time.{name}"}]
+
+
+@pytest.mark.parametrize(
+    ("type_", "value", "column", "there"),
+    [
+        (debezium_time("int", "Date"), 19782, "date", date(2024, 2, 29)),
+        (debezium_time("long", "Timestamp"), 1709200800123, "timestamptz", MOMENT),
+        (debezium_time("long", "MicroTimestamp"), 1709200800123000, "timestamp", MOMENT.replace(tzinfo=None)),
+        (debezium_time("long", "NanoTimestamp"), 1709200800123000999, "timestamptz", MOMENT),
+        (debezium_time("long", "MicroTime"), 1, "time", "00:00:00.000001"),
+        (debezium_time("string", "ZonedTimestamp"), "2024-02-29T10:00:00.123Z", "timestamptz", MOMENT),
+        (debezium_time("long", "MicroTimestamp"), None, "timestamp", None),
+        (debezium_time("long", "MicroTimestamp"), 1709200800123000, "bigint", 1709200800123000),
+        (debezium_time("long", "MicroTimestamp"), 0, "text", "1970-01-01 00:00:00.000000"),
+        (debezium_time("int", "Date"), 19782, None, 19782),
+        (debezium_time("string", "ZonedTimestamp"), "2024-02-29T10:00:00Z", None, "2024-02-29T10:00:00Z"),
+    ],
+)
+def test_times_of_debezium_fit_into_times(type_, value, column, there):
+    assert value_of(type_, value, column)[0] == there
+
+
+@pytest.mark.parametrize(
+    ("type_", "value", "column", "said"),
+    [
+        (debezium_time("long", "MicroTimestamp"), 9223372036825200000, "timestamp", "pg_catalog.timestamp"),
+        (debezium_time("long", "MicroTimestamp"), 1, "date", "found a date and time"),
+        (debezium_time("long", "MicroTimestamp"), 1, "boolean", "declare the column as timestamp"),
+        (
+            debezium_time("long", "MicroTimestamp"),
+            1,
+            "jsonb",
+            "expected a field whose values fit, found bigint",
+        ),
+        ({"type": "long", "connect.name": "a.B"}, 1, "timestamp", "whose values fit, found bigint"),
+    ],
+)
+def test_a_time_of_debezium_that_does_not_fit_is_refused(type_, value, column, said):
+    schema = record(("a", type_))
+    try:
+        why = reason(Avro(json.dumps(schema), columns=f"a {column}"), body(schema, {"a": value}))
+    except ConfigurationError as error:
+        why = str(error)
+    assert why.startswith(f"column 'a', {column}")
+    assert said in why

@@ -16,6 +16,7 @@ from exactbatch.formats.avro_bodies import ENDS_ELSEWHERE, Bodies, by_header, sc
 from exactbatch.formats.avro_json import json_of
 from exactbatch.formats.avro_logical import InvalidAvro
 from exactbatch.formats.avro_schema import VALUE, AvroField, checked, parse
+from exactbatch.formats.connect_values import Reading, converted, reading_of
 from exactbatch.formats.decimals import decimals_of
 from exactbatch.formats.epoch import from_epoch
 from exactbatch.formats.format import Decoded, decode_block_or_halves, decode_present, in_order, positions
@@ -39,10 +40,11 @@ class Avro:
               byte 0 and the ID of the schema that they were written with
     columns   the fields to take, as for Json; by default, all fields of the schema. Required with a registry
 
-    A field has to fit its column; a field that a writer's schema lacks is null. Enums are text, arrays of simple types
-    are arrays, and records, maps and unions are jsonb. A schema other than a record is one column. A body that cannot
-    be decoded or has bytes left over, another first byte, an unknown schema ID, and one of a schema that is not Avro or
-    is invalid are rejects; a null value is a tombstone.
+    A field has to fit its column. Times that Debezium writes as numbers or text, such as io.debezium.time.Date, which
+    their `connect.name` says, fit into what Debezium(registry=…) puts them into. A field that a writer's schema lacks
+    is null. Enums are text, arrays of simple types are arrays, and records, maps and unions are jsonb. A schema other
+    than a record is one column. A body that cannot be decoded or has bytes left over, another first byte, an unknown
+    schema ID, and one of a schema that is not Avro or is invalid are rejects; a null value is a tombstone.
 
     Raises ConfigurationError for an invalid schema, and for columns that it does not have; decode() raises
     RegistryUnavailable if the registry cannot be reached.
@@ -131,11 +133,18 @@ class _Body:
         self._is_record = _is_record(parsed)
         fields = {field.name: field for field in own_fields}
         self._fields = [fields.get(column.name) for column in columns]
+        self._readings: dict[Column, Reading] = {}
         for column, own in zip(columns, self._fields, strict=True):
-            if own is not None and not own.fits(column):
+            if own is None or own.fits(column):
+                continue
+            if own.connect is None or (column.element or column.type) in ("json", "jsonb"):
                 raise ValueError(
                     f"column {column.name!r}, {column.type}: expected a field whose values fit, found {own.type}"
                 )
+            try:
+                self._readings[column] = reading_of(column, own.connect)
+            except ValueError as error:
+                raise ValueError(f"column {column.name!r}, {column.type}: {error}") from None
         self._header = header
         self._value = _value_of(parsed, fields.values())
         self._bodies = Bodies(self._value, header, self._reason)
@@ -154,7 +163,10 @@ class _Body:
                 continue
             field_values = list(map(itemgetter(own.name), values)) if self._is_record else values
             try:
-                arrays.append(_array(column, own, field_values))
+                if reading := self._readings.get(column):
+                    arrays.append(converted(reading, pa.array(field_values, reading.read)))
+                else:
+                    arrays.append(_array(column, own, field_values))
             except (ValueError, TypeError, OverflowError) as error:
                 reason = _decimal_reason(column, field_values[0]) or str(error)[:_REASON_LENGTH]
                 raise ValueError(f"column {column.name!r}, {column.type}: {reason}") from None

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from exactbatch.columns import Column
+from exactbatch.formats.connect_schema import TIME, ConnectType, from_avro
 
 # How a field's values become Arrow data: unchanged, as text, as JSON text, or as integers of a unit since 1970.
 Reading = Literal["value", "text", "json", "s", "ms", "us", "ns", "d"]
@@ -51,13 +52,14 @@ class AvroField:
     """A field of a record: its natural Postgres type, and how its values are read.
 
     `schema` is the schema by which fastavro decodes it: bare integers for timestamps, which Arrow converts faster,
-    and exactly.
+    and exactly. `connect` is what Debezium says that a number or text means; None if it says nothing.
     """
 
     name: str
     type: str
     reading: Reading
     schema: Any
+    connect: ConnectType | None = None
 
     @property
     def is_exact_number(self) -> bool:
@@ -133,7 +135,21 @@ def checked(schema: Any) -> Any:
 
 def _field(name: str, schema: Any, named: Mapping[str, Any]) -> AvroField:
     type_, reading, plain = _read(schema, named)
-    return AvroField(name, type_, reading, plain)
+    return AvroField(name, type_, reading, plain, _connect_type(schema))
+
+
+def _connect_type(schema: Any) -> ConnectType | None:
+    """Return the type of a time of Debezium, whose name Confluent's converter keeps, such as MicroTimestamp."""
+    if isinstance(schema, list):
+        others = [branch for branch in schema if branch != "null"]
+        return _connect_type(others[0]) if len(others) == 1 else None
+    if (
+        not isinstance(schema, dict)
+        or "logicalType" in schema
+        or schema["type"] not in ("int", "long", "string")
+    ):
+        return None
+    return from_avro(schema, {}) if str(schema.get("connect.name")).startswith(TIME) else None
 
 
 def _read(schema: Any, named: Mapping[str, Any]) -> tuple[str, Reading, Any]:

@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 _CONNECT: Final = "org.apache.kafka.connect.data."
+TIME: Final = "io.debezium.time."
 DECIMAL: Final = f"{_CONNECT}Decimal"
 # Avro's logical types, as Confluent's converter writes them for Connect's.
 _LOGICAL: Final = {

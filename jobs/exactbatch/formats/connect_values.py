@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from exactbatch.columns import Column
 from exactbatch.formats.connect_decimals import decimals_from_base64, decimals_with_scales
-from exactbatch.formats.connect_schema import DECIMAL, ConnectType
+from exactbatch.formats.connect_schema import DECIMAL, TIME, ConnectType
 from exactbatch.formats.connect_structs import text_for
 from exactbatch.formats.connect_times import (
     Unit,
@@ -26,27 +26,26 @@ from exactbatch.formats.raw_json_fields import elements, numbers_or_strings
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_TIME: Final = "io.debezium.time."
 _DATA: Final = "io.debezium.data."
 _CONNECT: Final = "org.apache.kafka.connect.data."
 MOMENTS: Final[dict[str, Unit]] = {
-    f"{_TIME}Date": "d",
-    f"{_TIME}Timestamp": "ms",
-    f"{_TIME}MicroTimestamp": "us",
-    f"{_TIME}NanoTimestamp": "ns",
+    f"{TIME}Date": "d",
+    f"{TIME}Timestamp": "ms",
+    f"{TIME}MicroTimestamp": "us",
+    f"{TIME}NanoTimestamp": "ns",
     f"{_CONNECT}Date": "d",
     f"{_CONNECT}Timestamp": "ms",
 }
 CLOCKS: Final[dict[str, Unit]] = {
-    f"{_TIME}Time": "ms",
-    f"{_TIME}MicroTime": "us",
-    f"{_TIME}NanoTime": "ns",
+    f"{TIME}Time": "ms",
+    f"{TIME}MicroTime": "us",
+    f"{TIME}NanoTime": "ns",
     f"{_CONNECT}Time": "ms",
 }
-_ISO_MOMENTS: Final = (f"{_TIME}ZonedTimestamp", f"{_TIME}IsoTimestamp", f"{_TIME}IsoDate")
-_ISO_CLOCKS: Final = (f"{_TIME}ZonedTime", f"{_TIME}IsoTime")
-_DURATIONS: Final = (f"{_TIME}MicroDuration", f"{_TIME}NanoDuration")
-INTERVAL: Final = f"{_TIME}Interval"
+_ISO_MOMENTS: Final = (f"{TIME}ZonedTimestamp", f"{TIME}IsoTimestamp", f"{TIME}IsoDate")
+_ISO_CLOCKS: Final = (f"{TIME}ZonedTime", f"{TIME}IsoTime")
+_DURATIONS: Final = (f"{TIME}MicroDuration", f"{TIME}NanoDuration")
+INTERVAL: Final = f"{TIME}Interval"
 VARIABLE_SCALE: Final = f"{_DATA}VariableScaleDecimal"
 _BITS: Final = f"{_DATA}Bits"
 
@@ -80,6 +79,11 @@ class Reading:
     convert: Convert | None = None
     is_base64: bool = False
     of_json: Convert | None = None
+
+
+def converted(reading: Reading, values: "pa.Array") -> "pa.Array":
+    """Return what was read as values of the column; raise ValueError for those that cannot be."""
+    return values if reading.convert is None else reading.convert(values)
 
 
 def plain(column: Column) -> Reading:

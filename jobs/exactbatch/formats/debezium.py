@@ -10,7 +10,7 @@ from exactbatch.errors import ConfigurationError
 from exactbatch.formats.avro_bodies import by_header, schema_after
 from exactbatch.formats.binary_text import BinaryText, decoded_text, encoded_text
 from exactbatch.formats.connect_schema import from_json
-from exactbatch.formats.connect_values import Reading
+from exactbatch.formats.connect_values import Reading, converted
 from exactbatch.formats.debezium_avro import AvroEvents, avro_images, events_of
 from exactbatch.formats.debezium_declared import (
     Decimals,
@@ -389,7 +389,7 @@ class Debezium:
         if pc.any(pc.and_not(left_out.is_valid(), pc.equal(images.op, UPDATE))).as_py():
             raise ValueError("the source left out a value of a new row, which no older change of its key has")
         columns = [
-            _converted(readings[c.name], values) for c, values in zip(row_columns, columns, strict=True)
+            converted(readings[c.name], values) for c, values in zip(row_columns, columns, strict=True)
         ]
         columns += versions_of(version, images.source, pc.equal(images.op, SNAPSHOT))
         schema = self._marked(read_columns)
@@ -445,7 +445,3 @@ def _without_nothing(decoded: Decoded) -> Decoded:
     """Return what was decoded; events that change no row are tombstones and no rejects."""
     rejects = tuple(reject for reject in decoded.rejects if reject[1] != _NOTHING)
     return replace(decoded, rejects=rejects, tombstones=len(decoded.rejects) - len(rejects))
-
-
-def _converted(reading: Reading, values: "pa.Array") -> "pa.Array":
-    return values if reading.convert is None else reading.convert(values)
