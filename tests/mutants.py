@@ -1601,6 +1601,13 @@ MUTANTS: Final = (
         (f"{_REPLAY}::test_a_window_whose_beginning_was_removed_is_refused",),
     ),
     Mutant(
+        "a DAG run fails whose results another forwarder sends",
+        "airflow/forward_task.py",
+        "raise AirflowSkipException(str(error)) from None",
+        "raise",
+        (f"{_FORWARD}::test_the_task_is_skipped_if_another_forwarder_takes_over",),
+    ),
+    Mutant(
         "a batch counts as announced before Airflow has the event",
         "airflow/report_task.py",
         "            ti.xcom_push(key=ANNOUNCED, ",

@@ -1039,3 +1039,25 @@ def test_the_task_of_the_dag_sends_what_waits_and_is_skipped_then(late, monkeypa
     late.check()
     with pytest.raises(AirflowSkipException, match="has all results"):
         task.python_callable()
+
+
+def test_the_task_is_skipped_if_another_forwarder_takes_over(late, small, monkeypatch):
+    """A backfill's run may forward beside a scheduled one, or `exactbatch forward`: neither run has failed."""
+    others = iter([late.send])
+
+    def at(failpoint: str) -> None:
+        if failpoint == "forward.after_confirm":
+            for send in others:
+                send()
+
+    monkeypatch.setattr("exactbatch.discovery.load_pipeline", lambda _: late.pipeline)
+    monkeypatch.setattr(Connections, "settings", lambda _: late.settings)
+    monkeypatch.setattr(forwarding, "failpoint", at)
+    with DAG("p"):
+        task = forward_task("pipelines.p:p", Connections()).operator
+    late.batches.run(*flights(0, 10))
+    with pytest.raises(
+        AirflowSkipException, match="another forwarder has taken over the results of pipeline 'p'"
+    ):
+        task.python_callable()
+    assert standing_rows(late.check()) == Counter(map(message_of, flights(0, 10)))

@@ -20,8 +20,9 @@ def forward_task(reference: str, connections: Connections) -> Any:
 
     @task(trigger_rule="none_failed")
     def forward_results() -> None:
-        """Send the results that wait in the outbox. Skip if there are none."""
+        """Send the results that wait in the outbox. Skip if there are none, or if another forwarder sends them."""
         from exactbatch.discovery import load_pipeline
+        from exactbatch.errors import Fenced
         from exactbatch.forwarding.forward import forward_results as send
         from exactbatch.kafka.client_properties import check_properties
         from exactbatch.ledger import check_schema, ledger_session
@@ -31,7 +32,11 @@ def forward_task(reference: str, connections: Connections) -> Any:
             check_properties(settings.kafka)
             with ledger_session(settings.postgres, "exactbatch forward", pipeline) as connection:
                 check_schema(connection)
-                forwarded = send(connection, settings, pipeline)
+                try:
+                    forwarded = send(connection, settings, pipeline)
+                except Fenced as error:
+                    # Nothing has failed: the other one, which began later, also sends what this run has committed.
+                    raise AirflowSkipException(str(error)) from None
             if not forwarded.sent:
                 raise AirflowSkipException(f"the topic {forwarded.topic!r} has all results")
             print(forwarded)  # noqa: T201 - a task's output is its log
