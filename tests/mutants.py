@@ -1608,10 +1608,24 @@ MUTANTS: Final = (
         (f"{_FORWARD}::test_the_task_is_skipped_if_another_forwarder_takes_over",),
     ),
     Mutant(
+        "what the user calls may keep a batch from being noted as announced",
+        "airflow/report_task.py",
+        "[note_announced, *on_success, send_progress]",
+        "[*on_success, note_announced, send_progress]",
+        (f"{_BUTTONS}::test_a_batch_is_noted_as_announced_before_what_the_user_calls",),
+    ),
+    Mutant(
+        "the lag of each pipeline reads the registrations of all",
+        "ledger/registration.py",
+        "        if (definition := self._definition(name)) is not None:\n            return [definition]\n",
+        "        if self.registered() and (definition := self._definition(name)):\n            return [definition]\n",
+        ("tests/integration/test_lag.py::test_the_lag_of_one_does_not_read_all_registrations",),
+    ),
+    Mutant(
         "a batch counts as announced before Airflow has the event",
         "airflow/report_task.py",
         "            ti.xcom_push(key=ANNOUNCED, ",
-        "            announce(settings, pipeline.name, [report.batch.plan_id, *missed_plans])\n"
+        "            announce(settings, map(str, [report.batch.plan_id, *missed_plans]))\n"
         "            ti.xcom_push(key=ANNOUNCED, ",
         (f"{_BUTTONS}::test_report_that_dies_after_all_its_work_leaves_batch_to_next_run",),
     ),

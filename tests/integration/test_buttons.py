@@ -379,6 +379,21 @@ def test_what_user_calls_on_success_is_called_beside_announcement(buttons):
     assert buttons.rows("select announced_at is not null from exactbatch.batch") == [(True,)]
 
 
+def test_a_batch_is_noted_as_announced_before_what_the_user_calls(buttons):
+    """Airflow ends a task some seconds after its success: callbacks that come late may never run."""
+    noted = []
+    buttons.tasks = pipeline_dag(
+        buttons.pipeline,
+        default_args={
+            "on_success_callback": lambda _: noted.append(
+                buttons.rows("select announced_at is not null from exactbatch.batch")
+            )
+        },
+    ).task_dict
+    buttons.run(Run("one"))
+    assert noted == [[(False,)], [(True,)]]  # after plan_batch, and after report_batch
+
+
 def test_run_tested_before_says_that_it_processes_nothing(buttons, topic, caplog):
     """`airflow dags test` with the same date has the same run id, start and clear number each time."""
     buttons.run(Run("manual__2026-01-05", "manual"))

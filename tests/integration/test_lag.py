@@ -16,6 +16,7 @@ from exactbatch.cli.app import app
 from exactbatch.kafka import timestamps
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger
+from exactbatch.ledger.registration import Registration
 from exactbatch.model import Plan, StoredOffset
 from exactbatch.operations.doctor.topics import check_freshness
 from exactbatch.operations.lag import load_lag
@@ -203,3 +204,13 @@ def test_a_hidden_retention_is_not_known(make_topic, make_pipeline, connection, 
     (told,) = load_lag(connection, KafkaBroker(settings.kafka), [pipeline.name])
     assert (told.partitions[0].retention, told.removed_at) == (None, None)
     assert told.oldest is not None
+
+
+def test_the_lag_of_one_does_not_read_all_registrations(
+    connection, settings, make_topic, make_pipeline, monkeypatch
+):
+    """The gauges of many tables ask for each of them."""
+    pipeline = make_pipeline(make_topic())
+    monkeypatch.delattr(Registration, "registered")
+    (found,) = load_lag(connection, KafkaBroker(settings.kafka), [pipeline.name])
+    assert found.pipeline == pipeline.name

@@ -21,7 +21,7 @@ from exactbatch.batch.engines.driver_engine import DriverEngine
 from exactbatch.batch.process_tables import member_batches, process_tables
 from exactbatch.errors import KafkaUnavailable, TablesUnfinished
 from exactbatch.errors.exit_status import TERMINAL
-from exactbatch.ledger import Ledger
+from exactbatch.ledger import Ledger, ledger_session
 from exactbatch.planning import plan_tables
 from exactbatch.planning.run import plan_run
 from exactbatch.postgres.connection import transaction
@@ -125,6 +125,33 @@ def test_a_run_plans_processes_and_announces_all_tables(world, shop, make_tasks)
         tasks.plan(Run("second"))
     tasks.process(run)
     assert len(tasks.submitted) == 1, "a task that is repeated submits nothing"
+
+
+def test_all_tables_are_noted_as_announced_in_one_session_before_what_the_user_calls(
+    world, shop, make_tasks, monkeypatch
+):
+    """Airflow ends a task some seconds after its success, and a session for each of many tables takes longer."""
+    sessions, seen = [], []
+
+    def session(postgres: str, name: str, *arguments: Any) -> Any:
+        sessions.append(name)
+        return ledger_session(postgres, name, *arguments)
+
+    def called(_: Any) -> None:
+        seen.append(world.rows("select announced_at is not null from exactbatch.batch"))
+
+    tasks = make_tasks(shop.tables())
+    tasks.tasks = tables_dag(tasks.tables, default_args={"on_success_callback": called}).task_dict
+    run = Run("first")
+    tasks.plan(run)
+    tasks.process(run)
+    events, report = Events(), tasks.tasks["report_batch"]
+    report.python_callable(run.xcoms["batches"], run.xcoms["missed"], ti=run, outlet_events=events)
+    assert len(events.extra["batches"]) == 3
+    monkeypatch.setattr("exactbatch.ledger.ledger_session", session)
+    for callback in report.on_success_callback:
+        callback({"ti": run})
+    assert (sessions, seen) == (["exactbatch report"], [[(True,)] * 3])
 
 
 def test_a_bad_table_fails_the_task_and_its_next_try_submits_only_this_one(world, shop, make_tasks):

@@ -48,7 +48,8 @@ def test_default_args_tags_params_and_texts_are_merged():
         assert (each.owner, each.retries, each.retry_delay) == ("shop", 7, timedelta(seconds=30))
         assert each.execution_timeout == timedelta(hours=2)
         assert list(each.on_failure_callback) == [called]
-        assert next(iter(each.on_success_callback)) == next(iter(each.on_skipped_callback)) == called
+        first = 1 if each.task_id == "report_batch" else 0  # which first notes that Airflow has the event
+        assert list(each.on_success_callback)[first] == next(iter(each.on_skipped_callback)) == called
     assert set(dag.tags) == {"exactbatch", "team"}
     assert {"colour", "ranges", "start", "end", "batch_ids", "available_only"} == set(dag.params)
     assert dag.dagrun_timeout == timedelta(hours=3)

@@ -1,6 +1,7 @@
 """Send metrics with Airflow's own: to StatsD, DogStatsD or OpenTelemetry, as Airflow is configured."""
 
 import logging
+import random
 from collections.abc import Iterable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -48,7 +49,8 @@ def _send(metric: "Metric", name: str, tags: dict[str, Any] | None) -> None:
 def send_gauges(pipelines: Iterable[str], connections: Connections) -> None:
     """Measure pipelines and send their gauges, if Airflow sends metrics; raise the first error when all are done.
 
-    This is called after a task has ended: it delays no batch, and Airflow logs its errors, which fail nothing.
+    This is called after a task has ended: it delays no batch, and Airflow logs its errors, which fail nothing. Airflow
+    also ends it, after [core] task_success_overtime: in random order, no pipeline is always left out.
     """
     if not metrics_are_on():
         return
@@ -59,6 +61,8 @@ def send_gauges(pipelines: Iterable[str], connections: Connections) -> None:
     settings = connections.settings()
     broker, errors = KafkaBroker(settings.kafka), list[ExactbatchError]()
     with ledger_session(settings.postgres, "exactbatch metrics") as connection:
+        pipelines = list(pipelines)
+        random.shuffle(pipelines)
         for pipeline in pipelines:
             try:
                 send(measure(connection, broker, pipeline))

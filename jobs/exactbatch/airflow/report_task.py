@@ -4,7 +4,7 @@ The DAG file imports this module whenever Airflow parses it, so heavy imports ar
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
@@ -47,13 +47,17 @@ def report_task(
     def note_announced(context: Any) -> None:
         """Note in the ledger which batches the event lists, now that Airflow has it; else the next run repeats them."""
         plans = context["ti"].xcom_pull(task_ids="report_batch", key=ANNOUNCED)
-        announce(connections.settings(), name, [UUID(plan) for plan in plans])
+        announce(connections.settings(), plans)
+
+    def send_progress(_: Any) -> None:
+        """Send the pipeline's gauges again, after the commit."""
         send_gauges([name], connections)
 
     @task(
         outlets=[asset],
         trigger_rule="none_failed_min_one_success",
-        on_success_callback=[*on_success, note_announced],
+        # Airflow ends the task [core] task_success_overtime after its success, whatever is left of these.
+        on_success_callback=[note_announced, *on_success, send_progress],
     )
     def report_batch(
         batch_id: Any, plan_id: Any, missed: Any = "", ti: Any = None, outlet_events: Any = None
@@ -94,7 +98,7 @@ def _check_not_overtaken(report: "Report") -> None:
         )
 
 
-def announce(settings: "Settings", pipeline: str, plans: Sequence[UUID]) -> None:
+def announce(settings: "Settings", plans: Iterable[str]) -> None:
     """Record that batches were announced, and count those that had not been: each counts once, even in a new try."""
     from exactbatch.ledger import Ledger, ledger_session
     from exactbatch.operations.measurement import count
@@ -102,9 +106,9 @@ def announce(settings: "Settings", pipeline: str, plans: Sequence[UUID]) -> None
 
     with ledger_session(settings.postgres, "exactbatch report") as connection:
         with transaction(connection):
-            announced = Ledger(connection).announce(plans)
+            announced = Ledger(connection).announce(map(UUID, plans))
         if metrics_are_on():
-            send(count(connection, pipeline, announced))
+            send(count(connection, announced))
 
 
 def show_progress(broker: "KafkaBroker", pipeline: Pipeline, report: "Report") -> None:

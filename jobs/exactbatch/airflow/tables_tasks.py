@@ -8,7 +8,6 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
-from uuid import UUID
 
 from airflow.sdk import Asset, task
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
@@ -132,16 +131,18 @@ def report_tables_task(
 
     def note_announced(context: Any) -> None:
         """Note in the ledger which batches the event lists, now that Airflow has it; else the next run repeats them."""
-        settings = connections.settings()
         announced = context["ti"].xcom_pull(task_ids="report_batch", key=ANNOUNCED)
-        for name, plans in announced.items():
-            announce(settings, name, [UUID(plan) for plan in plans])
-        send_gauges(announced, connections)
+        announce(connections.settings(), chain.from_iterable(announced.values()))
+
+    def send_progress(context: Any) -> None:
+        """Send the gauges of the announced members again, after their commits."""
+        send_gauges(context["ti"].xcom_pull(task_ids="report_batch", key=ANNOUNCED), connections)
 
     @task(
         outlets=[asset],
         trigger_rule="all_done",  # tables that fail hold no event back
-        on_success_callback=[*on_success, note_announced],
+        # Airflow ends the task [core] task_success_overtime after its success, whatever is left of these.
+        on_success_callback=[note_announced, *on_success, send_progress],
     )
     def report_batch(batches: Any, missed: Any = "", ti: Any = None, outlet_events: Any = None) -> None:
         """Log what the committed batches did, announce them in one event of the asset, and show progress to lag tools.

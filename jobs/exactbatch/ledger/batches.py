@@ -7,7 +7,6 @@ from typing import Final, cast
 from uuid import UUID
 
 from exactbatch.errors import BatchLost, ExactbatchError, PostgresUnavailable, TargetMismatch
-from exactbatch.ledger.definition import Definition
 from exactbatch.ledger.rows import (
     Batch,
     BatchFailure,
@@ -145,12 +144,10 @@ class Batches(OnConnection):
         committed = set(self.committed_ranges(batch_id))
         return tuple(range_ for range_ in self.ranges(batch_id) if range_ not in committed)
 
-    def partly_committed(
-        self, pipeline: Pipeline | Definition, batches: Sequence[Batch]
-    ) -> tuple[PartlyCommitted, ...]:
+    def partly_committed(self, batches: Sequence[Batch]) -> tuple[PartlyCommitted, ...]:
         """Return those of the batches that are not committed, although some of their ranges are."""
         ids = [batch.batch_id for batch in batches]
-        rows = _QUERIES.partly_committed(self._connection, pipeline=pipeline.name, batch_ids=ids)
+        rows = _QUERIES.partly_committed(self._connection, batch_ids=ids)
         return tuple(read_rows(PartlyCommitted, rows))
 
     def successor(self, batch: Batch) -> int | None:

@@ -96,8 +96,10 @@ class Registration(Forwards):
 
         Raises NotRegistered.
         """
+        if (definition := self._definition(name)) is not None:
+            return [definition]
         members = [each for each in self.registered() if each.name.startswith(f"{name}.")]
-        return members if members and self._definition(name) is None else [self.registered_as(name)]
+        return members or [self.registered_as(name)]
 
     def check_registered(self, pipeline: Pipeline, *, may_double: bool = False) -> Definition:
         """Return the registration of a pipeline.

@@ -67,7 +67,7 @@ def load_batches(
         pipeline = ledger.registered_as(name)
         batches = ledger.page_of_batches(pipeline.name, kind=kind, status=status, before=before, limit=limit)
         ranges = ledger.first_ranges(batches, limit=_RANGES)
-        partly = {each.batch_id: each for each in ledger.partly_committed(pipeline, batches)}
+        partly = {each.batch_id: each for each in ledger.partly_committed(batches)}
         failures = ledger.failures_of(batches)
     return [
         PastBatch(batch, ranges.get(batch.batch_id), partly.get(batch.batch_id), failures.get(batch.batch_id))

@@ -30,8 +30,7 @@ def measure(connection: Connection, broker: KafkaBroker, pipeline: str) -> Itera
     yield from log_metrics(lag, retention)
 
 
-def count(connection: Connection, pipeline: str, announced: Sequence[Batch]) -> list[Metric]:
-    """Return what batches add to the counters of a registered pipeline that were announced just now."""
+def count(connection: Connection, announced: Sequence[Batch]) -> list[Metric]:
+    """Return what batches that were announced just now add to the counters of their pipelines."""
     with transaction(connection):
-        ledger = Ledger(connection)
-        return batch_metrics(announced, ledger.partly_committed(ledger.registered_as(pipeline), announced))
+        return batch_metrics(announced, Ledger(connection).partly_committed(announced))

@@ -134,7 +134,7 @@ def load_report(
         ]
         overtaken_by = ledger.overtaken_by(batch)
         late = [other for other in ledger.batches_of_plans(pipeline, missed) if other.batch_id != batch_id]
-        partly = {each.batch_id: each for each in ledger.partly_committed(pipeline, [batch, *late])}
+        partly = {each.batch_id: each for each in ledger.partly_committed([batch, *late])}
         others = tuple(
             Missed(other, ledger.committed_ranges(other.batch_id), partly.get(other.batch_id))
             for other in late

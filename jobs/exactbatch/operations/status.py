@@ -185,7 +185,7 @@ def load_status(
         moved = ledger.stored_at(pipeline)
         horizons = ledger.horizons(pipeline)
         batches = ledger.batches(pipeline, limit=_BATCHES)
-        partly_committed = ledger.partly_committed(pipeline, batches)
+        partly_committed = ledger.partly_committed(batches)
         failing = ledger.failing(pipeline, batches)
         unfinished = tuple(
             replay

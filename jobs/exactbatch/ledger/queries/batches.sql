@@ -103,7 +103,7 @@ order by topic, partition, from_offset;
 select batch_id, count(*) as ranges, count(r.records) as committed, sum(r.records)::bigint as records,
        sum(r.rows)::bigint as rows, sum(r.rejected)::bigint as rejected, sum(r.tombstones)::bigint as tombstones
 from exactbatch.batch_range r join exactbatch.batch b using (batch_id)
-where b.pipeline = :pipeline and b.status <> 'committed' and batch_id = any(:batch_ids)
+where b.status <> 'committed' and batch_id = any(:batch_ids)
 group by batch_id having count(r.records) > 0
 order by batch_id;
 
