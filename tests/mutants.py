@@ -1608,6 +1608,13 @@ MUTANTS: Final = (
         (f"{_FORWARD}::test_the_task_is_skipped_if_another_forwarder_takes_over",),
     ),
     Mutant(
+        "a table that cannot be registered keeps init from registering the others",
+        "cli/many_tables.py",
+        "                failed[member.name] = error\n            else:\n                if is_new:",
+        "                raise\n            else:\n                if is_new:",
+        (f"{_TABLES}::test_a_table_that_cannot_be_registered_stops_no_other",),
+    ),
+    Mutant(
         "what the user calls may keep a batch from being noted as announced",
         "airflow/report_task.py",
         "[note_announced, *on_success, send_progress]",

@@ -9,7 +9,7 @@ import pytest
 from kafka import KafkaAdminClient
 from typer.testing import CliRunner
 
-from exactbatch import Pipeline, Tables
+from exactbatch import Append, Pipeline, Tables, TableTopic
 from exactbatch.airflow.page.dags import PipelineDag
 from exactbatch.airflow.page.members import with_members
 from exactbatch.batch.engines.driver_engine import DriverEngine
@@ -114,6 +114,31 @@ def test_fifty_tables_are_exact_with_one_plan_and_one_status(world, shop, comman
     status = load_tables_status(world.connection, world.log, tables)
     assert (len(status.members), status.lag, status.troubles) == (50, 0, [])
     assert plan(world, tables)[0].because.startswith("nothing new")
+
+
+def test_a_table_that_cannot_be_registered_stops_no_other(world, shop, command):
+    shop.create("customers")
+    tables = shop.tables()
+    command(tables, "init")
+    shop.create("event", "orders")
+
+    def changed(topic: TableTopic) -> Pipeline:
+        pipeline = tables.pipeline(topic)
+        if topic.table == "customers":
+            return replace(pipeline, sink=Append('public."customers"'))
+        # Its target is that of customers, by other rules.
+        return replace(pipeline, sink=Append('public."customers"')) if topic.table == "event" else pipeline
+
+    bad = replace(tables, pipeline=changed)
+    done = command(bad, "init", "--json")
+    assert done.exit_code == 42, done.output
+    assert "2 of 3 tables" in done.stderr
+    assert "customers: IdentityChanged: " in done.stderr
+    assert "event: ConfigurationError: " in done.stderr
+    told, orders = json.loads(done.stdout), f"{tables.name}.orders"
+    assert (told["members"], told["registered"]) == ([orders], [orders])
+    names = "select name from exactbatch.pipeline order by name"
+    assert world.rows(names) == [(f"{tables.name}.customers",), (orders,)]
 
 
 @pytest.fixture

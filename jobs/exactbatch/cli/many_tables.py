@@ -31,17 +31,27 @@ if TYPE_CHECKING:
 
 
 def init_tables(tables: Tables, settings: Settings, *, as_json: bool) -> None:
-    """Create or upgrade the ledger, and register all members that exist now."""
+    """Create or upgrade the ledger, and register all members that exist now.
+
+    Raises TablesFailed or TablesUnfinished, which name the members that failed, after all others are registered.
+    """
     with ledger_connection(settings, may_be_new=True) as connection:
         versions = migrate(connection)
         members, unmade = find_members(connection, KafkaBroker(settings.kafka), tables)
-        registered = []
+        failed: dict[str, ExactbatchError] = dict(unmade)
+        ledger, registered = Ledger(connection), []
         with transaction(connection):
-            ledger = Ledger(connection)
             known = {each.name for each in ledger.registered()}
-            for member in members:
-                if ledger.register(member, joined_by=joined_by(tables, member.name, known)):
+        for member in members:
+            try:
+                with translate_all_errors(), transaction(connection):
+                    is_new = ledger.register(member, joined_by=joined_by(tables, member.name, known))
+            except ExactbatchError as error:
+                failed[member.name] = error
+            else:
+                if is_new:
                     registered.append(member.name)
+    members = [member for member in members if member.name not in failed]
     if as_json:
         names = [member.name for member in members]
         print_json(
@@ -54,8 +64,8 @@ def init_tables(tables: Tables, settings: Settings, *, as_json: bool) -> None:
             state = "is registered" if member.name in registered else "was registered already"
             out.print(f"Pipeline [bold]{member.name}[/bold] → {escape(member.sink.target)} {state}.")
         out.print(f"{len(members)} tables, of {escape(tables.topics_text)}.")
-    if unmade:
-        raise tables_failed(tables.name, unmade, others=len(members))
+    if failed:
+        raise tables_failed(tables.name, failed, others=len(members))
 
 
 def plan_of_tables(tables: Tables, settings: Settings, *, as_json: bool) -> None:
