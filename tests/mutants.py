@@ -1719,6 +1719,13 @@ MUTANTS: Final = (
         ),
     ),
     Mutant(
+        "lineage has one of several targets",
+        "airflow/openlineage.py",
+        "registered_as(batch.pipeline).targets)",
+        "registered_as(batch.pipeline).targets[:1])",
+        ("tests/integration/test_lineage_events.py::test_all_targets_of_a_batch_are_outputs",),
+    ),
+    Mutant(
         "a user of the bootstrap servers is in the name of a dataset",
         "operations/datasets.py",
         '.rpartition("://")[2].rpartition("@")[2]',

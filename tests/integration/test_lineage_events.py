@@ -8,7 +8,7 @@ from airflow.providers.openlineage.extractors.manager import ExtractorManager
 from airflow.utils.state import TaskInstanceState
 from psycopg2.extensions import make_dsn, parse_dsn
 
-from exactbatch import Append
+from exactbatch import Append, Together, Upsert
 from exactbatch.airflow import Connections
 from exactbatch.airflow.connect_operator import ProcessBatchOnServerOperator
 from exactbatch.airflow.openlineage_facets import OFFSET_RANGES
@@ -63,3 +63,18 @@ def test_provider_extracts_ranges_before_a_batch_and_counts_after_it(
     assert after.inputs[0].inputFacets["inputStatistics"].rowCount == 3
     assert [each.outputFacets["outputStatistics"].rowCount for each in after.outputs] == [2, 1]
     assert after.outputs[1].name == f"{server['dbname']}.exactbatch.rejected_record"
+
+
+def test_all_targets_of_a_batch_are_outputs(connection, settings, make_topic, make_pipeline, monkeypatch):
+    topic = make_topic()
+    topic.produce(record(1))
+    both = Together((Append("raw.event"), Upsert('sales."Odd Name"', key=("id",))))
+    pipeline = make_pipeline(topic, sink=both)
+    monkeypatch.setattr(Connections, "settings", lambda _: settings)
+    batch_id = freeze_advance(connection, KafkaBroker(settings.kafka), pipeline, origin="schedule")
+    operator = ProcessBatchOperator(
+        task_id="process_batch", connections=Connections(), pipeline="x:x", batch_id=str(batch_id)
+    )
+    database = connection.info.dbname
+    outputs = [each.name for each in extracted(operator, TaskInstanceState.RUNNING).outputs]
+    assert outputs == [f"{database}.sales.Odd Name", f"{database}.raw.event"]

@@ -82,7 +82,7 @@ def event(batch: Batch, *read: tuple[OffsetRange, int | None]) -> dict[str, Any]
             kafka="kafka://k:9092",
             topics=topic_ranges(read),
             postgres="postgres://p:5432",
-            tables=tables(batch, "db", ("public", "Odd Name")),
+            tables=tables(batch, "db", [("public", "Odd Name")]),
         )
     )
     sent: dict[str, Any] = json.loads(Serde.to_json(lineage))
@@ -121,6 +121,17 @@ def test_a_committed_batch_counts_records_by_topic_and_rows_and_rejects_by_table
     }
     without = event(replace(COMMITTED, rejected=0), *ranges("a", 1, 6))
     assert [each["name"] for each in without["outputs"]] == ["db.public.Odd Name"]
+
+
+def test_all_targets_of_a_batch_are_written_and_only_the_first_has_its_rows():
+    targets = [("public", "customer"), ("raw", "customer_event")]
+    written = tables(COMMITTED, "db", targets)
+    assert [(each.name, each.rows) for each in written] == [
+        ("db.public.customer", 5),
+        ("db.raw.customer_event", None),
+        ("db.exactbatch.rejected_record", 1),
+    ]
+    assert [each.rows for each in tables(PLANNED, "db", targets)] == [None, None]
 
 
 @pytest.mark.parametrize("topics", [1, 3, 50])

@@ -25,7 +25,7 @@ class BatchLineage:
     plan_id: str
 
     def get_openlineage_facets_on_start(self) -> "OperatorLineage[Any, Any]":
-        """Return the topics with their planned ranges, and the target.
+        """Return the topics with their planned ranges, and the targets.
 
         Raises AirflowFailException if plan_batch has left no batch, BatchLost, NotRegistered, and the errors of
         ledger_session().
@@ -62,5 +62,5 @@ def _datasets(settings: Settings, batch_id: int, plan_id: UUID | None) -> "Batch
             kafka=kafka_namespace(str(settings.kafka["bootstrap.servers"])),
             topics=topic_ranges(ledger.ranges_with_records(batch_id)),
             postgres=postgres_namespace(parse_dsn(settings.postgres)),
-            tables=tables(batch, connection.info.dbname, ledger.registered_as(batch.pipeline).table),
+            tables=tables(batch, connection.info.dbname, ledger.registered_as(batch.pipeline).targets),
         )

@@ -69,6 +69,11 @@ class Definition:
         return TargetTable(self.target).name
 
     @property
+    def targets(self) -> list[tuple[str, str]]:
+        """Schema and table of each target, that of `table` first."""
+        return [self.table, *(TargetTable(other).name for other in self.others)]
+
+    @property
     def tables(self) -> frozenset[tuple[str, str]]:
         """The targets and their companion tables, as (schema, table)."""
         return _tables(self.name, self.target, self.sink, self.other_targets)

@@ -33,7 +33,7 @@ class TopicRanges:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table that a batch writes to; `rows` is None before the commit."""
+    """A table that a batch writes to; `rows` is None before the commit, and if the ledger has no number for it."""
 
     name: str
     rows: int | None
@@ -87,9 +87,13 @@ def topic_ranges(ranges: Iterable[tuple[OffsetRange, int | None]]) -> tuple[Topi
     )
 
 
-def tables(batch: Batch, database: str, target: tuple[str, str]) -> tuple[Table, ...]:
-    """Return the tables that a batch writes to: its target and, if it has rejects, the table that keeps them."""
-    written = [Table(".".join((database, *target)), batch.rows)]
+def tables(batch: Batch, database: str, targets: Sequence[tuple[str, str]]) -> tuple[Table, ...]:
+    """Return the tables that a batch writes to: its targets and, if it has rejects, the table that keeps them.
+
+    The batch's number of rows is that of the first target.
+    """
+    first, *others = (".".join((database, *target)) for target in targets)
+    written = [Table(first, batch.rows), *(Table(other, None) for other in others)]
     if batch.rejected:
         written.append(Table(".".join((database, *_REJECTS)), batch.rejected))
     return tuple(written)
