@@ -2427,6 +2427,13 @@ MUTANTS: Final = (
         ),
     ),
     Mutant(
+        "the longest retention of a connection blurs that of each topic",
+        "airflow/page/brokers.py",
+        "now - min(2 * ages[each[0]], now - _FIRST_TIME)",
+        "now - min(2 * max(ages.values()), now - _FIRST_TIME)",
+        ("tests/unit/test_page_caches.py::test_the_retention_of_one_topic_does_not_blur_that_of_another",),
+    ),
+    Mutant(
         "names are taken for markup",
         "cli/tables.py",
         "        title=escape(title),",

@@ -1,5 +1,6 @@
 """What the operator's page keeps between requests, and that it forgets what nobody looks at any more."""
 
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
@@ -8,6 +9,8 @@ import pytest
 from exactbatch.airflow.page import brokers, dags, databases, past_ends
 from exactbatch.airflow.page.first_records import oldest_unprocessed
 from exactbatch.errors import ConfigurationError, KafkaUnavailable
+from exactbatch.kafka import broker as kafka_broker
+from exactbatch.kafka.broker import KafkaBroker
 from support.logs import ID, log
 from support.stored_dags import store_dags
 
@@ -109,6 +112,46 @@ def test_retention_is_computed_from_the_pipelines_that_somebody_looks_at(broker,
     watched.watch("kafka", "ahead", ["t"], {("t", 0): stored(9)})
     watched.state("kafka")
     assert broker.behind == [{("t", 0): 5}, {("t", 0): 9}]
+
+
+def written_in(monkeypatch, broker, times):
+    """Let a broker answer in which topics the record at offset 5 was written at which times, and those after it."""
+
+    def list_partition_offsets(wanted):
+        return {
+            each: SimpleNamespace(offset=5 if milliseconds <= times[each.topic].timestamp() * 1000 else 6)
+            for each, milliseconds in wanted.items()
+        }
+
+    client = SimpleNamespace(list_partition_offsets=list_partition_offsets)
+    monkeypatch.setattr(kafka_broker, "admin_client", lambda _: nullcontext(client))
+    broker.written_at = KafkaBroker({}).written_at
+
+
+def retention_left(watched, topic):
+    watched.watch("kafka", topic, [topic], {(topic, 0): stored(5)})
+    return brokers.retention_left(watched.state("kafka"), [(topic, 0)], NOW)
+
+
+def test_the_retention_of_one_topic_does_not_blur_that_of_another(broker, clock, monkeypatch):
+    days = {"short": 1, "long": 3650}
+    broker.retention = lambda topics: {
+        each: SimpleNamespace(age=timedelta(days=days[each])) for each in topics
+    }
+    written_in(monkeypatch, broker, {"short": NOW - timedelta(hours=1), "long": NOW - timedelta(days=365)})
+    watched = brokers.Brokers()
+    retention_left(watched, "long")
+    left = retention_left(watched, "short")
+    assert timedelta(hours=22, minutes=59) < left <= timedelta(hours=23)
+
+
+@pytest.mark.parametrize("years", [60, 3_000])
+def test_retention_longer_than_the_time_since_1970_is_shown(broker, clock, monkeypatch, years):
+    age = timedelta(days=365 * years)
+    broker.retention = lambda topics: {each: SimpleNamespace(age=age) for each in topics}
+    written_in(monkeypatch, broker, {"t": NOW - timedelta(days=365)})
+    left = retention_left(brokers.Brokers(), "t")
+    assert age - timedelta(days=370) < left <= age - timedelta(days=365)
 
 
 def test_a_topic_without_a_leader_hides_no_other_topic(broker, clock):

@@ -316,17 +316,17 @@ class KafkaBroker:
         return {topic: values for topic, values in found.items() if None not in values}
 
     def written_at(
-        self, offsets: Mapping[TopicPartition, int], since: datetime
+        self, offsets: Mapping[TopicPartition, int], since: Mapping[TopicPartition, datetime]
     ) -> dict[TopicPartition, datetime]:
         """Return a time at or shortly before the timestamp of the first record at or after each offset.
 
-        Halves the time from `since` until now a dozen times, for all partitions in one request each, so the result is
-        exact to 1/4096 of that time if timestamps ascend.
+        Halves the time from a partition's `since` until now a dozen times, for all partitions in one request each, so
+        the result is exact to 1/4096 of that time if timestamps ascend.
         """
         from kafka import TopicPartition as KafkaPartition
 
         now = datetime.now(UTC)
-        before = dict.fromkeys(offsets, since)
+        before = {each: since[each] for each in offsets}
         after = dict.fromkeys(offsets, now)
         with admin_client(self._properties) as client:
             for _ in range(_HALVINGS if offsets else 0):

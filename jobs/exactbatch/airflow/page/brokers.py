@@ -22,6 +22,7 @@ _FRESH: Final = 4.0  # seconds for which an answer of Kafka is shown without ask
 _WANTED: Final = 60.0  # seconds for which Kafka is asked about a pipeline that nobody looks at any more
 _FIRST: Final = 0.15  # seconds that a request waits for the first answer of Kafka
 _RETENTION_FRESH: Final = 60.0  # seconds
+_FIRST_TIME: Final = datetime(1970, 1, 1, tzinfo=UTC)  # that Kafka's timestamps can have
 
 logger = logging.getLogger(__name__)
 
@@ -216,16 +217,18 @@ class _Watched:
                 for viewed in self._viewed.values():
                     for partition, each in viewed.stored.items():
                         stored[partition] = min(each.next_offset, stored.get(partition, each.next_offset))
-            ages = [age for age in retention.values() if age is not None]
+            ages = {topic: age for topic, age in retention.items() if age is not None}
             behind = {
                 log.topic_partition: stored[log.topic_partition]
                 for log in partitions
-                if retention.get(log.topic) is not None
+                if log.topic in ages
                 and log.earliest <= stored.get(log.topic_partition, -1) < log.high_watermark
             }
-            since = datetime.now(UTC) - 2 * max(ages) if ages else datetime.now(UTC)
-            return retention, broker.written_at(behind, max(since, datetime(1970, 1, 1, tzinfo=UTC)))
-        except (ExactbatchError, OverflowError):
+            now = datetime.now(UTC)
+            # Of each topic alone: the result is exact to a share of this time.
+            since = {each: now - min(2 * ages[each[0]], now - _FIRST_TIME) for each in behind}
+            return retention, broker.written_at(behind, since)
+        except ExactbatchError:
             return dict.fromkeys(retention), {}
 
 
