@@ -2434,6 +2434,13 @@ MUTANTS: Final = (
         ("tests/unit/test_page_caches.py::test_the_retention_of_one_topic_does_not_blur_that_of_another",),
     ),
     Mutant(
+        "NaN is printed as it is",
+        "cli/console.py",
+        "_finite(value), sys.stdout",
+        "value, sys.stdout",
+        ("tests/unit/test_printed_json.py::test_numbers_that_json_lacks_are_strings",),
+    ),
+    Mutant(
         "names are taken for markup",
         "cli/tables.py",
         "        title=escape(title),",

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -49,18 +50,27 @@ def with_exit_status(command: Callable[P, None]) -> Callable[P, None]:
 
 
 def print_json(value: Any, *, in_one_line: bool = False) -> None:
-    """Print a value as JSON on stdout, indented unless `in_one_line`.
+    """Print a value as JSON on stdout, indented unless `in_one_line`; NaN and infinities, which JSON lacks, as strings.
 
     Raises typer.Exit if the reader has closed the pipe, as `head` does.
     """
     try:
-        json.dump(value, sys.stdout, indent=None if in_one_line else 2, default=str)
+        json.dump(_finite(value), sys.stdout, indent=None if in_one_line else 2, default=str, allow_nan=False)
         sys.stdout.write("\n")
         sys.stdout.flush()
     except BrokenPipeError:
         # The interpreter flushes stdout again when it ends, which must not fail either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(1) from None
+
+
+def _finite(value: Any) -> Any:
+    """Return a value in which "NaN", "Infinity" and "-Infinity" replace the floats of these names."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    return [_finite(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def confirm(question: str) -> None:
