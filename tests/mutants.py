@@ -2441,6 +2441,16 @@ MUTANTS: Final = (
         ("tests/unit/test_printed_json.py::test_numbers_that_json_lacks_are_strings",),
     ),
     Mutant(
+        "doctor goes on with the next pipeline, however many do not answer",
+        "operations/doctor/examine.py",
+        "        if left <= 0:\n",
+        "        if False:\n",
+        (
+            "tests/integration/test_doctor.py"
+            "::test_pipelines_are_left_when_others_have_taken_the_time_of_a_check",
+        ),
+    ),
+    Mutant(
         "names are taken for markup",
         "cli/tables.py",
         "        title=escape(title),",

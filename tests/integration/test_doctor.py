@@ -23,6 +23,7 @@ from exactbatch import Append, Json, Pipeline, ToTopic
 from exactbatch.airflow_api import airflow_url
 from exactbatch.cli.app import app
 from exactbatch.errors import ConfigurationError
+from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger
 from exactbatch.operations import lag
 from exactbatch.operations.doctor import examine, finding, pools
@@ -380,10 +381,51 @@ def test_pipelines_that_are_left_at_the_deadline_are_not_ok(doctor, make_pipelin
     doctor.patch.setattr(examine, "DEADLINE", 5.0)
     findings = doctor(make_pipeline(first), make_pipeline(second))
     end.set()
-    assert of(findings, "topics")["found"] == "no answer within 5 s"
+    assert of(findings, "topics")["found"] == f"pipeline {second.name!r}: no answer within 5 s"
     for check in ("retention", "freshness", "open transactions"):
         (found,) = [each["found"] for each in findings if each["check"] == check]
         assert found == f"not checked for {second.name}: it needs the topics"
+
+
+def test_many_pipelines_whose_broker_is_slow_are_all_checked(doctor, make_pipeline, make_topic):
+    topic = make_topic()
+    partitions = KafkaBroker.partitions
+
+    def slow(*arguments):
+        time.sleep(0.1)
+        return partitions(*arguments)
+
+    doctor.patch.setattr(KafkaBroker, "partitions", slow)
+    doctor.patch.setattr(examine, "DEADLINE", 1.0)
+    many = [make_pipeline(topic, name=f"{topic.name}_{number}") for number in range(20)]
+    findings = doctor(*many)
+    assert [each["found"] for each in findings if each["check"] == "topics"] == [
+        "20 partitions are those that were processed"
+    ]
+    for check in ("retention", "freshness", "open transactions"):
+        assert [each["level"] for each in findings if each["check"] == check] == ["ok"]
+
+
+def test_pipelines_are_left_when_others_have_taken_the_time_of_a_check(doctor, make_pipeline, make_topic):
+    topics = sorted((make_topic() for _ in range(3)), key=lambda each: each.name)
+    end = threading.Event()
+
+    def lag_of(broker, definition, stored):
+        if definition.name == topics[1].name:
+            end.wait(60)
+        return lag.lag_of(broker, definition, stored)
+
+    doctor.patch.setattr(examine, "lag_of", lag_of)
+    doctor.patch.setattr(examine, "DEADLINE", 5.0)
+    findings = doctor(*map(make_pipeline, topics))
+    end.set()
+    assert [each["found"] for each in findings if each["check"] == "topics"] == [
+        f"pipeline {topics[1].name!r}: no answer within 5 s",
+        f"not checked for {topics[2].name}: it needs Kafka",
+        "1 partitions are those that were processed",
+    ]
+    (found,) = [each["found"] for each in findings if each["check"] == "retention"]
+    assert found == f"not checked for {topics[1].name}, {topics[2].name}: it needs the topics"
 
 
 def test_a_check_that_hangs_in_a_statement_leaves_the_connection_of_no_other(

@@ -1,5 +1,6 @@
 """Run all checks of `exactbatch doctor`."""
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -9,7 +10,8 @@ from typing import Final
 from exactbatch.errors import ExactbatchError
 from exactbatch.errors.translation import translate_all_errors
 from exactbatch.kafka.broker import KafkaBroker
-from exactbatch.ledger import Ledger, check_schema
+from exactbatch.ledger import Definition, Ledger, check_schema
+from exactbatch.model import StoredOffset
 from exactbatch.operations.doctor import database, machine
 from exactbatch.operations.doctor.finding import DEADLINE, Finding, not_checked, of_error, run_check
 from exactbatch.operations.doctor.forwarding import check_forwarding
@@ -143,32 +145,28 @@ def _of_log(
     broker = KafkaBroker(settings.kafka)
     forwarding = partial(check_forwarding, broker=broker, pipelines=list(pipelines.values()))
     yield from run("forwarding", partial(_connected, settings, forwarding))
-    names: list[str] = []
-    lags: list[PipelineLag] = []
+    registered: list[tuple[Definition, Sequence[StoredOffset]]] = []
 
-    def load(connection: Connection) -> Iterator[Finding]:
+    def load(connection: Connection) -> Iterable[Finding]:
         with transaction(connection):
             ledger = Ledger(connection)
             chosen = {pipeline.name for pipeline in pipelines.values()}
             definitions = [each for each in ledger.registered() if not references or each.name in chosen]
-            stored = {each.name: ledger.stored_offsets(each) for each in definitions}
-        names.extend(each.name for each in definitions)
-        for each in definitions:
-            try:
-                with translate_all_errors():
-                    lags.append(lag_of(broker, each, stored[each.name]))
-            except ExactbatchError as error:
-                finding = of_error("topics", error)
-                yield replace(finding, found=f"pipeline {each.name!r}: {finding.found}")
-        yield from check_topics(lags)
+            registered.extend([(each, ledger.stored_offsets(each)) for each in definitions])
+        return ()
 
     topics = run("topics", partial(_connected, settings, load))
-    yield from topics
-    seen = list(lags)  # a thread that is past its deadline may go on
-    if not seen and not _all_ok(topics):
+    if topics:
+        yield from topics
         yield from (not_checked(name, "the topics") for name in _LOG[2:])
         return
-    unseen = sorted(set(names) - {lag.pipeline for lag in seen})
+    seen, topics = _lags(run, broker, registered)
+    yield from topics
+    if not seen and topics:
+        yield from (not_checked(name, "the topics") for name in _LOG[2:])
+        return
+    yield from check_topics(seen)
+    unseen = sorted({each.name for each, _ in registered} - {lag.pipeline for lag in seen})
     for name, check in (
         ("retention", partial(check_retention, seen)),
         ("freshness", partial(check_freshness, seen)),
@@ -180,6 +178,36 @@ def _of_log(
             yield not_checked(name, "the topics", unseen)
         else:
             yield from found
+
+
+def _lags(
+    run: Callable[..., list[Finding]],
+    broker: KafkaBroker,
+    registered: Sequence[tuple[Definition, Sequence[StoredOffset]]],
+) -> tuple[list[PipelineLag], list[Finding]]:
+    """Return the lags of pipelines with these stored offsets, and findings on those whose lag is not known.
+
+    Each pipeline has the time of a check. Those that fail or do not answer share one: Kafka may be what hangs.
+    """
+    lags: list[PipelineLag] = []
+    findings: list[Finding] = []
+
+    def look(definition: Definition, stored: Sequence[StoredOffset]) -> Iterable[Finding]:
+        with translate_all_errors():
+            lags.append(lag_of(broker, definition, stored))
+        return ()
+
+    left = DEADLINE
+    for number, (definition, stored) in enumerate(registered, start=1):
+        began = time.monotonic()
+        if found := run("topics", partial(look, definition, stored)):
+            findings += [replace(each, found=f"pipeline {definition.name!r}: {each.found}") for each in found]
+            left -= time.monotonic() - began
+        if left <= 0:
+            if others := [each.name for each, _ in registered[number:]]:
+                findings.append(not_checked("topics", "Kafka", others))
+            break
+    return list(lags), findings  # a thread that is past its deadline may go on
 
 
 def _all_ok(findings: Sequence[Finding]) -> bool:
