@@ -67,6 +67,26 @@ def load_object(reference: str) -> Pipeline | Tables:
     )
 
 
+def load_named(reference: str) -> tuple[Pipeline | Tables, str | None]:
+    """Import what a command names as MODULE:NAME, or as NAME for pipelines.NAME:NAME; return also the table of
+    MODULE:NAME.TABLE and NAME.TABLE, or None.
+
+    Raises ConfigurationError as load_object() does, and for a table of a Pipeline.
+    """
+    whole, table = split_table(reference)
+    found = load_object(whole if ":" in whole else f"pipelines.{whole}:{whole}")
+    if table is not None and not isinstance(found, Tables):
+        raise ConfigurationError(f"expected Tables before the dot in {reference!r}, found a Pipeline")
+    return found, table
+
+
+def split_table(reference: str) -> tuple[str, str | None]:
+    """Return what a command names without the table, as MODULE:NAME or NAME, and the table, or None."""
+    module, colon, name = reference.rpartition(":")
+    name, dot, table = name.partition(".")
+    return f"{module}{colon}{name}", table if dot else None
+
+
 def import_folder(reference: str) -> str | None:
     """Return the folder from which this process imports the module of `module:name`; None if it finds no module.
 

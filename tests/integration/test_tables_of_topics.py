@@ -308,6 +308,22 @@ def test_doctor_examines_all_members(world, shop, three, command, monkeypatch):
         assert any(f"{shop.prefix}.{name} is registered as it is now" in text for text in texts), texts
 
 
+def test_doctor_examines_the_member_that_is_named(world, shop, three, command, monkeypatch):
+    monkeypatch.setenv("EXACTBATCH_FAST_PATH", "off")
+
+    def found(member):
+        findings = json.loads(command(three, "doctor", "--json", member=member).stdout)["findings"]
+        return [each for each in findings if each["check"] == "pipelines"]
+
+    command(three, "init", member="customers")
+    assert [each["found"] for each in found("customers")] == [
+        f"{shop.prefix}.customers is registered as it is now"
+    ]
+    (missing,) = found("orders")
+    assert missing["found"] == f"no member 'orders' of the tables {shop.prefix!r} is registered"
+    assert missing["remedy"] == "Run `exactbatch init tables_of_commands:shop.orders` once."
+
+
 def test_an_unregistered_database_gets_no_tables_by_a_plan(world, three):
     with pytest.raises(NotRegistered, match="no member of the tables"):
         plan(world, three)

@@ -1,5 +1,6 @@
 """Writing and loading a pipeline: what cannot work is refused, and the message says why."""
 
+import importlib
 import sys
 from datetime import timedelta
 
@@ -8,6 +9,7 @@ import pytest
 from exactbatch import Append, Json, Pipeline, Raw, Tables, Together, ToTopic, Upsert
 from exactbatch.discovery import load_pipeline
 from exactbatch.errors import ConfigurationError
+from exactbatch.operations.doctor.registrations import find_pipelines
 from exactbatch.sinks.tables.target import TargetTable
 from support.pipelines import flights_pipeline
 
@@ -142,6 +144,25 @@ def test_a_reference_without_module_and_name_is_refused(reference):
         ConfigurationError, match="expected a pipeline as 'module:name', for example 'pipelines"
     ):
         load_pipeline(reference)
+
+
+@pytest.mark.parametrize("whole", ["shop", "tables_of_shop:shop"])
+def test_doctor_finds_a_table_by_the_name_that_other_commands_take(module, monkeypatch, whole):
+    module(
+        "tables_of_shop",
+        """
+from exactbatch import Append, Json, Pipeline, Tables
+orders = Pipeline(name="orders", topics=("o",), value=Json("id int"), sink=Append("public.o"))
+shop = Tables(name="shop", topics=("shop.customers",), pipeline=lambda topic: orders)
+""",
+    )
+    shop = importlib.import_module("tables_of_shop")
+    monkeypatch.setitem(sys.modules, "pipelines.shop", shop)
+    found, findings = find_pipelines([f"{whole}.customers", "tables_of_shop:orders.customers"])
+    assert found == {f"{whole}.customers": shop.shop}
+    assert [each.found for each in findings] == [
+        "expected Tables before the dot in 'tables_of_shop:orders.customers', found a Pipeline"
+    ]
 
 
 @pytest.mark.parametrize("name", ["pipelines.flihgts", "pipleines.flights", "jobs/pipelines/flights.py"])

@@ -25,7 +25,8 @@ def doctor(
         typer.Argument(
             metavar="[PIPELINE]...",
             autocompletion=pipeline_names,
-            help="NAME or MODULE:NAME. Without one: all of the package `pipelines`.",
+            help="MODULE:NAME, or NAME for pipelines.NAME:NAME; NAME.TABLE for one of many tables. Without one: all "
+            "of the package `pipelines`.",
         ),
     ] = None,
     airflow: Annotated[

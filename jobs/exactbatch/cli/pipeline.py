@@ -10,7 +10,7 @@ import typer
 from exactbatch.cli.completion import pipeline_names
 from exactbatch.cli.console import err
 from exactbatch.cli.local import local_settings
-from exactbatch.discovery import load_object
+from exactbatch.discovery import load_named
 from exactbatch.errors import ConfigurationError
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.kafka.client_properties import check_properties
@@ -55,12 +55,10 @@ def load(reference: str) -> tuple[Pipeline, Settings]:
 
 def load_any(reference: str) -> tuple[Pipeline | Tables, Settings]:
     """Like load(), and also return Tables. A member is named by their reference, a dot, and its table."""
-    found, table = _found(reference)
+    found, table = load_named(reference)
     settings = load_settings()
-    if table is None:
+    if table is None or not isinstance(found, Tables):
         return found, settings
-    if not isinstance(found, Tables):
-        raise ConfigurationError(f"expected Tables before the dot in {reference!r}, found a Pipeline")
     with ledger_connection(settings) as connection:
         members, unmade = find_members(connection, KafkaBroker(settings.kafka), found)
         if (error := unmade.get(f"{found.prefix}{table}")) is not None:
@@ -71,23 +69,16 @@ def load_any(reference: str) -> tuple[Pipeline | Tables, Settings]:
 
 def tables_of(reference: str) -> Tables | None:
     """Return the Tables one of whose members is named; None if a reference names no member."""
-    found, table = _found(reference)
+    found, table = load_named(reference)
     return found if isinstance(found, Tables) and table is not None else None
-
-
-def _found(reference: str) -> tuple[Pipeline | Tables, str | None]:
-    """Import what a reference names, and return the table that it names of Tables, or None."""
-    module, colon, name = reference.rpartition(":")
-    name, dot, table = name.partition(".")
-    found = load_object(f"{module}:{name}" if colon else f"pipelines.{name}:{name}")
-    return found, table if dot else None
 
 
 def registered_name(reference: str) -> str:
     """Return the name under which a pipeline or Tables are registered: of MODULE:NAME, or the reference itself."""
-    module, colon, name = reference.rpartition(":")
-    name, dot, table = name.partition(".")
-    return f"{load_object(f'{module}:{name}').name}{dot}{table}" if colon else reference
+    if ":" not in reference:
+        return reference
+    found, table = load_named(reference)
+    return found.name if table is None else f"{found.name}.{table}"
 
 
 def load_settings() -> Settings:

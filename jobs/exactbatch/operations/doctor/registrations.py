@@ -4,7 +4,7 @@ import importlib
 import pkgutil
 from collections.abc import Iterator, Mapping, Sequence
 
-from exactbatch.discovery import load_object
+from exactbatch.discovery import load_named, split_table
 from exactbatch.errors import ExactbatchError, IdentityChanged, NotRegistered
 from exactbatch.ledger import Ledger
 from exactbatch.operations.doctor.finding import Finding, of_error
@@ -32,9 +32,7 @@ def find_pipelines(references: Sequence[str]) -> tuple[dict[str, Pipeline | Tabl
     findings = []
     for reference in references:
         try:
-            pipelines[reference] = load_object(
-                reference if ":" in reference else f"{_PACKAGE}.{reference}:{reference}"
-            )
+            pipelines[reference], _ = load_named(reference)
         except ExactbatchError as error:
             findings.append(of_error("pipelines", error))
     if references:
@@ -74,13 +72,14 @@ def with_members(
     connection: Connection, found: Mapping[str, Pipeline | Tables]
 ) -> tuple[dict[str, Pipeline], list[Finding]]:
     """Return the pipelines and, in the place of Tables, their members by reference: those of named topics, and those
-    that are registered. Members that cannot be made are a finding."""
+    that are registered; only one if the reference names a table. Members that cannot be made are a finding."""
     pipelines: dict[str, Pipeline] = {}
     findings = []
     for reference, each in found.items():
         if isinstance(each, Pipeline):
             pipelines[reference] = each
             continue
+        whole, table = split_table(reference)
         try:
             members = (
                 registered_members(connection, each)
@@ -90,16 +89,19 @@ def with_members(
         except ExactbatchError as error:
             findings.append(of_error("pipelines", error))
             continue
+        if table is not None:
+            members = [member for member in members if member.name == f"{each.prefix}{table}"]
         if not members:
+            which = "no member" if table is None else f"no member {table!r}"
             findings.append(
                 Finding(
                     "pipelines",
                     "warning",
-                    f"no member of the tables {each.name!r} is registered",
+                    f"{which} of the tables {each.name!r} is registered",
                     f"Run `exactbatch init {reference}` once.",
                 )
             )
-        pipelines |= {f"{reference}.{member.name.removeprefix(each.prefix)}": member for member in members}
+        pipelines |= {f"{whole}.{member.name.removeprefix(each.prefix)}": member for member in members}
     return pipelines, findings
 
 
