@@ -231,6 +231,26 @@ def test_the_batch_of_a_link_comes_first_unless_it_is_among_those_that_are_liste
     assert newest_first(open_page(f"/exactbatch/?dag=flights&batch={newest[3]}")) == newest
 
 
+def test_no_batch_is_left_out_that_was_planned_while_the_tab_was_hidden(open_page, airflow):
+    page = open_page("/exactbatch/?dag=flights")
+    known = newest_first(page)
+    real = client_of(airflow, "user").get("/exactbatch/data/pipelines/flights/batches").json()
+    newest = known[0] + 1000
+
+    def answer(route):
+        before = int(parse_qs(urlsplit(route.request.url).query).get("before", [newest + 1])[0])
+        batches = [{**real["batches"][0], "batch_id": before - each} for each in range(1, 51)]
+        route.fulfill(json={**real, "batches": batches})
+
+    page.route(re.compile(r"/flights/batches(\?|$)"), answer)
+    rows = page.get_by_role("region", name="Table of batches").get_by_role("rowheader")
+    expect(rows.first).to_have_text(str(newest))
+    for listed in (37, 62):
+        page.get_by_role("button", name="Older batches").click()
+        expect(rows).to_have_count(listed)
+    assert rows.all_inner_texts() == [str(newest - each) for each in range(62)]
+
+
 def test_a_failed_replay_leads_to_its_own_task_and_its_age_goes_on(open_page, airflow):
     path = "/exactbatch/data/pipelines/flights"
     state = client_of(airflow, "user").get(path).json()

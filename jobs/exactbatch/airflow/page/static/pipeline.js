@@ -359,7 +359,9 @@ export function showPipeline(dag, address) {
     const before = Math.min(listed, batches.length);
     listed += 25;
     if (batches.length < listed) {
-      const found = (await api.batches({ before: batches.at(-1)?.batch_id })).batches;
+      const last = batches.at(-1)?.batch_id;
+      const found = (await api.batches({ before: last })).batches;
+      if (batches.at(-1)?.batch_id !== last) return; // the list has changed meanwhile
       isComplete = found.length < 50;
       batches = [...batches, ...found];
     }
@@ -468,6 +470,8 @@ export function showPipeline(dag, address) {
     main.classList.remove("waiting");
     waiting.remove();
     const newestIds = new Set(newest.batches.map((batch) => batch.batch_id));
+    // Where more were planned in a hidden tab than one answer has, those between are not known.
+    if (!batches.some((batch) => newestIds.has(batch.batch_id))) [batches, isComplete] = [[], false];
     batches = [...newest.batches, ...batches.filter((batch) => !newestIds.has(batch.batch_id))].sort((a, b) => b.batch_id - a.batch_id);
     if (wanted !== null && rounds % 5 === 0 && !batches.some((batch) => batch.batch_id === wanted)) {
       linked = (await api.batches({ before: wanted + 1, limit: 1 })).batches.find((batch) => batch.batch_id === wanted) ?? null;
