@@ -2419,7 +2419,7 @@ MUTANTS: Final = (
     Mutant(
         "the headroom of a partition that does not answer is the whole retention",
         "operations/metrics.py",
-        "    if not all(partition.answered for partition in lag.partitions):\n        return None\n",
+        "    if lag.unanswered:\n        return None\n",
         "",
         (
             "tests/unit/test_metrics.py"
@@ -2448,6 +2448,16 @@ MUTANTS: Final = (
         (
             "tests/integration/test_doctor.py"
             "::test_pipelines_are_left_when_others_have_taken_the_time_of_a_check",
+        ),
+    ),
+    Mutant(
+        "a pipeline is on time while a partition does not answer",
+        "operations/lag.py",
+        "self.at, is_known=not self.unanswered)",
+        "self.at)",
+        (
+            "tests/unit/test_metrics.py"
+            "::test_a_pipeline_is_not_on_time_while_a_partition_does_not_say_what_its_oldest_record_is",
         ),
     ),
     Mutant(

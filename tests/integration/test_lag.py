@@ -108,7 +108,7 @@ def test_the_time_behind_is_that_of_the_first_unprocessed_record(lag, stand, mak
 
 
 def test_a_pipeline_is_overdue_only_while_a_record_waits_for_too_long(
-    lag, stand, make_topic, make_pipeline, connection, settings
+    lag, stand, make_topic, make_pipeline, connection, settings, monkeypatch
 ):
     topic = make_topic(2)
     topic.produce(record(1), timestamp=an_hour_ago())
@@ -135,6 +135,13 @@ def test_a_pipeline_is_overdue_only_while_a_record_waits_for_too_long(
     told = lag(late.name)[late.name]
     assert (told["overdue"], told["lag"]) == (False, 1)
     assert load_status(connection, KafkaBroker(settings.kafka), late).overdue is False
+    monkeypatch.setattr(KafkaBroker, "first_timestamps", lambda *_, **__: {})  # none answers within 10 s
+    assert lag(late.name)[late.name]["overdue"] is None
+    slow = load_status(connection, KafkaBroker(settings.kafka), late)
+    assert slow.overdue is None
+    assert slow.not_known == (
+        "Kafka did not send the oldest unprocessed records of 1 partitions in time: ask again",
+    )
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,13 @@ def test_status_says_that_a_pipeline_is_overdue_and_that_it_has_to_be_registered
     assert "not set in its code and 1:00:00" in str(differing_freshness(None, HOUR))
 
 
+@pytest.mark.parametrize(("hours", "overdue"), [(0, None), (3, True)])
+def test_a_pipeline_with_ages_that_are_not_known_is_overdue_or_may_be(hours, overdue):
+    oldest = NOW - hours * HOUR
+    status = Status(flights_pipeline(), (), (), at=NOW, freshness=HOUR, oldest=oldest, is_age_known=False)
+    assert status.overdue is overdue
+
+
 def test_without_a_freshness_a_pipeline_is_neither_overdue_nor_not():
     assert PipelineLag("p", NOW, ()).as_json()["overdue"] is None
     assert PipelineLag("p", NOW, (), freshness=HOUR).as_json()["overdue"] is False

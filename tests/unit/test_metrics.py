@@ -21,6 +21,7 @@ from exactbatch.airflow.metrics import metrics_are_on, send, send_gauges
 from exactbatch.errors import TopicMissing
 from exactbatch.ledger import Batch, PartlyCommitted
 from exactbatch.model import Retention, StoredOffset
+from exactbatch.operations.doctor.topics import check_freshness
 from exactbatch.operations.lag import PartitionLag, PipelineLag
 from exactbatch.operations.metrics import Metric, batch_metrics, ledger_metrics, log_metrics
 from exactbatch.operations.unprocessed import first_unprocessed
@@ -96,6 +97,16 @@ def test_a_pipeline_with_a_freshness_says_whether_it_is_overdue(freshness, overd
         "p", NOW, (partition(oldest=NOW - MINUTE),), freshness=freshness and timedelta(seconds=freshness)
     )
     assert values(log_metrics(waiting, {})).get("overdue") == overdue
+
+
+@pytest.mark.parametrize(("oldest", "overdue"), [(NOW - MINUTE, 1), (NOW, None), (None, None)])
+def test_a_pipeline_is_not_on_time_while_a_partition_does_not_say_what_its_oldest_record_is(oldest, overdue):
+    there = (partition(oldest=oldest), replace(partition(1), answered=False))
+    waiting = PipelineLag("p", NOW, there, freshness=timedelta(seconds=30))
+    assert values(log_metrics(waiting, {})).get("overdue") == overdue
+    assert waiting.as_json()["overdue"] is (None if overdue is None else True)
+    (found,) = check_freshness([waiting])
+    assert (found.level, "may be overdue" in found.found) == ("warning", overdue is None)
 
 
 def test_a_pipeline_without_a_topic_or_a_commit_has_no_such_gauge():

@@ -5,18 +5,23 @@ from datetime import datetime, timedelta
 _DECIDES = "The ledger decides what status, lag, doctor, dashboards and the page in Airflow show."
 
 
-def is_overdue(freshness: timedelta | None, oldest: datetime | None, now: datetime) -> bool | None:
+def is_overdue(
+    freshness: timedelta | None, oldest: datetime | None, now: datetime, *, is_known: bool = True
+) -> bool | None:
     """Return whether a pipeline is overdue: whether its oldest unprocessed record is older than `freshness`.
 
     freshness  as the pipeline is registered; without one, the answer is None
     oldest     the timestamp of the oldest unprocessed record; None if there is none, or if it is not known
     now        the time of the comparison; like `oldest`, with a time zone
+    is_known   False if there may be an older record: the answer is then True or None
 
     A pipeline without unprocessed records is never overdue, however long ago its last batch was.
     """
     if freshness is None:
         return None
-    return oldest is not None and now - oldest > freshness
+    if oldest is not None and now - oldest > freshness:
+        return True
+    return False if is_known else None
 
 
 def overdue_text(freshness: timedelta | None, oldest: datetime | None, now: datetime) -> str | None:

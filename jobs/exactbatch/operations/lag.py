@@ -92,14 +92,19 @@ class PipelineLag:
         return _earliest(partition.oldest for partition in self.partitions)
 
     @property
+    def unanswered(self) -> int:
+        """How many partitions did not say in time what their first unprocessed record is."""
+        return sum(not partition.answered for partition in self.partitions)
+
+    @property
     def removed_at(self) -> datetime | None:
         """The earliest time at which retention may overtake a stored offset; None if it is not known."""
         return _earliest(partition.removed_at for partition in self.partitions)
 
     @property
     def overdue(self) -> bool | None:
-        """Whether the oldest unprocessed record is older than `freshness`; None without a freshness."""
-        return is_overdue(self.freshness, self.oldest, self.at)
+        """Whether the oldest unprocessed record is older than `freshness`; None if it is not known, or without one."""
+        return is_overdue(self.freshness, self.oldest, self.at, is_known=not self.unanswered)
 
     def as_json(self) -> dict[str, Any]:
         """Return its part of `exactbatch lag --json`."""

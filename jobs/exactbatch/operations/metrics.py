@@ -112,6 +112,6 @@ def _headroom(lag: PipelineLag, retention: Mapping[str, Retention]) -> float | N
         return 0.0
     if lag.removed_at is not None:
         return seconds_until(lag.removed_at, lag.at)
-    if not all(partition.answered for partition in lag.partitions):
+    if lag.unanswered:
         return None
     return min((age.total_seconds() for each in retention.values() if (age := each.age)), default=None)

@@ -1,6 +1,6 @@
 """Show the state of a pipeline: its ledger compared with its log."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -10,10 +10,9 @@ from exactbatch.errors.explanation import hint_of
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Batch, Failing, JoinedTopic, Ledger, PartlyCommitted
 from exactbatch.model import LogPartition, StoredOffset
-from exactbatch.offsets import TopicPartition
 from exactbatch.operations.forwarding import Forwarding, load_forwarding
 from exactbatch.operations.freshness import differing_freshness, is_overdue, overdue_text
-from exactbatch.operations.unprocessed import contradiction_of, first_unprocessed
+from exactbatch.operations.unprocessed import OldestRecords, contradiction_of, first_unprocessed
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Connection, transaction
 
@@ -78,8 +77,8 @@ class Status:
     joined             topics that joined by the pipeline's pattern, the newest ones
     oldest             the timestamp of the oldest unprocessed record; None without a freshness, and if there is none or
                        it is not known
-    is_age_known       False if Kafka denied reading the timestamps that `oldest` comes from
-    not_known          sentences on what Kafka denied, which is then missing here, and how to grant it
+    is_age_known       False if Kafka denied, or did not send in time, timestamps that `oldest` comes from
+    not_known          sentences on what Kafka denied, and how to grant it, or did not send in time
     forwarding         how far the results are sent to the pipeline's topic; None without one
     """
 
@@ -102,7 +101,7 @@ class Status:
     @property
     def overdue(self) -> bool | None:
         """Whether the oldest unprocessed record is older than `freshness`; None if it is not known, or without one."""
-        return is_overdue(self.freshness, self.oldest, self.at) if self.is_age_known else None
+        return is_overdue(self.freshness, self.oldest, self.at, is_known=self.is_age_known)
 
     @property
     def troubles(self) -> list[str]:
@@ -207,13 +206,19 @@ def load_status(
     except ConfigurationError as denied:
         open_transactions = {}
         not_known.append(f"the producers of open transactions are not known: {denied}")
-    oldest: Mapping[TopicPartition, datetime] | None = {}
+    oldest = OldestRecords({}, frozenset())
+    is_age_known = True
     if freshness is not None:
         try:
             # The timestamps are read from the log, which costs more than all else here.
-            oldest = first_unprocessed(broker, logs, stored).times
+            oldest = first_unprocessed(broker, logs, stored)
+            if slow := len(oldest.unanswered):
+                is_age_known = False
+                not_known.append(
+                    f"Kafka did not send the oldest unprocessed records of {slow} partitions in time: ask again"
+                )
         except ConfigurationError as denied:
-            oldest = None
+            is_age_known = False
             not_known.append(f"whether the pipeline is overdue is not known: {denied}")
     partitions = tuple(
         PartitionStatus(
@@ -236,8 +241,8 @@ def load_status(
         target_partitions,
         datetime.now(UTC),
         freshness,
-        min(oldest.values(), default=None) if oldest else None,
-        oldest is not None,
+        min(oldest.times.values(), default=None),
+        is_age_known,
         tuple(not_known),
         joined,
         forwarding,

@@ -76,18 +76,27 @@ def check_retention(lags: Sequence[PipelineLag]) -> Iterator[Finding]:
 
 
 def check_freshness(lags: Sequence[PipelineLag]) -> Iterator[Finding]:
-    """Look for pipelines that are overdue."""
-    late = False
+    """Look for pipelines that are overdue, or may be."""
+    on_time = True
     for lag in lags:
         if text := overdue_text(lag.freshness, lag.oldest, lag.at):
-            late = True
+            on_time = False
             yield Finding(
                 "freshness",
                 "warning",
                 f"pipeline {lag.pipeline!r} is {text}",
                 f"Find out why: exactbatch batches {lag.pipeline}, and whether its DAG is paused.",
             )
-    if not late:
+        elif lag.freshness is not None and lag.overdue is None:
+            on_time = False
+            yield Finding(
+                "freshness",
+                "warning",
+                f"pipeline {lag.pipeline!r} may be overdue: Kafka did not send the oldest unprocessed records of "
+                f"{lag.unanswered} partitions in time",
+                "Run exactbatch doctor again; if this persists, find out why fetches from Kafka are slow.",
+            )
+    if on_time:
         yield Finding("freshness", "ok", "no pipeline is overdue")
 
 
