@@ -36,6 +36,13 @@ def settings(monkeypatch: pytest.MonkeyPatch, **given: dict[str, Any]) -> Any:
         ("a,b", 1, "a:1,b:1"),
         ("[::1]:39092", None, "[::1]:39092"),
         ("[::1]", None, "[::1]:9092"),
+        ("SASL_SSL://a:9093", None, "SASL_SSL://a:9093"),
+        ("SASL_SSL://a, SSL://b:9093", 9094, "SASL_SSL://a:9094,SSL://b:9093"),
+        (
+            "SSL://::1, SSL://[::1], SSL://[::1]:9093",
+            None,
+            "SSL://[::1]:9092,SSL://[::1]:9092,SSL://[::1]:9093",
+        ),
         ("::1", 1, "[::1]:1"),
     ],
 )

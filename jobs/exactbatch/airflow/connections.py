@@ -147,11 +147,13 @@ def kafka_properties(connection: Any) -> dict[str, Any]:
 
 
 def _with_port(host: str, port: int) -> str:
-    """Add a port to a host without one. An IPv6 address has brackets if it has a port."""
-    after_brackets = host.rpartition("]")[2]
-    if after_brackets.count(":") == 1:
+    """Add a port to a host without one, after its protocol if it has that. An IPv6 address has brackets if it has a
+    port."""
+    protocol, slashes, address = host.rpartition("://")
+    colons = address.rpartition("]")[2].count(":")
+    if colons == 1:
         return host
-    return f"[{host}]:{port}" if after_brackets.count(":") > 1 else f"{host}:{port}"
+    return f"{protocol}{slashes}[{address}]:{port}" if colons else f"{host}:{port}"
 
 
 def postgres_dsn(connection: Any) -> str:
