@@ -2461,6 +2461,16 @@ MUTANTS: Final = (
         ),
     ),
     Mutant(
+        "the page keeps idle connections to a server that has lost one",
+        "airflow/page/databases.py",
+        "            if connection.closed:\n",
+        "            if False:\n",
+        (
+            "tests/integration/test_page_routes.py"
+            "::test_when_postgres_has_restarted_one_request_fails_at_most",
+        ),
+    ),
+    Mutant(
         "names are taken for markup",
         "cli/tables.py",
         "        title=escape(title),",

@@ -2,7 +2,7 @@
 
 import json
 import re
-from contextlib import closing
+from contextlib import ExitStack, closing
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import distributions
 from types import SimpleNamespace
@@ -19,11 +19,12 @@ from exactbatch import Append, Json, Pipeline, ToTopic
 from exactbatch.airflow import Connections
 from exactbatch.airflow.links import BatchLink
 from exactbatch.airflow.page.databases import Databases
+from exactbatch.errors import PostgresUnavailable
 from exactbatch.ledger import migrate
 from exactbatch.local import LocalStackError
 from exactbatch.local.airflow import LocalAirflow
 from exactbatch.local.ports import HOST
-from exactbatch.postgres.connection import connect
+from exactbatch.postgres.connection import connect, transaction
 from support.page_airflow import client_of, serving_airflow
 from support.page_ledger import SIZE, fail_newest, fill_story, tell_story
 
@@ -311,11 +312,34 @@ def test_without_kafka_the_page_shows_the_ledger_and_says_so(viewer):
     assert "127.0.0.1:1" in error
 
 
-def test_the_page_cannot_write(connection, database, monkeypatch):
+@pytest.fixture
+def databases(connection, database, monkeypatch):
+    """The page's connections; that of Airflow to the ledger is "ledger"."""
     dsn = parse_dsn(database)
     parts = {"host": dsn["host"], "port": int(dsn["port"]), "login": dsn["user"], "schema": dsn["dbname"]}
     monkeypatch.setenv("AIRFLOW_CONN_LEDGER", json.dumps({"conn_type": "postgres", **parts}))
-    databases = Databases()
+    return Databases()
+
+
+def test_when_postgres_has_restarted_one_request_fails_at_most(connection, databases):
+    with ExitStack() as stack:
+        idle = [stack.enter_context(databases.connection("ledger")) for _ in range(3)]
+        pids = [each.info.backend_pid for each in idle]
+    with connection.cursor() as cursor:
+        cursor.execute("select pg_terminate_backend(pid, 60000) from unnest(%s) pid", (pids,))
+        assert [row[0] for row in cursor.fetchall()] == [True, True, True]
+    outcomes = []
+    for _ in range(4):
+        try:
+            with databases.connection("ledger") as read, transaction(read) as cursor:
+                cursor.execute("select 1")
+            outcomes.append("answered")
+        except PostgresUnavailable:
+            outcomes.append("failed")
+    assert outcomes == ["failed", "answered", "answered", "answered"]
+
+
+def test_the_page_cannot_write(databases):
     for _ in range(2):
         with (
             pytest.raises(psycopg2.errors.ReadOnlySqlTransaction),

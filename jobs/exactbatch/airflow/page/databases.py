@@ -51,6 +51,8 @@ class Databases:
         try:
             yield connection
         except BaseException:
+            if connection.closed:
+                self._close_idle(dsn)
             connection.close()
             raise
         with suppress(psycopg2.Error):
@@ -71,6 +73,13 @@ class Databases:
         for each in old:
             each.close()
         return None if found is None or found.closed else found
+
+    def _close_idle(self, dsn: str) -> None:
+        """Close the idle connections to a server that has lost one: if it has restarted, each would fail a request."""
+        with self._lock:
+            lost = self._idle.pop(dsn, [])
+        for _, each in lost:
+            each.close()
 
     def _give_back(self, dsn: str, connection: Connection) -> None:
         with self._lock:
