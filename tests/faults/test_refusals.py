@@ -159,7 +159,7 @@ def failing(error: Exception) -> Callable[[str], None]:
 
 @pytest.mark.parametrize(("error", "status", "said"), OUTERMOST)
 def test_a_command_and_the_job_end_with_one_message_and_a_status(monkeypatch, caplog, error, status, said):
-    monkeypatch.setattr(cli_pipeline, "load_object", failing(error))
+    monkeypatch.setattr(cli_pipeline, "load_named", failing(error))
     done = CliRunner().invoke(app, ["plan", "flights"])
     assert done.exit_code == status
     assert said in " ".join(done.output.split())
