@@ -261,6 +261,7 @@ def execute(dsn: str, statement: str) -> None:
         cursor.execute(statement)
 
 
+@pytest.mark.slow
 def test_what_must_be_read_again_and_was_removed_is_an_error(pair, make_life, tmp_path, admin):
     from confluent_kafka import TopicPartition
 

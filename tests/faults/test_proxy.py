@@ -167,6 +167,7 @@ def test_a_commit_whose_answer_is_dropped_is_committed(postgres: tuple[Proxy, Co
         connection.commit()
 
 
+@pytest.mark.slow
 def test_a_broker_behind_a_proxy_is_reached_through_it_alone() -> None:
     stack = new_stack("proxied")
     try:

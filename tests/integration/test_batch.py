@@ -470,6 +470,7 @@ def test_offsets_that_retention_removes_between_plan_and_read_end_batch(
     assert audit(pipeline, world.settings).partitions[0].lost == 4
 
 
+@pytest.mark.slow
 def test_loss_across_restart_of_broker_is_not_taken_for_log_that_was_cut(
     world: BatchRunner, stack: Any, admin: AdminClient, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:

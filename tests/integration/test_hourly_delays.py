@@ -49,6 +49,7 @@ def by_spark(spark: Any, file: Path) -> dict[tuple[Any, ...], tuple[Any, ...]]:
     return {tuple(row[:2]): tuple(row[2:]) for row in rows}
 
 
+@pytest.mark.slow
 def test_hourly_delays_are_those_of_the_file(world, make_topic, make_pipeline, file):
     expected = by_spark(world.spark, file)
     assert sum(each[0] for each in expected.values()) == FLIGHTS

@@ -219,6 +219,7 @@ def test_a_small_batch_reads_only_the_changes_of_its_keys(db, batches, monkeypat
     assert db.rows("select name from t where id = 20") == [("n",)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sink", [VERSIONED, BY_OFFSET, BY_POSITION], ids=["version", "offset", "position"])
 def test_any_history_ends_as_the_auditor_expects(db, batches, monkeypatch, sink):
     """Keys that come late, twice, with equal versions or none; deletes; replays that give other keys."""
