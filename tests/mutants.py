@@ -765,7 +765,7 @@ MUTANTS: Final = (
     Mutant(
         "results are added to groups by values that may look different",
         "sinks/aggregate/added_results.py",
-        "            or not all(has_one_image(cast.type) for cast in in_target[: len(self.partials.group_by)])\n",
+        "            or not all(has_one_image(cast.type) for cast in in_target[: len(partials.group_by)])\n",
         "",
         (f"{_AGGREGATE}::test_where_equal_values_may_look_different_all_results_are_merged",),
     ),

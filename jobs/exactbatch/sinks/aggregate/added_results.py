@@ -11,12 +11,10 @@ from psycopg2 import sql
 
 from exactbatch.columns import Column
 from exactbatch.postgres.connection import Cursor
-from exactbatch.sinks.aggregate.merged_groups import write_groups
-from exactbatch.sinks.aggregate.partial_results import ADDED, IS_FIRST, PartialResults, staged_values
-from exactbatch.sinks.aggregate.window_finality import WindowFinality
+from exactbatch.sinks.aggregate.merged_groups import MergedGroups
+from exactbatch.sinks.aggregate.partial_results import ADDED, IS_FIRST, staged_values
 from exactbatch.sinks.tables.affected_keys import AFFECTED
 from exactbatch.sinks.tables.counted_writes import counts_of
-from exactbatch.sinks.tables.target import TargetTable
 from exactbatch.sinks.values.byte_equality import has_one_image
 
 
@@ -24,9 +22,7 @@ from exactbatch.sinks.values.byte_equality import has_one_image
 class AddedResults:
     """The target of an Aggregate, whose rows take the partial results of one more batch."""
 
-    target: TargetTable
-    partials: PartialResults
-    finality: WindowFinality | None
+    groups: MergedGroups
 
     def is_possible(self, cursor: Cursor, columns: Sequence[Column]) -> bool:
         """True if adding results gives the same rows as merging all partial results. Ask before they are inserted.
@@ -34,15 +30,16 @@ class AddedResults:
         It does not if the transaction has retracted results, if the order of the results decides, if a trigger may
         alter what is written, or if the target's types are not those of the partial results.
         """
-        values, results = staged_values(columns), self.partials.result_columns(columns)
-        functions = self.partials.aggregates.values()
-        in_target = self.target.casts(cursor, results)
-        in_partials = self.partials.table.table.casts(cursor, results)
+        target, partials = self.groups.target, self.groups.partials
+        values, results = staged_values(columns), partials.result_columns(columns)
+        functions = partials.aggregates.values()
+        in_target = target.casts(cursor, results)
+        in_partials = partials.table.table.casts(cursor, results)
         if (
             not all(function.can_add(function.type_of(values)) for function in functions)
-            or not all(has_one_image(cast.type) for cast in in_target[: len(self.partials.group_by)])
+            or not all(has_one_image(cast.type) for cast in in_target[: len(partials.group_by)])
             or [cast.target for cast in in_target] != [cast.target for cast in in_partials]
-            or self.target.triggers(cursor)
+            or target.triggers(cursor)
         ):
             return False
         cursor.execute(sql.SQL("select not exists (select from {})").format(AFFECTED))
@@ -56,9 +53,9 @@ class AddedResults:
         """
         cursor.execute("savepoint added")
         self._write(cursor, columns, is_first=True)
-        before = counts_of(cursor, self.target)
+        before = counts_of(cursor, self.groups.target)
         rows = self._write(cursor, columns, is_first=False)
-        done = counts_of(cursor, self.target) - before
+        done = counts_of(cursor, self.groups.target) - before
         if (done.inserted, done.updated) != (0, rows):
             cursor.execute("rollback to savepoint added")
             return False
@@ -69,15 +66,12 @@ class AddedResults:
         """Write the rows of the groups for which these partial results are the first, or of the others."""
         values = staged_values(columns)
         new_values: dict[str, sql.Composable] = {}
-        for name, function in self.partials.aggregates.items():
+        for name, function in self.groups.partials.aggregates.items():
             stored, added = sql.Identifier("t", name), sql.Identifier("excluded", name)
             new_values[name] = added if is_first else function.added(stored, added, function.type_of(values))
-        return write_groups(
+        return self.groups.write(
             cursor,
-            self.target,
-            self.finality,
-            [column.name for column in self.partials.result_columns(columns)],
+            columns,
             sql.SQL("select * from {} where {} = {}").format(ADDED, IS_FIRST, sql.Literal(is_first)),
             new_values,
-            groups=self.partials.group_columns,
         )

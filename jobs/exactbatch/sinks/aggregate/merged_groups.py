@@ -14,7 +14,7 @@ from exactbatch.sinks.aggregate.window_finality import WindowFinality
 from exactbatch.sinks.tables.affected_keys import AFFECTED
 from exactbatch.sinks.tables.counted_writes import delete_rows, write_rows
 from exactbatch.sinks.tables.target import TargetTable
-from exactbatch.sinks.values.byte_equality import has_one_image
+from exactbatch.sinks.values.byte_equality import differs, has_one_image
 from exactbatch.sinks.values.kept_values import kept_rules
 from exactbatch.sinks.values.null_safe_groups import column_list, same_group
 
@@ -74,17 +74,53 @@ class MergedGroups:
                 if triggers
                 else None,
             )
-        write_groups(
+        self.write(
             cursor,
-            self.target,
-            self.finality,
-            [column.name for column in results],
+            columns,
             sql.SQL("select * from {}").format(MERGED),
             {name: sql.Identifier("excluded", name) for name in written},
-            groups=group_columns,
         )
         if triggers:
             self._check_written(cursor, results, triggers)
+
+    def write(
+        self,
+        cursor: Cursor,
+        columns: Sequence[Column],
+        rows: sql.Composable,
+        values: Mapping[str, sql.Composable],
+    ) -> int:
+        """Insert `rows`, a query for results of groups, into the target; return how many were inserted or updated.
+
+        Where the target has a row t of the group, its columns get `values`, in which `excluded` is the row of the
+        query. An unchanged row is not written, and no revision is counted.
+        """
+        changes: list[sql.Composable] = [
+            sql.SQL("{} = {}").format(sql.Identifier(name), value) for name, value in values.items()
+        ]
+        own: sql.Composable = sql.SQL("")
+        own_values: sql.Composable = sql.SQL("")
+        if self.finality is not None:
+            changes.append(sql.SQL("revisions = t.revisions + t.final::int"))
+            own = sql.SQL(", final, revisions")
+            own_values = sql.SQL(", {}, {}::int").format(self.finality.is_final, self.finality.was_final)
+        return write_rows(
+            cursor,
+            self.target,
+            sql.SQL(
+                "insert into {target} as t ({results}{own}) select {results}{own_values} from ({rows}) r "
+                "on conflict ({groups}) do update set {changes} where {differs}"
+            ).format(
+                target=self.target.identifier,
+                results=column_list([column.name for column in self.partials.result_columns(columns)]),
+                own=own,
+                own_values=own_values,
+                rows=rows,
+                groups=column_list(self.partials.group_columns),
+                changes=sql.SQL(", ").join(changes),
+                differs=differs(column_list(values, of="t"), sql.SQL(", ").join(values.values())),
+            ),
+        )
 
     def _check_fit(self, cursor: Cursor, results: Sequence[Column]) -> None:
         """Raise TargetMismatch if the target cannot hold a result, because the partial results have wider types."""
@@ -137,7 +173,7 @@ class MergedGroups:
             sql.SQL(
                 "select count(*) filter (where t.tableoid is null) as missing, count(*) as differing "
                 "from (select {as_stored} from {merged}) m left join {target} t on {same} "
-                "where t.tableoid is null or record_image_ne(row({stored}), row({computed}))"
+                "where t.tableoid is null or {differs}"
             ).format(
                 # In the types of the target, which may be wider.
                 as_stored=sql.SQL(", ").join(
@@ -147,8 +183,7 @@ class MergedGroups:
                 merged=MERGED,
                 target=self.target.identifier,
                 same=same_group(self.partials.group_columns, "t", "m"),
-                stored=column_list(names, of="t"),
-                computed=column_list(names, of="m"),
+                differs=differs(column_list(names, of="t"), column_list(names, of="m")),
             )
         )
         missing, differing = cursor.fetchone()
@@ -159,48 +194,3 @@ class MergedGroups:
                 f"alters them. Nothing was written. Drop {triggers}, or let it change only columns that the "
                 f"pipeline does not write."
             )
-
-
-def write_groups(
-    cursor: Cursor,
-    target: TargetTable,
-    finality: WindowFinality | None,
-    columns: Sequence[str],
-    rows: sql.Composable,
-    values: Mapping[str, sql.Composable],
-    *,
-    groups: Sequence[str],
-) -> int:
-    """Insert `rows`, a query with these columns, into the target; return how many rows were inserted or updated.
-
-    Where the target has a row t of the group, its columns get `values`, in which `excluded` is the row of the query.
-    An unchanged row is not written, and no revision is counted.
-    """
-    changes: list[sql.Composable] = [
-        sql.SQL("{} = {}").format(sql.Identifier(name), value) for name, value in values.items()
-    ]
-    own: sql.Composable = sql.SQL("")
-    own_values: sql.Composable = sql.SQL("")
-    if finality is not None:
-        changes.append(sql.SQL("revisions = t.revisions + t.final::int"))
-        own = sql.SQL(", final, revisions")
-        own_values = sql.SQL(", {}, {}::int").format(finality.is_final, finality.was_final)
-    return write_rows(
-        cursor,
-        target,
-        sql.SQL(
-            "insert into {target} as t ({columns}{own}) select {columns}{own_values} from ({rows}) r "
-            "on conflict ({groups}) do update set {changes} "
-            "where record_image_ne(row({stored}), row({computed}))"
-        ).format(
-            target=target.identifier,
-            columns=column_list(columns),
-            own=own,
-            own_values=own_values,
-            rows=rows,
-            groups=column_list(groups),
-            changes=sql.SQL(", ").join(changes),
-            stored=column_list(values, of="t"),
-            computed=sql.SQL(", ").join(values.values()),
-        ),
-    )

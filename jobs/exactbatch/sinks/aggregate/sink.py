@@ -136,7 +136,7 @@ class Aggregate(SinkDefaults):
 
     @property
     def _added(self) -> AddedResults:
-        return AddedResults(self._target, self._partials, self.finality)
+        return AddedResults(self._groups)
 
     @cached_property
     def watermark(self) -> Watermark | None:

@@ -142,7 +142,7 @@ class LatestRows:
                 sql.SQL(", ").join(
                     sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name)) for name in written
                 ),
-                differs(written, "t", "excluded"),
+                differs(column_list(written, of="t"), column_list(written, of="excluded")),
             )
             if written
             else sql.SQL("do nothing")

@@ -1,12 +1,9 @@
 """Compare rows byte by byte: Postgres's `=` also holds for values that look different, such as 1.0 and 1.00."""
 
 import re
-from collections.abc import Sequence
 from typing import Final
 
 from psycopg2 import sql
-
-from exactbatch.sinks.values.null_safe_groups import column_list
 
 # Types of which equal values are the same bytes. Not so numeric (1.0, 1.00), floats (0, -0), interval (30 days, a
 # month) and citext.
@@ -21,8 +18,6 @@ def has_one_image(type_: str) -> bool:
     return _ONE_IMAGE.fullmatch(type_) is not None
 
 
-def differs(names: Sequence[str], one: str, other: str) -> sql.Composable:
-    """Return the condition that two rows differ in any byte of these columns, even if the values are equal."""
-    return sql.SQL("record_image_ne(row({}), row({}))").format(
-        column_list(names, of=one), column_list(names, of=other)
-    )
+def differs(one: sql.Composable, other: sql.Composable) -> sql.Composable:
+    """Return the condition that two lists of values differ in any byte, even if the values are equal."""
+    return sql.SQL("record_image_ne(row({}), row({}))").format(one, other)
