@@ -1,6 +1,6 @@
 """`make mutants`: does the suite notice when the program is broken?
 
-Breaks a copy of the program in one place at a time and runs the smallest tests that should go red. Exit status
+Breaks copies of the program, each in one place, and runs the smallest tests that should go red. Exit status
 0 only when each of them does, and all are green over the program as it is.
 """
 
@@ -11,6 +11,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
@@ -3331,8 +3333,9 @@ MUTANTS: Final = (
 def main(
     only: Annotated[str, typer.Option(help="mutants whose name this regular expression finds")] = "",
     check: Annotated[bool, typer.Option(help="only see whether each of them can be made")] = False,
+    together: Annotated[int, typer.Option(help="mutants to test at the same time", min=1)] = 4,
 ) -> None:
-    """Make one mutant after another, and print the tests that noticed."""
+    """Make and test mutants, and print the tests that noticed."""
     console = Console(highlight=False)
     mutants = [each for each in MUTANTS if re.search(only, each.name)]
     if check:
@@ -3343,22 +3346,29 @@ def main(
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         tests = list(dict.fromkeys(test for each in mutants for test in each.tests))
         console.print(f"{len(tests)} tests or files over the program as it is …")
-        red, said = run(_copy(Path(folder) / "sound"), tests, first=False)
+        red, said = run(_copy(Path(folder) / "sound"), tests, "-n", str(together), "--no-loadscope-reorder")
         if said is not None:
             console.print(said, markup=False)
             console.print("[bold red]the suite must be green before a mutant tells anything[/]")
             raise typer.Exit(1)
         console.print("green\n\n| broken | goes red |\n| --- | --- |")
-        survived = 0
-        for number, each in enumerate(mutants):
+
+        def tested(number: int) -> tuple[list[str], str | None]:
             copy = _copy(Path(folder) / str(number))
+            each = mutants[number]
             (copy / "jobs" / "exactbatch" / each.file).write_text(broken(each))
-            red, said = run(copy, each.tests, first=True)
-            survived += not red
-            seen = ", ".join(f"`{test.rpartition('::')[2]}`" for test in red)
-            console.print(escape(f"| {each.name} | {seen or '**nothing**'} |"), soft_wrap=True)
-            if not red and said is not None:
-                console.print(said, markup=False)
+            result = run(copy, each.tests, "-x")
+            shutil.rmtree(copy)
+            return result
+
+        survived = 0
+        with ThreadPoolExecutor(together) as pool:
+            for each, (red, said) in zip(mutants, pool.map(tested, range(len(mutants))), strict=True):
+                survived += not red
+                seen = ", ".join(f"`{test.rpartition('::')[2]}`" for test in red)
+                console.print(escape(f"| {each.name} | {seen or '**nothing**'} |"), soft_wrap=True)
+                if not red and said is not None:
+                    console.print(said, markup=False)
     verdict = "every one was seen" if not survived else f"{survived} were not seen"
     console.print(f"\n{len(mutants)} mutants: {verdict}")
     raise typer.Exit(1 if survived else 0)
@@ -3372,16 +3382,15 @@ def broken(mutant: Mutant) -> str:
     return text.replace(mutant.old, mutant.new)
 
 
-def run(copy: Path, tests: list[str] | tuple[str, ...], *, first: bool) -> tuple[list[str], str | None]:
+def run(copy: Path, tests: Sequence[str], *options: str) -> tuple[list[str], str | None]:
     """The tests that failed, and what pytest printed if it did not end well.
 
     What cannot even be collected or set up does not count: it would prove nothing. Tests that crash the interpreter
     count as one that failed.
     """
-    command = [sys.executable, "-m", "pytest", "-q", "-rf", *_OPTIONS, *tests]
     try:
         done = subprocess.run(
-            [*command, "-x"] if first else command,
+            [sys.executable, "-m", "pytest", "-q", "-rf", *_OPTIONS, *options, *tests],
             cwd=copy,
             env={**os.environ, "PYTHONPATH": str(copy / "jobs"), "EXACTBATCH_HOME": str(HOME)},
             capture_output=True,
