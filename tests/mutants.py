@@ -649,21 +649,21 @@ MUTANTS: Final = (
         (f"{_BATCH}::test_a_trigger_that_swallows_rejects_fails_the_batch",),
     ),
     Mutant(
-        "a unique index that holds different keys to be equal by its collation is taken",
+        "a unique index that treats different keys as equal by its collation is taken",
         "sinks/tables/target_checks.py",
         "and (not coalesce(n.collisdeterministic, true) or o.oid",
         "and (o.oid",
         (f"{_WRITES}::test_a_unique_index_that_could_hold_different_keys_to_be_equal_is_refused",),
     ),
     Mutant(
-        "a unique index that holds different keys to be equal by its operator class is taken",
+        "a unique index that treats different keys as equal by its operator class is taken",
         "sinks/tables/target_checks.py",
         "or o.oid is distinct from d.oid and not (",
         "or false and not (",
         (f"{_WRITES}::test_a_unique_index_that_could_hold_different_keys_to_be_equal_is_refused",),
     ),
     Mutant(
-        "a unique index that holds different keys to be equal by its condition, which is always true, is taken",
+        "a unique index that treats different keys as equal by its condition, which is always true, is taken",
         "sinks/tables/target_checks.py",
         "and (i.indpred is null or i.indpred::text not like '%%{VAR %%')",
         "and i.indpred is null",
@@ -1044,7 +1044,7 @@ MUTANTS: Final = (
         (f"{_KINDS}::test_lineage_that_a_column_may_change_is_refused_until_the_statement_of_the_message",),
     ),
     Mutant(
-        "a collation holds different topics to be equal",
+        "a collation treats different topics as equal",
         "sinks/tables/target_checks.py",
         "    for name, collation in cursor.fetchall():\n",
         "    for name, collation in ():\n",

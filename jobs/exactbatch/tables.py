@@ -77,7 +77,8 @@ class Tables:
                 table = match[_GROUP]
         if not table:
             raise self._error(
-                f"the topic {topic!r} gives no name of a table. Let a group of the pattern match it: (?P<table>.+)"
+                f"no table name can be taken from the topic {topic!r}. Add a group to the pattern that matches one: "
+                f"(?P<table>.+)"
             )
         return TableTopic(topic, table, f"{self.prefix}{table}")
 

@@ -144,7 +144,7 @@ def test_values_that_only_spark_can_tell_are_not_compared(play):
     played.produce(1)
     played.advance()
     object.__setattr__(played.pipeline, "sql", "select * from records")
-    with pytest.raises(ConfigurationError, match="needs rows whose values follow from one record each"):
+    with pytest.raises(ConfigurationError, match="needs rows that each follow from one record"):
         audit(played.pipeline, played.world.settings, values=True)
 
 

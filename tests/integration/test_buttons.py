@@ -421,7 +421,7 @@ def test_a_replay_that_a_later_one_has_done_is_no_failure(buttons):
     buttons.process(older)
     assert buttons.launched == []
     assert buttons.states() == [(1, "committed"), (2, "superseded"), (3, "committed")]
-    with pytest.raises(AirflowSkipException, match="batch 2 was to process ranges again that batch 3"):
+    with pytest.raises(AirflowSkipException, match="batch 2, a replay, was overtaken: batch 3"):
         buttons.report(older)
 
 

@@ -467,7 +467,7 @@ def test_a_table_that_has_the_name_of_the_partition_is_named(world, topic, pipel
     batch_id = world.plan(pipeline)
     world.execute(f'create table "{topic.name}_b{batch_id}" (id int)')
     message = world.refused(TargetMismatch, pipeline, batch_id)
-    assert f"{topic.name}_b{batch_id}, and something else has this name" in message
+    assert f"{topic.name}_b{batch_id}, but another object has that name" in message
 
 
 def test_evolve_adds_columns_to_all_partitions_and_to_later_ones(world, topic, pipeline):

@@ -49,7 +49,7 @@ def test_events_in_any_order_over_partitions_batches_and_replays_give_the_source
     connection, db, connector, number
 ):
     """With transactions that overlap each other and the snapshot, rotated binlogs, truncates, deletes, updates of keys,
-    values that were left out, repeated events, and events that tell of no row."""
+    values that were left out, repeated events, and events that carry no row."""
     chance = random.Random(f"{connector} {number} {draw_seed()}")
     source = CapturedTable(connector, chance)
     steps = chance.randint(20, 60)

@@ -831,7 +831,7 @@ def test_a_pipeline_is_registered_with_its_topic(late, connection):
         Ledger(connection).check_registered(without)
     with (
         transaction(connection),
-        pytest.raises(ConfigurationError, match="3 results wait to be sent to the topic"),
+        pytest.raises(ConfigurationError, match="3 results are waiting for the topic"),
     ):
         Ledger(connection).register(without)
     late.send()

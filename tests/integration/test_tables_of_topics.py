@@ -1,4 +1,4 @@
-"""Many tables in one run: each is exact by itself, and one that fails stops no other."""
+"""Many tables in one run: each is exact by itself, even if another fails."""
 
 import json
 import sys

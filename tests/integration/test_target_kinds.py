@@ -264,7 +264,7 @@ LOOSE = (  # a server without ICU has no such collation of its own
         ("kafka_topic", "name", "may change such values"),
         ("kafka_topic", "varchar(248)", "may change such values"),
         ("kafka_topic", "char(249)", "may change such values"),
-        ("kafka_topic", "text collate loose", "collation loose holds different topics to be equal"),
+        ("kafka_topic", "text collate loose", "collation loose treats different topics as equal"),
         ("kafka_partition", "real", "may change such values"),
         ("kafka_offset", "double precision", "may change such values"),
         ("kafka_offset", "numeric", "may change such values"),

@@ -220,7 +220,7 @@ def test_arrays_in_arrays_give_a_row_for_each_inner_element():
 
 def test_elements_of_two_arrays_are_refused():
     message = refusal("a int from 'x[].a', b int from 'y[].b'")
-    assert message.startswith("column 'b', from 'y[].b': it takes elements of another array than 'x[].a'")
+    assert message.startswith("column 'b', from 'y[].b': its array is separate from that of 'x[].a'")
 
 
 def test_a_key_that_gives_several_rows_is_refused():

@@ -415,9 +415,18 @@ def test_a_schema_may_import_others(registry):
     [
         (b"", "expected byte 0 and the 4 bytes of a schema ID, found nothing"),
         (b"\x01\0\0\0\x07\0", "expected byte 0 and the 4 bytes of a schema ID, found 01 00 00 00 07"),
-        (framed(7, b""), "the value ends inside the place of its message type, or that is too large"),
-        (framed(7, b"\x02"), "the value ends inside the place of its message type, or that is too large"),
-        (framed(7, b"\x80" * 9), "the value ends inside the place of its message type, or that is too large"),
+        (
+            framed(7, b""),
+            "the value ends within the indexes of its message type, or one of them is too large",
+        ),
+        (
+            framed(7, b"\x02"),
+            "the value ends within the indexes of its message type, or one of them is too large",
+        ),
+        (
+            framed(7, b"\x80" * 9),
+            "the value ends within the indexes of its message type, or one of them is too large",
+        ),
         (framed(7, b"\x01"), "expected up to 32 indexes of a message type, found -1"),
         (framed(7, b"\x02\x01"), "expected indexes of a message type from 0, found -1"),
         (framed(7, b"\x02\x0e"), "the schema has no message type at [7]"),

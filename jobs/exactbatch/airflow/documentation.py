@@ -60,7 +60,7 @@ Exactly-once batches from **{html.escape(tables.topics_text)}**, each topic into
 3. **report_batch** logs the batches that are committed and updates the asset `exactbatch.{tables.name}`.
 4. **check_tables** fails if a table could not be planned, or if a batch is not committed.
 
-A table that fails stops no other: the task fails at its end and names it, and a retry processes only what is left.
+A table that fails does not stop the others: the task fails at its end and names it. A retry processes only the rest.
 
 To process data again, trigger a run with a time window, batch IDs or offset ranges, start a backfill, or clear
 plan_batch with its downstream tasks; `tables` limits a run to some tables. `exactbatch status {tables.name}` and

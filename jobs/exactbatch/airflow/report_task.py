@@ -93,8 +93,8 @@ def _check_not_overtaken(report: "Report") -> None:
     """Raise AirflowSkipException if a later replay has processed all ranges of the batch."""
     if report.overtaken_by is not None:
         raise AirflowSkipException(
-            f"batch {report.batch.batch_id} was to process ranges again that batch {report.overtaken_by}, which was "
-            f"planned later, has processed: that one is announced"
+            f"batch {report.batch.batch_id}, a replay, was overtaken: batch {report.overtaken_by}, which was planned "
+            f"later, has processed all of its ranges and is announced instead"
         )
 
 

@@ -39,9 +39,9 @@ def tables_dag(
     """Return the one DAG of many tables. Its dag_id is their name.
 
     The arguments are those of pipeline_dag. plan_batch plans a batch of each member, process_batch processes all of
-    them with one Spark driver, and report_batch announces those that are committed. A member that fails stops no other:
-    the task fails at its end and names it, and its next try processes only what is left. check_tables fails if a member
-    could not be planned.
+    them with one Spark driver, and report_batch announces those that are committed. A member that fails does not stop
+    the others: the task fails at its end and names it, and its next try processes only what is left. check_tables
+    fails if a member could not be planned.
 
     A run that is triggered with ranges or batch IDs concerns the members to which these belong. One with a time
     window, and a backfill, concern all members, or those that the parameter `tables` names.

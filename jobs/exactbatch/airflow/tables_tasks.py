@@ -184,7 +184,7 @@ def report_tables_task(
                     continue  # the function has since left the topic out
                 new = [waiting[plan] for plan in plans[topic] if plan in waiting]
                 if not new:
-                    logger.info("%s: nothing is committed that was not announced before", pipeline.name)
+                    logger.info("%s: every committed batch has been announced", pipeline.name)
                     continue
                 if topic in own and new[-1].plan_id == own[topic].plan_id:
                     check_own(new[-1], ti, pipeline=pipeline.name)
@@ -197,7 +197,7 @@ def report_tables_task(
                 reports.append(report)
                 show_progress(broker, pipeline, report)
             if not events:
-                raise AirflowSkipException("nothing is committed that was not announced before")
+                raise AirflowSkipException("every committed batch has been announced")
             print(as_one_table(reports))  # noqa: T201 - a task's output is its log
             beyond = ti.xcom_pull(task_ids="plan_batch", key="beyond_stored") or []
             outlet_events[asset].extra = {"tables": tables.name, "batches": events, "beyond_stored": beyond}

@@ -1,4 +1,4 @@
-"""Find records that rightly give no row, although their value is not null: Debezium's events that tell of no row.
+"""Find records that rightly give no row, although their value is not null: Debezium's events that carry no row.
 
 The auditor tells them apart by rules of its own, and only among records that have no row.
 """
@@ -31,7 +31,7 @@ class RowlessEvents:
         self._registry, self._properties = registry, properties
 
     def among(self, offsets: Offsets, records: LogRecords, without_row: Flags) -> Offsets:
-        """Return the offsets of those records without a row whose events tell of no row."""
+        """Return the offsets of those records without a row whose events carry no row."""
         at = np.flatnonzero(without_row)
         if not len(at):
             return offsets[:0]

@@ -35,7 +35,7 @@ class Snapshot:
         """See what the snapshot of this name sees, for the rest of this connection's transaction."""
         self.execute(sql.SQL("set transaction isolation level repeatable read"))
         self.execute(sql.SQL("set transaction snapshot {}").format(sql.Literal(name)))
-        # To compile a query takes longer than its scan saves.
+        # JIT compilation takes longer than it saves.
         self.execute(sql.SQL("set local jit to off"))
 
     def lock(self, tables: Iterable[sql.Composable]) -> None:

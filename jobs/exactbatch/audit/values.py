@@ -46,7 +46,7 @@ NOT_REJECTED: Final = sql.SQL(
 # The decoded records to hold in memory, with as many rows, before they are compared.
 _HELD_RECORDS: Final = 200_000
 _HELD_BYTES: Final = 128 * 1024 * 1024
-# To compare records before they are decoded does not pay if a larger share of so many records is doubtful then.
+# Comparing records before they are decoded does not pay off if more than this share of so many is doubtful.
 _JUDGED: Final = 1_000
 _DOUBTFUL_SHARE: Final = 0.5
 _DECODED_TOGETHER: Final = 10_000  # doubtful records
@@ -66,8 +66,8 @@ class ExpectedValues:
         sink = pipeline.sink
         if pipeline.is_transformed or not sink.values_follow_from_records:
             raise ConfigurationError(
-                f"pipeline {pipeline.name!r} has a transform or lineage='batch': an audit of values needs rows whose "
-                f"values follow from one record each. Audit it without --values."
+                f"pipeline {pipeline.name!r} has a transform or lineage='batch': an audit of values needs rows that "
+                f"each follow from one record. Audit it without --values."
             )
         self._snapshot, self._pipeline = snapshot, pipeline
         self._value = audited_format(with_registry(pipeline.value, kafka))

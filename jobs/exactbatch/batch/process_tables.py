@@ -1,4 +1,4 @@
-"""Process the batches of many tables with one Spark driver, several at a time: a batch that fails stops no other."""
+"""Process the batches of many tables with one Spark driver, several at a time, even if one fails."""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -41,7 +41,7 @@ def member_batches(
 ) -> tuple[list[MemberBatch], dict[str, ExactbatchError]]:
     """Return the batches of planned (topic, batch ID, plan ID), and errors by the names of members.
 
-    A topic may have no member any more since it was planned; this stops no other.
+    A topic may have lost its member since it was planned; that does not stop the others.
     """
     batches, errors = list[MemberBatch](), dict[str, ExactbatchError]()
     for topic, batch_id, plan_id in planned:
@@ -49,7 +49,7 @@ def member_batches(
             pipeline = tables.member(topic)
             if pipeline is None:
                 raise ConfigurationError(
-                    f"batch {batch_id} is of the topic {topic!r}, which {tables.name!r} leaves out now. Clear "
+                    f"batch {batch_id} loads the topic {topic!r}, which {tables.name!r} now leaves out. Clear "
                     f"plan_batch with its downstream tasks."
                 )
         except ConfigurationError as error:

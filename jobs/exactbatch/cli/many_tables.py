@@ -1,4 +1,4 @@
-"""What commands do that name Tables: each acts on all members, and one that fails stops no other."""
+"""What commands do that name Tables: each acts on all members, even if one fails."""
 
 from collections.abc import Sequence
 from dataclasses import asdict

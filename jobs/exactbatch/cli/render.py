@@ -92,8 +92,8 @@ def replay_notes(preview: "Preview") -> list[str]:
     ]
     if not preview.retracts:
         notes.append(
-            "without a history, a replay applies its records again and retracts no rows: a row that its records do not "
-            "give any more stays"
+            "without a history, a replay applies its records again and retracts no rows: a row that its records no "
+            "longer produce stays"
         )
     if preview.missing_index is not None:
         notes.append(index_note(preview.missing_index))

@@ -31,7 +31,7 @@ def sample_text(found: "Sample") -> str:
     if len(found.read) < sum(each.last_stable > each.earliest for each in found.partitions):
         text += f"; {len(found.read)} partitions were read, evenly spread"
     if found.ended_by is not None:
-        text += f"; the limit of {found.ended_by} ended it"
+        text += f"; sampling stopped at the limit of {found.ended_by}"
     return text
 
 
@@ -70,8 +70,8 @@ def proposal_view(proposal: "Proposal", found: "Sample") -> RenderableType:
     if proposal.broken:
         lines.append(
             Text(
-                f"{len(proposal.broken):,} of the sampled records fit no schema, and the batch that meets them fails "
-                f"unless max_rejects allows for them:",
+                f"no schema fits {len(proposal.broken):,} of the sampled records; a batch that reads them fails unless "
+                f"max_rejects allows for them:",
                 "yellow",
             )
         )

@@ -76,7 +76,8 @@ class Custom:
         except OSError as error:
             raise TasksFailed(
                 f"function {self._name} of the format Custom raised {type(error).__name__}: {error}. Nothing was "
-                f"written; the next try reads the same ranges. If it stays, correct the function or what it asks."
+                f"written; the next try reads the same ranges. If the error persists, correct the function, or what "
+                f"it calls."
             ) from error
         except Exception as error:
             raise self._mistake("rows and rejects", f"{type(error).__name__}: {error}") from error

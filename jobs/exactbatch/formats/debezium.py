@@ -67,8 +67,8 @@ class Debezium:
     version      the position of a change, which becomes columns: a connector's name (postgres, mysql, mariadb,
                  sqlserver, oracle), its fields of `source`, such as ("file", "pos", "row"), or another
                  integer field of `source`
-    unavailable  the connector's unavailable.value.placeholder: an event that has it in a column, because the
-                 source left the value out, is a reject
+    unavailable  the connector's unavailable.value.placeholder: the source left the value of a column out. An
+                 Upsert with a history keeps the value that the row had; any other pipeline rejects the event
     binary       how the connector writes bytes into text (binary.handling.mode): "base64", "base64-url-safe" or "hex".
                  Bytes of its default setting, bytes, need no declaration
     registry     the address of a Confluent schema registry, such as "http://host:8081": values then are Avro bodies
@@ -83,7 +83,7 @@ class Debezium:
     decimals     the connector's decimal.handling.mode; with "precise", a numeric column has the scale of its source
 
     A row is `after`, or for a delete `before`, which needs only the key. The tombstone that follows a delete is
-    counted and has no further effect, and so are events that tell of no row: logical decoding messages, heartbeats,
+    counted and has no further effect, and so are events that carry no row: logical decoding messages, heartbeats,
     transaction metadata and schema changes.
 
     Raises ConfigurationError for a version that does not order changes, or is a column of the row, and for

@@ -49,7 +49,7 @@ def changes_nothing(event: dict[str, Any]) -> bool:
 
 
 def change_nothing(values: "pa.BinaryArray", payload: ConnectType | None) -> "pa.BooleanArray":
-    """Return true for events that tell of no row; `payload` is their type, if they have a schema.
+    """Return true for events that carry no row; `payload` is their type, if they have a schema.
 
     An event in another spacing or order than Debezium's may be missed here.
     """
@@ -64,7 +64,7 @@ def change_nothing(values: "pa.BinaryArray", payload: ConnectType | None) -> "pa
 
 
 def _may_change_nothing(values: "pa.BinaryArray", payload: ConnectType | None) -> "pa.BooleanArray":
-    """Return false for events that tell of a row; `payload` is their type, if they have a schema."""
+    """Return false for events that carry a row; `payload` is their type, if they have a schema."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -78,7 +78,7 @@ def _may_change_nothing(values: "pa.BinaryArray", payload: ConnectType | None) -
 
 
 def is_envelope(payload: ConnectType) -> bool:
-    """True for the type of events that tell of a row."""
+    """True for the type of events that carry a row."""
     return "op" in payload.fields and ("after" in payload.fields or "before" in payload.fields)
 
 

@@ -26,9 +26,9 @@ def check_arrays(fields: Iterable[Field]) -> None:
         arrays = each.path.arrays
         if arrays != deepest.arrays[: len(arrays)]:
             raise ConfigurationError(
-                f"column {each.column.name!r}, from '{each.path}': it takes elements of another array than "
-                f"'{deepest}', and no element of one belongs to an element of the other. Load them with two pipelines, "
-                f"or take one of the arrays as jsonb."
+                f"column {each.column.name!r}, from '{each.path}': its array is separate from that of "
+                f"'{deepest}': neither is inside the other, so their elements cannot form rows together. Load "
+                f"them with two pipelines, or take one of the arrays as jsonb."
             )
 
 

@@ -216,7 +216,7 @@ def _varint(value: bytes, at: int) -> tuple[int, int]:
         number |= (byte & 0x7F) << shift
         if byte < 0x80:
             return (number >> 1) ^ -(number & 1), at
-    raise ValueError("the value ends inside the place of its message type, or that is too large")
+    raise ValueError("the value ends within the indexes of its message type, or one of them is too large")
 
 
 def _members(messages: Sequence[tuple[Any, Way]], each: Field) -> tuple[Members, list[bool]]:

@@ -51,8 +51,11 @@ class Forwarded:
     unsent: int
 
     def __str__(self) -> str:
-        rest = f", {self.unsent:,} were committed meanwhile" if self.unsent else ""
-        return f"{self.sent:,} results sent to the topic {self.topic!r}, which has all up to {self.sent_sequence}{rest}"
+        rest = f"; {self.unsent:,} more were committed in the meantime" if self.unsent else ""
+        return (
+            f"{self.sent:,} results sent to the topic {self.topic!r}, which now has every result up to number "
+            f"{self.sent_sequence:,}{rest}"
+        )
 
 
 def forward_results(

@@ -415,8 +415,9 @@ def _describe(client: Any, topics: Sequence[str], processed: Collection[str]) ->
             if partition["leader_id"] < 0:
                 index = partition["partition_index"]
                 raise KafkaUnavailable(
-                    f"{name}[{index}] has no leader: the brokers with its in-sync replicas are down, or elect one at "
-                    f"the moment. Start these brokers: kafka-topics.sh --describe --topic {name} names them.",
+                    f"{name}[{index}] has no leader: the brokers that hold its in-sync replicas are down, or an "
+                    f"election is in progress. Start those brokers: kafka-topics.sh --describe --topic {name} lists "
+                    f"them.",
                     topic=name,
                     partition=index,
                 )

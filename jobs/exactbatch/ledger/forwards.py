@@ -51,10 +51,10 @@ class Forwards(OnConnection):
             return
         if registered is not None and not _QUERIES.delete_stream(self._connection, pipeline=pipeline.name):
             raise ConfigurationError(
-                f"pipeline {pipeline.name!r}: {registered.unsent} results wait to be sent to the topic "
-                f"{registered.topic!r}, and it no longer forwards to it. Restore "
-                f"forward=ToTopic({registered.topic!r}, …), run `exactbatch forward {pipeline.name}`, and change it "
-                f"then."
+                f"pipeline {pipeline.name!r}: {registered.unsent} results are waiting for the topic "
+                f"{registered.topic!r}, to which the pipeline no longer forwards. Restore "
+                f"forward=ToTopic({registered.topic!r}, …), run `exactbatch forward {pipeline.name}`, and only then "
+                f"change forward."
             )
         if topic is not None:
             _QUERIES.insert_stream(self._connection, pipeline=pipeline.name, topic=topic)
@@ -66,7 +66,7 @@ class Forwards(OnConnection):
         if found != expected:
             raise NotRegistered(
                 f"pipeline {pipeline.name!r} forwards its results to "
-                f"{'no topic' if expected is None else repr(expected)}, and is registered to forward them to "
+                f"{'no topic' if expected is None else repr(expected)}, but is registered to forward them to "
                 f"{'no topic' if found is None else repr(found)}. Run `exactbatch init` for it."
             )
 

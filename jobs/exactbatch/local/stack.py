@@ -177,8 +177,8 @@ class LocalStack:
         for server, _, settings in wanted:
             if settings is not None and server.pid is not None and dict(settings) != server.settings:
                 raise LocalStackError(
-                    f"{server.title} is to have the settings {dict(settings)}, but runs with {server.settings}. "
-                    f'Stop the stack "{self.name}" first.'
+                    f"{server.title} runs with the settings {server.settings}, but this command needs "
+                    f'{dict(settings)}. Stop the stack "{self.name}" first.'
                 )
 
     def _start(self, wanted: Sequence[Wanted]) -> None:

@@ -33,8 +33,8 @@ def check_without_rejects(ranges: Sequence[OffsetRange], rejects: Mapping[int, C
         if batches := rejects.get(position):
             raise ReplayRefused(
                 f"{range_}: topic {range_.topic!r} is compacted (cleanup.policy), and batch {min(batches)} rejected "
-                f"records of this range. Kafka may since have removed the records whose rows these left as they were. "
-                f"To replay the remaining records, and lose such rows if the records are rejected again, set "
+                f"records of this range. Kafka may since have removed earlier records, whose rows these rejects left "
+                f"unchanged. To replay the remaining records, and lose such rows if they are rejected again, set "
                 f"available_only.",
                 **range_.place,
             )

@@ -31,7 +31,7 @@ from exactbatch.topic_pattern import TopicPattern
 logger = logging.getLogger(__name__)
 
 _SHOWN: Final = 5
-# After these, the brokers have had all the time that they get to know their topics: later members ask once.
+# After these, the brokers have had enough time to learn about their topics: later members ask once.
 _SETTLED: Final = (TopicMissing, StoredOffsetBeyondLog)
 
 
@@ -236,7 +236,7 @@ def plan_tables(
     origin: Origin,
     only: Collection[str] = (),
 ) -> list[MemberPlan]:
-    """Plan a run of all members, or of those whose tables are named in `only`; an error of one stops no other.
+    """Plan a run of all members, or of those whose tables are named in `only`, even if one fails.
 
     Without a `run`, a command plans advances. Ranges and batch IDs are requests to the members to which these belong; a
     window is one to all.

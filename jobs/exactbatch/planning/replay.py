@@ -180,8 +180,8 @@ def _widen(
         if partition is None or partition.topic_id != row.topic_id:
             raise ReplayRefused(
                 f"{row.topic!r} is no longer a topic of the pipeline, or was created again, and batch "
-                f"{row.batch_id}, which can only be replayed as a whole (lineage='batch'), has offsets of it. "
-                f"Replay ranges without this batch.",
+                f"{row.batch_id}, which can only be replayed as a whole (lineage='batch'), covers offsets of it. "
+                f"Replay ranges that do not touch this batch.",
                 topic=row.topic,
                 partition=row.partition,
                 batch_id=row.batch_id,

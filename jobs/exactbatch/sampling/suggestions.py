@@ -26,7 +26,7 @@ _UNITS: Final = ("s", "ms", "us", "ns")
 # Parts of a reason that differ from record to record.
 _VARIABLE: Final = re.compile(r"\"[^\"]*\"|'[^']*'|[-+]?\d[\d.eE+:TZ-]*|found .*|parse:.*", re.DOTALL)
 _NO_SCHEMA: Final = (
-    "no type of a column accepts it: correct what sends it, or allow for such records with max_rejects"
+    "no column type accepts it: correct what sends it, or allow for such records with max_rejects"
 )
 
 

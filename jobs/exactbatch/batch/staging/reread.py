@@ -57,8 +57,8 @@ def read_noted(
             if wanted:
                 missing = min(wanted)
                 raise LogEndedEarly(
-                    f"{range_.topic}[{range_.partition}] offset {missing}: the record was read before, and is "
-                    f"missing now that it is read again, to keep it as a reject. Nothing was written; try again.",
+                    f"{range_.topic}[{range_.partition}] offset {missing}: the record was read once, but is "
+                    f"missing on the second read, which keeps it as a reject. Nothing was written; try again.",
                     topic=range_.topic,
                     partition=range_.partition,
                     from_offset=missing,

@@ -30,7 +30,7 @@ SCHEMA: Final = "exactbatch_staging"
 _NAME: Final = re.compile(r"batch_\d+_([0-9a-f]+)_(?:rows(?:_\d+)?|rejects|lineage|pieces|partition)")
 _DROP_LOCK_TIMEOUT: Final = "2s"
 # The task_attempt, which no attempt or note has, of a row that the table of rejects holds from the start. If it is
-# gone, a crash has emptied the launch's unlogged tables: also of notes, which nobody counts.
+# gone, a crash has emptied the launch's unlogged tables, including the notes, which are not counted.
 INTACT: Final = -(2**63)
 # These precede a row's own columns: publish counts rows by task_attempt, and Postgres unpacks a tuple from its
 # start up to the last column that a query needs.

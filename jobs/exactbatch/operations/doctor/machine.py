@@ -80,7 +80,7 @@ def check_fast_path() -> Iterator[Finding]:
             "fast path",
             "warning",
             f"{VARIABLE} is off",
-            f"Remove {VARIABLE}, if large batches are to be faster.",
+            f"To make large batches faster, unset {VARIABLE}.",
         )
         return
     try:

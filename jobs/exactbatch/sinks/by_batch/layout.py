@@ -138,7 +138,7 @@ class ByBatch:
         )
 
     def _is_referenced(self, cursor: Cursor) -> bool:
-        """True if foreign keys of other tables refer to the target: Postgres then lets no partition with rows go."""
+        """True if foreign keys of other tables refer to the target: Postgres then detaches none with rows."""
         return any(fact.what == "foreign key from elsewhere" for fact in self.target.facts(cursor))
 
     def _delete(self, cursor: Cursor, batch_ids: Sequence[int]) -> None:

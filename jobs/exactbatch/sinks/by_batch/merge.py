@@ -156,8 +156,8 @@ class PartitionMerger:
         for fact in facts:
             if fact.what == "foreign key from elsewhere":
                 raise TargetMismatch(
-                    f"target {self.target.spec}: the foreign key {fact.name} refers to it, so Postgres lets no "
-                    f"partition go. Nothing was merged. Drop the foreign key."
+                    f"target {self.target.spec}: the foreign key {fact.name} refers to it, so Postgres cannot "
+                    f"detach its partitions. Nothing was merged. Drop the foreign key."
                 )
 
 

@@ -179,6 +179,6 @@ def detach_and_drop(cursor: Cursor, table: TargetTable, partition: Partition) ->
 def name_taken(table: TargetTable, partition: Partition) -> TargetMismatch:
     """Return the error for a name that another table has already."""
     return TargetMismatch(
-        f"target {table.spec}: the partition for this batch would be named {partition.schema}.{partition.name}, and "
-        f"something else has this name. Nothing was written. Rename it."
+        f"target {table.spec}: the partition for this batch would be named {partition.schema}.{partition.name}, but "
+        f"another object has that name. Nothing was written. Rename that object."
     )

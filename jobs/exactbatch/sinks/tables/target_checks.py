@@ -49,7 +49,7 @@ where y.typtype = 'b' and y.typcategory <> 'A' and n.nspname <> 'pg_catalog'
   and n.nspname <> all(current_schemas(true))
 order by 1 limit 1
 """
-# Unique indexes of exactly the key, as `on conflict (key)` takes them, that could hold different keys to be equal: by a
+# Unique indexes of exactly the key, as `on conflict (key)` takes them, that could treat different keys as equal: by a
 # collation other than the column's, or by an operator class other than the default one of the column's type. Postgres's
 # own classes may order otherwise, as text_pattern_ops does, if their `=` is the same.
 _LOOSE_INDEXES: Final = """
@@ -247,7 +247,7 @@ def check_unique(
 
 
 def _check_indexes(cursor: Cursor, table: TargetTable, key: Sequence[str]) -> None:
-    """Raise TargetMismatch if a unique index of the key could hold different keys to be equal.
+    """Raise TargetMismatch if a unique index of the key could treat different keys as equal.
 
     `on conflict (key)` takes every unique index of these columns, so that a row would replace that of another key.
     """
@@ -298,7 +298,7 @@ def check_lineage(cursor: Cursor, table: TargetTable, casts: Sequence[Cast]) -> 
     )
     for name, collation in cursor.fetchall():
         column = next(cast.column for cast in casts if cast.column.name == name)
-        _refuse_lineage(table, column, f"collation {collation} holds different topics to be equal")
+        _refuse_lineage(table, column, f"collation {collation} treats different topics as equal")
 
 
 def _refuse_lineage(table: TargetTable, column: Column, problem: str) -> NoReturn:

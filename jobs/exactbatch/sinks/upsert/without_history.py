@@ -37,7 +37,7 @@ class UpsertWithoutHistory(Upsert):
 
     A deleted key has a marker in `<target>_deleted`, until `exactbatch compact` drops it: an older change that
     arrives late does not bring the row back. A replay applies its records again, and retracts nothing: a row that the
-    records do not give any more stays.
+    records no longer produce stays.
     """
 
     kind: ClassVar[str] = "upsert_latest"

@@ -63,7 +63,7 @@ export function openReplay(api, { dag_id: dag, is_paused: isPaused }, conf, titl
       ranges(preview),
       preview.retracts
         ? ""
-        : el("p", { class: "warning" }, `${preview.target} keeps no history: a replay applies its records again and retracts no rows. A row that its records do not give any more stays.`),
+        : el("p", { class: "warning" }, `${preview.target} keeps no history: a replay applies its records again and retracts no rows. A row that its records no longer produce stays.`),
       preview.widened.length
         ? el("p", { class: "warning" }, "Rows of this target name only their batch, so whole batches are replayed: ",
             preview.widened.map((each) => `${place(each)} of batch ${each.batch_id}`).join("; "), ".")
