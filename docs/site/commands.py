@@ -84,8 +84,10 @@ def _section(name: str, command: Any) -> str:
 
 
 def _argument(argument: Any) -> str:
-    name = f"{argument.metavar}{' …' if argument.nargs == -1 else ''}"
-    return name if argument.required else f"[{name}]"
+    # A metavar may have the brackets and dots of click's usage: [PIPELINE]…
+    name = argument.metavar.removeprefix("[").removesuffix("...").removesuffix("]")
+    several = f"{name} …" if argument.nargs == -1 else name
+    return several if argument.required else f"[{several}]"
 
 
 def _spelling(option: Any) -> str:

@@ -208,7 +208,9 @@ def send(
 @app.command(context_settings={"ignore_unknown_options": True})
 @with_exit_status
 def psql(
-    arguments: Annotated[list[str] | None, typer.Argument(metavar="OPTIONS", help="Options of psql.")] = None,
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="PSQL_OPTION", help="Options of psql.")
+    ] = None,
     name: Name = "dev",
     home: Home = None,
 ) -> None:
