@@ -1354,7 +1354,7 @@ MUTANTS: Final = (
         '"from {partial} p join (select distinct {group_columns} from {affected}) k on {same_group} "\n',
         '"from {partial} p join (select distinct {group_columns} from {affected}) k on {same_group} "\n'
         '                "where p.batch_id = (select max(batch_id) from {partial}) "\n',
-        (f"{_AGGREGATE}::test_batches_merge_and_late_rows_refine_a_window",),
+        (f"{_AGGREGATE}::test_a_group_whose_row_was_deleted_is_merged_from_all_partial_results",),
     ),
     Mutant(
         "a range of a superseded batch commits",
