@@ -233,6 +233,7 @@ def audit_section(audit: Mapping[str, Any]) -> list[str]:
         "## Audit",
         "",
         f"`tests/benchmarks/audit_rate.py` audits {audit['rows']:,} records in each way, {audit['rounds']} times.",
+        "The target is vacuumed and analyzed first, as autovacuum does soon after a large load.",
         f"Kafka, Postgres and the audit share {audit['cores']} cores, or one core where the name says so.",
         "",
         "| audit | offsets/s |",
