@@ -1372,6 +1372,25 @@ MUTANTS: Final = (
         (f"{_PARTITION}::test_range_whose_stored_offset_has_moved_otherwise_is_fenced",),
     ),
     Mutant(
+        "an audit takes the log to start where it did when the audit began",
+        "audit/audit.py",
+        "max(offset, earliest[key]) for key",
+        "earliest[key] for key",
+        (
+            "tests/integration/test_audit_retention.py::test_values_of_removed_records_are_not_held_against_the_target",
+        ),
+    ),
+    Mutant(
+        "an audit holds rows against a small log whose start retention has moved",
+        "audit/small_logs.py",
+        "one.position = one.earliest = start_after",
+        "one.position = start_after",
+        (
+            "tests/integration/test_audit_retention.py"
+            "::test_what_retention_removes_during_an_audit_counts_as_removed",
+        ),
+    ),
+    Mutant(
         "the auditor does not look for records without a row",
         "audit/offset_sets.py",
         "        result.missing.add(absent[~is_below])\n",

@@ -160,7 +160,9 @@ def _audit(
             is_shared=bool(sharing) or has_other_incarnations(snapshot, pipeline),
         )
         rows_of_batches: Counter[int] = Counter()
+        earliest = {key: partition.earliest for key, partition in partitions.items()}
         for compared in _compare(audited, audits, snapshot, expected, spark, progress):
+            earliest |= {key: max(offset, earliest[key]) for key, offset in compared.earliest.items()}
             rows_of_batches.update(compared.rows_of_batches)
             for result in compared.partitions:
                 audits[result.topic, result.partition].merge(result)
@@ -175,7 +177,6 @@ def _audit(
         if pipeline.sink.is_derived:
             report.target.stale = stale_rows(snapshot, pipeline)
         if isinstance(expected, LatestValues):
-            earliest = {key: partition.earliest for key, partition in partitions.items()}
             report.target.stale, report.target.undecided = expected.compare(
                 report.partitions, earliest, audited.horizons, audited.compacted
             )
@@ -185,7 +186,7 @@ def _audit(
                     f"proves or disproves it"
                 )
         if expected is not None and pipeline.sink.lineage == "batch":
-            whole = whole_batches(snapshot, pipeline, list(partitions.values()), audited.compacted)
+            whole = whole_batches(snapshot, pipeline, earliest, audited.compacted)
             report.target.changed = expected.differing_batches(whole)
     return report
 

@@ -1,6 +1,6 @@
 """Compare numbers of rows batch by batch, for pipelines in which an offset may have any number of rows."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -8,7 +8,7 @@ from psycopg2 import sql
 
 from exactbatch.audit.report import PartitionAudit
 from exactbatch.audit.snapshot import Snapshot
-from exactbatch.model import LogPartition
+from exactbatch.offsets import TopicPartition
 from exactbatch.pipeline import Pipeline
 
 # The number of records that the rows of a batch come from.
@@ -88,9 +88,9 @@ def _first_covered(snapshot: Snapshot, pipeline: Pipeline) -> dict[int, tuple[st
 
 
 def whole_batches(
-    snapshot: Snapshot, pipeline: Pipeline, partitions: Sequence[LogPartition], compacted: Collection[str]
+    snapshot: Snapshot, pipeline: Pipeline, earliest: Mapping[TopicPartition, int], compacted: Collection[str]
 ) -> list[int]:
-    """Return the batches all of whose records are still in the log."""
+    """Return the batches all of whose records are still in the log, which starts at `earliest` in each partition."""
     query = sql.SQL(
         "select c.batch_id from exactbatch.coverage c left join unnest({topics}::text[], {partitions}::int[], "
         "{earliest}::bigint[]) p (topic, partition, earliest) using (topic, partition) "
@@ -98,9 +98,9 @@ def whole_batches(
         "having not bool_or(c.topic = any({compacted}::text[]) or coalesce(lower(c.offsets) < p.earliest, true)) "
         "order by 1"
     ).format(
-        topics=sql.Literal([partition.topic for partition in partitions]),
-        partitions=sql.Literal([partition.partition for partition in partitions]),
-        earliest=sql.Literal([partition.earliest for partition in partitions]),
+        topics=sql.Literal([topic for topic, _ in earliest]),
+        partitions=sql.Literal([partition for _, partition in earliest]),
+        earliest=sql.Literal(list(earliest.values())),
         compacted=sql.Literal(sorted(compacted)),
     )
     return [batch_id for (batch_id,) in snapshot.rows(query, pipeline.name)]

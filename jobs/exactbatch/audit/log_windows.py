@@ -16,8 +16,16 @@ from exactbatch.audit.log_records import LogRecords, MessageRecords
 from exactbatch.audit.native_reader import NativeReader, events_among
 from exactbatch.audit.report import Offsets
 from exactbatch.errors import ReadFailed
-from exactbatch.kafka.client_properties import reader_properties
-from exactbatch.kafka.consumer import Event, Signals, check_ascending, check_in_log, is_cluster
+from exactbatch.kafka.client_properties import ANSWER_TIMEOUT, reader_properties
+from exactbatch.kafka.consumer import (
+    ClusterClient,
+    Event,
+    Signals,
+    check_ascending,
+    check_in_log,
+    is_cluster,
+    is_out_of_range,
+)
 from exactbatch.kafka.errors import event_error
 from exactbatch.kafka.native_library import LibraryUnusable, load_library
 from exactbatch.model import LogPartition
@@ -117,8 +125,24 @@ class _Native:
         return Block(read.offsets, read.nulls, read.records), read.end_of_log, read.error
 
 
+def start_after(client: ClusterClient, partition: LogPartition, position: int, event: Event) -> int:
+    """Return where the log starts now, if retention has removed the records from `position` on since the audit began.
+
+    Raises the error of the event otherwise.
+    """
+    if is_out_of_range(event):
+        where = TopicPartition(*partition.topic_partition)
+        start, _ = client.get_watermark_offsets(where, timeout=ANSWER_TIMEOUT)
+        if start > position:
+            return start
+    raise event_error(f"{partition} from {position}", *partition.topic_partition, event)
+
+
 class LogWindows:
-    """Reads one partition from `begin` to `head`, in windows of offsets."""
+    """Reads one partition from `begin` to `head`, in windows of offsets.
+
+    `earliest` is where the log starts; it moves if the reader finds that retention has removed what comes next.
+    """
 
     _TIMEOUT: Final = 60.0  # seconds without progress
 
@@ -133,7 +157,8 @@ class LogWindows:
         read: Read = Read.OFFSETS,
     ) -> None:
         self._cluster_id = cluster_id
-        self._position = max(begin, partition.earliest)
+        self.earliest = partition.earliest
+        self._position = max(begin, self.earliest)
         self._partition = partition
         self._ahead = _NOTHING
         self._signals = Signals()
@@ -164,9 +189,11 @@ class LogWindows:
                 if len(block.offsets):
                     yield block
             if error is not None:
-                raise event_error(f"{self._partition} from {self._position}", *key, error)
+                client = self._reader.client
+                self._position = self.earliest = start_after(client, self._partition, self._position, error)
+                client.assign([TopicPartition(*key, self._position)])
             self._position = max(self._position, end_of_log or 0)
-            if len(read.offsets) or end_of_log is not None:
+            if len(read.offsets) or end_of_log is not None or error is not None:
                 deadline = time.monotonic() + self._TIMEOUT
             if self._signals.fetched.of(key) > passed:
                 passed, deadline = self._signals.fetched.of(key), time.monotonic() + self._TIMEOUT

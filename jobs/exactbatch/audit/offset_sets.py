@@ -199,7 +199,8 @@ def compare(
         result.duplicated.add(found.repeated)
     # Below the log's start, and in the holes that compaction leaves, the log proves nothing.
     unproven = max(0, min(rules.earliest - start, len(slice_)))
-    result.removed += int(np.count_nonzero(is_found[:unproven]))
+    # The log may have started lower when it was read.
+    result.removed += int(np.count_nonzero(is_found[:unproven] & ~is_record[:unproven]))
     foreign = np.flatnonzero(is_found[unproven:] & ~is_record[unproven:]) + start + unproven
     if rules.is_compacted:
         result.removed += len(foreign)

@@ -7,6 +7,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from exactbatch.offsets import TopicPartition
+
 Offsets = npt.NDArray[np.int64]
 
 SHOWN: Final = 10  # offsets, batches or notes that a finding names
@@ -89,10 +91,12 @@ class PartitionAudit:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """What a worker found: its part of each partition, and the number of rows of each batch; -1 is no batch."""
+    """What a worker found: its part of each partition; the number of rows of each batch, -1 for no batch; and the
+    offset at which the log of each partition started when it was read."""
 
     partitions: Sequence[PartitionAudit]
     rows_of_batches: Mapping[int, int]
+    earliest: Mapping[TopicPartition, int]
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
-from exactbatch.audit.log_windows import Block
+from exactbatch.audit.log_windows import Block, start_after
 from exactbatch.audit.units import Slice
 from exactbatch.errors import ReadFailed
 from exactbatch.kafka.client_properties import limit_fetches, reader_properties
@@ -18,6 +18,7 @@ from exactbatch.kafka.consumer import (
     check_in_log,
     concerns_reading,
     is_cluster,
+    is_out_of_range,
 )
 from exactbatch.kafka.errors import event_error
 from exactbatch.model import LogPartition
@@ -35,8 +36,8 @@ _FETCHED_BYTES: Final = 128 * 1024  # of a partition at a time
 class HeldLog:
     """The records of a slice, which have been read; it takes the place of LogWindows."""
 
-    def __init__(self, blocks: Sequence[Block]) -> None:
-        self._blocks = blocks
+    def __init__(self, blocks: Sequence[Block], earliest: int) -> None:
+        self._blocks, self.earliest = blocks, earliest
 
     def window(self, end: int) -> Iterator[Block]:
         """Yield the records below `end`, the end of the slice."""
@@ -93,6 +94,7 @@ class _Reading:
     slice: Slice
     partition: LogPartition
     position: int
+    earliest: int
     blocks: list[Block] = field(default_factory=list)
 
 
@@ -101,7 +103,7 @@ def _read(
 ) -> dict[Slice, HeldLog]:
     """Read slices; those that are not read when the records in memory become too large are left out."""
     all_ = [
-        _Reading(slice_, partition, max(slice_.start, partition.earliest))
+        _Reading(slice_, partition, max(slice_.start, partition.earliest), partition.earliest)
         for slice_, partition in partitions.items()
     ]
     reading = {each.partition.topic_partition: each for each in all_ if each.position < each.slice.end}
@@ -115,7 +117,7 @@ def _read(
             _fill(consumer, signals, reading)
             is_cluster(consumer, first, first.topic, cluster_id)
     unread = {each.slice for each in reading.values()}
-    return {each.slice: HeldLog(each.blocks) for each in all_ if each.slice not in unread}
+    return {each.slice: HeldLog(each.blocks, each.earliest) for each in all_ if each.slice not in unread}
 
 
 def _fill(consumer: Consumer, signals: Signals, reading: dict[tuple[str, int], _Reading]) -> None:
@@ -127,6 +129,7 @@ def _fill(consumer: Consumer, signals: Signals, reading: dict[tuple[str, int], _
         signals.receive()
         messages: dict[tuple[str, int], list[Message]] = {}
         ends: dict[tuple[str, int], int] = {}
+        out_of_range: dict[tuple[str, int], Message] = {}
         for message in read:
             key = message.topic() or "", -1 if (number := message.partition()) is None else number
             error = message.error()
@@ -135,6 +138,8 @@ def _fill(consumer: Consumer, signals: Signals, reading: dict[tuple[str, int], _
                 held += len(message)
             elif error.code() == KafkaError._PARTITION_EOF:
                 ends[key] = message.offset() or 0
+            elif is_out_of_range(message):
+                out_of_range[key] = message
             elif concerns_reading(message):
                 where = reading.get(key) or next(iter(reading.values()))
                 raise event_error(
@@ -152,6 +157,14 @@ def _fill(consumer: Consumer, signals: Signals, reading: dict[tuple[str, int], _
             is_progress = True
         for key in ends.keys() & reading.keys():  # after the records that came before them
             reading[key].position = max(reading[key].position, ends[key])
+            is_progress = True
+        for key in out_of_range.keys() & reading.keys():
+            one = reading[key]
+            one.position = one.earliest = start_after(
+                consumer, one.partition, one.position, out_of_range[key]
+            )
+            consumer.incremental_unassign([TopicPartition(*key)])
+            consumer.incremental_assign([TopicPartition(*key, one.position)])
             is_progress = True
         for key in [key for key, one in reading.items() if one.position >= one.slice.end]:
             del reading[key]

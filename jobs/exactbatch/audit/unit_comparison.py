@@ -45,12 +45,12 @@ class AuditedLog:
     sharing: Sequence[str]
     is_shared: bool
 
-    def rules(self, key: TopicPartition) -> Rules:
-        """Return what decides whether an offset of a partition may lack a row."""
+    def rules(self, key: TopicPartition, earliest: int) -> Rules:
+        """Return what decides whether an offset of a partition, whose log starts at `earliest`, may lack a row."""
         value, sink = self.pipeline.value, self.pipeline.sink
         return Rules(
             began=self.began[key],
-            earliest=self.partitions[key].earliest,
+            earliest=earliest,
             horizon=self.horizons.get(key, 0),
             is_compacted=key[0] in self.compacted,
             has_row_per_record=sink.lineage == "record"
@@ -87,6 +87,7 @@ class _UnitComparison:
         self._coverings = {slice_: self._located.covering(slice_) for slice_ in unit.slices}
         self._rowless = rowless_of(audited.pipeline.value, audited.settings.kafka)
         self._rows_of_batches: Counter[int] = Counter()
+        self._earliest: dict[TopicPartition, int] = {}
         self._results = {
             slice_: PartitionAudit(unit.topic, slice_.partition, slice_.start, slice_.end)
             for slice_ in unit.slices
@@ -97,14 +98,15 @@ class _UnitComparison:
         for whole, result in self._results.items():
             covering = self._coverings[whole]
             result.lost = covering.lost_in(whole.start, whole.end)
-            result.gaps = _gaps(covering, max(whole.start, self._rules(whole).began), whole.end)
+            began = self._audited.began[self._unit.topic, whole.partition]
+            result.gaps = _gaps(covering, max(whole.start, began), whole.end)
         for group in windows_of(self._unit.slices, window):
             if len(group) == 1:
                 self._compare_by_windows(group[0], window, progress)
             else:
                 self._compare_together(group)
                 progress(sum(map(len, group)))
-        return Compared(list(self._results.values()), self._rows_of_batches)
+        return Compared(list(self._results.values()), self._rows_of_batches, self._earliest)
 
     def _compare_by_windows(self, whole: Slice, window: int, progress: Callable[[int], None]) -> None:
         """Compare a slice window by window; skip offsets that neither the log nor the tables have."""
@@ -163,7 +165,11 @@ class _UnitComparison:
                     result.changed.merge(self._expected.differing())
         if self._expected is not None:
             result.changed.merge(self._expected.differing())
-        compare(result, part, is_record, np.concatenate(nulls), found, covering, self._rules(whole))
+        key = self._unit.topic, part.partition
+        # Asked after the records were read: retention may have removed some of them since the audit began.
+        self._earliest[key] = max(log.earliest, self._earliest.get(key, 0))
+        rules = self._audited.rules(key, self._earliest[key])
+        compare(result, part, is_record, np.concatenate(nulls), found, covering, rules)
         return int(np.count_nonzero(is_record))
 
     def _log(self, slice_: Slice) -> LogWindows:
@@ -182,9 +188,6 @@ class _UnitComparison:
         if self._expected is not None:
             return self._expected.reads
         return Read.OFFSETS if self._rowless is None else Read.VALUES
-
-    def _rules(self, slice_: Slice) -> Rules:
-        return self._audited.rules((self._unit.topic, slice_.partition))
 
 
 def _gaps(covering: Covering, start: int, end: int) -> Finding:

@@ -159,6 +159,15 @@ def concerns_reading(event: Event) -> bool:
     return event.topic() is not None or (error is not None and error.fatal())
 
 
+def is_out_of_range(event: Event) -> bool:
+    """True for an error event about a position below the start of the log or past its end."""
+    error = event.error()
+    return error is not None and error.code() in (
+        KafkaError._AUTO_OFFSET_RESET,
+        KafkaError.OFFSET_OUT_OF_RANGE,
+    )
+
+
 def is_cluster(consumer: ClusterClient, where: Any, topic: str, cluster_id: str | None) -> bool:
     """True if a consumer is connected to the cluster that the batch was planned from.
 

@@ -16,7 +16,7 @@ from exactbatch.errors import (
     StoredOffsetBeyondLog,
     TopicMissing,
 )
-from exactbatch.kafka.consumer import ClusterClient, Event
+from exactbatch.kafka.consumer import ClusterClient, Event, is_out_of_range
 from exactbatch.kafka.errors import acl_missing, connection_refused, event_error
 from exactbatch.offsets import OffsetRange
 
@@ -53,7 +53,7 @@ def read_error(
     """Return the error for an error event that came after the records before `position`."""
     error = event.error()
     assert error is not None
-    if error.code() not in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+    if not is_out_of_range(event):
         return event_error(range_, range_.topic, range_.partition, event)
     earliest, end = _watermarks(consumer, range_, timeout)
     if range_.from_offset < earliest:
