@@ -1391,6 +1391,20 @@ MUTANTS: Final = (
         ),
     ),
     Mutant(
+        "the auditor takes a row of a tombstone for the record's",
+        "audit/offset_sets.py",
+        "        wrong = np.union1d(wrong, rowless[is_found[rowless - start]])\n",
+        "",
+        (f"{_OFFSETS}::test_a_row_of_a_record_that_gives_none_is_found",),
+    ),
+    Mutant(
+        "the auditor takes a row of a heartbeat for the record's",
+        "audit/rowless.py",
+        "~is_found | ~self._are_changes(values)",
+        "~is_found",
+        ("tests/unit/test_audit_rowless.py",),
+    ),
+    Mutant(
         "the auditor does not look for records without a row",
         "audit/offset_sets.py",
         "        result.missing.add(absent[~is_below])\n",

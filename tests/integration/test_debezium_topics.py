@@ -64,12 +64,13 @@ def test_events_that_tell_of_no_row_are_counted_and_audited(world, make_topic, m
     assert report.is_exact
     assert sum(each.tombstones for each in report.partitions) == 3
     # A row for an event that tells of none is found, as is a change without a row.
-    table = f'public."{topic.name}_change"'
-    world.connection.cursor().execute(f"update {table} set kafka_offset = 1 where kafka_offset = 0")
-    world.connection.commit()
-    report = audit(pipeline, world.settings)
-    [found] = report.partitions
-    assert found.missing.first == [0]
+    table, before = f'public."{topic.name}_change"', 0
+    for offset in (1, 2, 4):
+        world.execute(f"update {table} set kafka_offset = {offset} where kafka_offset = {before}")
+        for values in (False, True):
+            [found] = audit(pipeline, world.settings, values=values).partitions
+            assert (found.missing.first, found.unexpected.first) == ([0], [offset])
+        before = offset
 
 
 def test_truncates_are_applied_and_audited(world, make_topic, make_pipeline):

@@ -48,7 +48,8 @@ def model(world: World) -> PartitionAudit:
     rules, result = world.rules, PartitionAudit("t", 0, 0, SIZE)
     found = Counter(offset for offset, _ in world.rows + world.rejects)
     inside = {offset for offset in found if 0 <= offset < SIZE}
-    tombstones = {offset for offset in world.nulls if offset not in found and rules.null_is_tombstone}
+    rejected = {offset for offset, _ in world.rejects}
+    tombstones = world.nulls - rejected if rules.null_is_tombstone else set()
     ours = {offset for offset in world.records if offset >= rules.began or world.batch(offset) != NOT_COVERED}
     expected = ours - tombstones
     result.records, result.tombstones = len(ours), len(ours & tombstones)
@@ -71,7 +72,7 @@ def model(world: World) -> PartitionAudit:
         for offset, batch in world.rows + world.rejects
         if 0 <= offset < SIZE and batch != world.batch(offset)
     }
-    result.unexpected = finding((inside - ours - unproven) | misplaced)
+    result.unexpected = finding((inside - ours - unproven) | misplaced | (tombstones & inside))
     outside = [offset for offset, _ in world.rows + world.rejects if offset >= SIZE]
     result.unexpected.merge(Finding(len(outside), sorted(outside)[:SHOWN]))
     return result
@@ -194,6 +195,18 @@ def test_damage_at_the_ends_of_runs_and_windows_is_named_by_its_offset(window, o
     hole = replace(sound, records=sound.records - {offset})
     assert audited(hole, window).unexpected == Finding(1, [offset])
     assert not any(each.count for each in audited(replace(hole, rows=others), window).findings.values())
+
+
+def test_a_row_of_a_record_that_gives_none_is_found():
+    world = World(nulls={1, 2, 3}, rejects=[(2, 1)])
+    world.rows = [each for each in world.rows if each[0] not in (2, 3)]
+    found = audited(world)
+    assert {name: each.first for name, each in found.findings.items() if each.count} == {"unexpected": [1]}
+    assert (found.rows, found.rejected, found.tombstones) == (SIZE - 2, 1, 2)
+    for rules in (replace(RULES, is_compacted=True), replace(RULES, has_row_per_record=False)):
+        assert audited(replace(world, rules=rules)).unexpected == Finding(1, [1])
+    with_rows = replace(RULES, null_is_tombstone=False)
+    assert not audited(replace(world, rules=with_rows)).unexpected.count
 
 
 def test_a_row_that_takes_the_place_of_its_neighbour_leaves_count_and_bounds_as_they_were():

@@ -52,7 +52,7 @@ class FoundOffsets:
             (covering, slice_.start, slice_.end, int(base))
             for covering, slice_, base in zip(coverings, positions.slices, positions.bases[:-1], strict=True)
         )
-        self._is_found = np.zeros(len(positions), bool)
+        self._is_found, self._is_reject = np.zeros(len(positions), bool), np.zeros(len(positions), bool)
         self._repeated: list[Offsets] = []
         self._misplaced: list[Offsets] = []
         self._counts = {"rows": np.zeros(len(positions.slices), np.int64)}
@@ -78,6 +78,8 @@ class FoundOffsets:
             different, times = np.unique(at, return_counts=True)
             self._repeated.append(different[times > 1])
         self._is_found[at] = True
+        if kind == "rejects":
+            self._is_reject[at] = True
         covering = self._covering.at(at)
         is_misplaced = batches != covering
         suspects = np.flatnonzero(is_misplaced & (covering == FOLDED))
@@ -100,6 +102,7 @@ class FoundOffsets:
         at = self._positions.of(number)
         return FoundInSlice(
             is_found=self._is_found[at],
+            is_reject=self._is_reject[at],
             repeated=self._offsets(self._repeated, number),
             misplaced=self._offsets(self._misplaced, number),
             outside=self._outside[number],
@@ -130,12 +133,14 @@ class FoundInSlice:
     """The rows and rejects of a slice.
 
     is_found   for each offset of the slice, whether it has a row or a reject
+    is_reject  the same, whether it has a reject
     repeated   offsets with more than one, ascending
     misplaced  offsets of those whose batch does not cover the offset, ascending
     outside    those below the first slice of a partition, or past the last one
     """
 
     is_found: Flags
+    is_reject: Flags
     repeated: Offsets
     misplaced: Offsets
     outside: Finding
@@ -152,7 +157,7 @@ class Rules:
     horizon               the offset below which `exactbatch compact` may have dropped changes
     is_compacted          the log may have holes where records were
     has_row_per_record    each record has one row, unless it is a reject or a tombstone
-    null_is_tombstone     a null value has no row
+    null_is_tombstone     a null value gives no row
     """
 
     began: int
@@ -175,13 +180,15 @@ def compare(
     """Compare the records of a slice with its rows and rejects, and add the outcome to the result.
 
     `is_record` says for each offset of the slice whether the log has a record there, and `nulls` are the offsets of
-    records with a null value.
+    records with a null value, or without a row for another reason.
     """
     is_found, start = found.is_found, slice_.start
-    is_expected = is_record
+    is_expected, wrong = is_record, found.misplaced
     if rules.null_is_tombstone and len(nulls):
+        rowless = nulls[~found.is_reject[nulls - start]]
         is_expected = is_record.copy()
-        is_expected[nulls[~is_found[nulls - start]] - start] = False
+        is_expected[rowless - start] = False
+        wrong = np.union1d(wrong, rowless[is_found[rowless - start]])
     if start < rules.began:
         is_ours = _is_ours(slice_, covering, rules.began)
         is_record, is_expected = is_record & is_ours, is_expected & is_ours
@@ -205,7 +212,7 @@ def compare(
     if rules.is_compacted:
         result.removed += len(foreign)
         foreign = foreign[:0]
-    result.unexpected.add(np.union1d(foreign, found.misplaced))
+    result.unexpected.add(np.union1d(foreign, wrong))
     result.unexpected.merge(found.outside)
 
 

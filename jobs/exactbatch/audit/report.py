@@ -45,7 +45,7 @@ class PartitionAudit:
     missing       records that no row and no reject accounts for
     duplicated    offsets with more than one row or reject
     unexpected    rows or rejects without a record, at a lost or uncovered offset, or of another batch than the one
-                  that covers their offset
+                  that covers their offset; and rows of records that give none, as tombstones
     changed       rows whose values differ from those of their record; compared with `values` only
     gaps          offsets that the ledger accounts for neither as processed nor as lost
 

@@ -1,6 +1,7 @@
 """Find records that rightly give no row, although their value is not null: Debezium's events that carry no row.
 
-The auditor tells them apart by rules of its own, and only among records that have no row.
+The auditor tells them apart by rules of its own. It parses only records that have no row, and those that do not look
+like the change of a row.
 """
 
 import io
@@ -10,6 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from exactbatch.audit.log_records import LogRecords
 from exactbatch.audit.offset_sets import Flags
@@ -20,6 +22,8 @@ from exactbatch.formats.schema_registry import writer_schema
 
 _TRANSACTION_BOUNDARY: Final = ("BEGIN", "END")  # transaction metadata
 _AVRO_HEADER: Final = 5  # bytes: 0 and the ID of a schema
+# What the JSON of each change of a row has, and that of an event without one never: within strings, quotes are escaped.
+_CHANGE: Final = r'"op"\s*:\s*"[^m"]"'
 _HEARTBEAT: Final = frozenset({"ts_ms", "ts_us", "ts_ns"})
 
 
@@ -30,15 +34,37 @@ class RowlessEvents:
         """`registry` is the address of the schema registry of Avro values, and `properties` those of its client."""
         self._registry, self._properties = registry, properties
 
-    def among(self, offsets: Offsets, records: LogRecords, without_row: Flags) -> Offsets:
-        """Return the offsets of those records without a row whose events carry no row."""
-        at = np.flatnonzero(without_row)
-        if not len(at):
-            return offsets[:0]
-        values = records.values().take(pa.array(at))
-        is_rowless = np.fromiter((self._is_rowless(value.as_py()) for value in values), bool, len(at))
+    def among(self, offsets: Offsets, records: LogRecords, is_found: Flags) -> Offsets:
+        """Return the offsets of the records whose events carry no row; `is_found` says which have a row or a reject."""
+        values = records.values()
+        at = np.flatnonzero(~is_found | ~self._are_changes(values))
+        is_rowless = np.fromiter(
+            (self._is_rowless(value.as_py()) for value in values.take(pa.array(at))), bool, len(at)
+        )
         rowless: Offsets = offsets[at[is_rowless]]
         return rowless
+
+    def _are_changes(self, values: pa.BinaryArray) -> Flags:
+        """Return which values look like changes of rows; no event without a row does."""
+        if self._registry is None:
+            is_change = pc.match_substring_regex(values, _CHANGE)
+        else:
+            headers = pc.binary_slice(values, 0, _AVRO_HEADER)
+            of_changes = [
+                header for header in headers.unique() if self._is_of_changes(header.as_py(), self._registry)
+            ]
+            is_change = pc.is_in(headers, pa.array(of_changes, pa.binary()))
+        flags: Flags = is_change.fill_null(True).to_numpy(zero_copy_only=False)  # null: a tombstone
+        return flags
+
+    def _is_of_changes(self, header: bytes | None, registry: str) -> bool:
+        """True if all events of a schema are changes of rows."""
+        match None if header is None else self._schema_of(header, registry):
+            case {"fields": list() as fields}:
+                names = {field["name"] for field in fields}
+                return "op" in names and "message" not in names
+            case _:
+                return False
 
     def _is_rowless(self, value: bytes | None) -> bool:
         if value is None:
@@ -56,22 +82,27 @@ class RowlessEvents:
         """Return what a value in the wire format holds; None for any other."""
         import fastavro
 
-        if len(value) <= _AVRO_HEADER or value[0] or value[1] > 0x7F:  # no registry has IDs from 2^31 on
-            return None
-        try:
-            schema = writer_schema(registry, int.from_bytes(value[1:_AVRO_HEADER], "big"), self._properties)
-        except ValueError:  # it is no Avro schema
-            return None
+        schema = self._schema_of(value[:_AVRO_HEADER], registry)
         if schema is None:
             return None
         body = io.BytesIO(value[_AVRO_HEADER:])
         try:
-            decoded = read(body, bounded(fastavro.parse_schema(json.loads(schema))))
+            decoded = read(body, bounded(fastavro.parse_schema(schema)))
         except MemoryError:
             raise
         except Exception:  # fastavro raises errors of many types for broken bytes
             return None
         return None if body.read(1) else decoded
+
+    def _schema_of(self, header: bytes, registry: str) -> Any:
+        """Return the schema that a header in the wire format names; None for any other header."""
+        if len(header) < _AVRO_HEADER or header[0] or header[1] > 0x7F:  # no registry has IDs from 2^31 on
+            return None
+        try:
+            schema = writer_schema(registry, int.from_bytes(header[1:], "big"), self._properties)
+        except ValueError:  # it is no Avro schema
+            return None
+        return None if schema is None else json.loads(schema)
 
 
 def rowless_of(value: Format | WithMessage, kafka: Mapping[str, Any]) -> RowlessEvents | None:

@@ -155,8 +155,8 @@ class _UnitComparison:
             is_record[block.offsets - part.start] = True
             nulls.append(block.nulls)
             if self._rowless is not None and block.records is not None:
-                without_row = ~found.is_found[block.offsets - part.start]
-                nulls.append(self._rowless.among(block.offsets, block.records, without_row))
+                is_found = found.is_found[block.offsets - part.start]
+                nulls.append(self._rowless.among(block.offsets, block.records, is_found))
             if self._expected is not None:
                 batches = covering.at(block.offsets)
                 assert block.records is not None  # because they are read with their values
