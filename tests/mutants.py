@@ -1405,6 +1405,13 @@ MUTANTS: Final = (
         ("tests/unit/test_audit_rowless.py",),
     ),
     Mutant(
+        "the auditor takes deeply nested JSON for a reject",
+        "audit/json_members.py",
+        "                deep.append(index)\n",
+        '                reasons[index] = "too deep"\n',
+        ("tests/unit/test_json_wrapped.py",),
+    ),
+    Mutant(
         "the auditor does not look for records without a row",
         "audit/offset_sets.py",
         "        result.missing.add(absent[~is_below])\n",

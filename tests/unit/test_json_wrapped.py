@@ -100,6 +100,31 @@ def test_the_auditor_ends_lines_where_batches_do():
     assert audited.rows.to_pylist() == rows(format_, b'{"a":\r 1}\r\n{"a": 2}') == [{"a": 1}, {"a": 2}]
 
 
+DEEP = b'{"a": {"b": "x"}, "other": ' + b"[" * 2000 + b"]" * 2000 + b"}"
+
+
+@pytest.mark.parametrize(
+    ("schema", "options", "values"),
+    [
+        ("n text from 'a.b'", {}, [b'{"a": {"b": "y"}}', DEEP, None, b"{", DEEP[:-1], b'{"a": {"b": "z"}}']),
+        ("n text from 'a.b' default 'z'", {}, [DEEP, b"{}"]),
+        ("a text from 'a.b'", {"encoding": "gzip"}, [gzipped(DEEP), gzipped(b"{}")]),
+        ("a text from 'a.b'", {"documents": "lines"}, [b"{}\n" + DEEP + b"\n{}", DEEP, b"{}\n{}"]),
+        ("a text from 'a.b'", {"documents": "array"}, [b"[" + DEEP + b"]", b"[{}]"]),
+        ("a text from 'a.b'", {"documents": "concatenated"}, [DEEP + DEEP, b"{}{}"]),
+        ("a jsonb from 'other'", {}, [DEEP, b"{}"]),
+    ],
+    ids=["path", "default", "encoding", "lines", "array", "concatenated", "json"],
+)
+def test_the_auditor_decodes_what_is_nested_deeper_than_its_parser_goes(schema, options, values):
+    format_ = Json(schema, **options)
+    decoded, audited = decode(format_, *values), audited_format(format_).decode(pa.array(values, pa.binary()))
+    assert audited.rows.equals(decoded.rows)
+    assert audited.kept.equals(decoded.kept)
+    assert [index for index, _ in audited.rejects] == [index for index, _ in decoded.rejects]
+    assert audited.tombstones == decoded.tombstones
+
+
 def test_values_are_decoded_in_parts_of_bounded_size(monkeypatch):
     monkeypatch.setattr(wrapped, "_TOGETHER", 20)
     value = Json("a int", documents="lines")

@@ -1,7 +1,8 @@
 """Decode JSON by the paths of its fields for an audit, one record after the other.
 
 This finds the members of a record by itself, with the parser of Python, apart from the code that decodes batches: it
-writes the members of each row as an object of its own. Only what these simple objects mean is left to Json.
+writes the members of each row as an object of its own. Only what these simple objects mean is left to Json, and records
+that are nested deeper than Python's parser goes.
 """
 
 import binascii
@@ -18,6 +19,7 @@ import pyarrow as pa
 
 from exactbatch.columns import Column, Field
 from exactbatch.formats import Decoded, Format, Json, JsonSchema, WithMessage
+from exactbatch.formats.format import in_order
 from exactbatch.member_paths import Step
 
 _NULL: Final = b"null"
@@ -70,7 +72,7 @@ class JsonMembers:
     def __init__(self, value: Json) -> None:
         self.columns: tuple[Column, ...] = value.columns
         self.gives_several_rows = value.gives_several_rows
-        self._fields = value.fields
+        self._value, self._fields = value, value.fields
         self._encodings, self._documents = value.encodings, value.documents
         schema = ", ".join(f'"{column.name}" {column.type}' for column in value.columns)
         self._flat = Json(schema, epoch=value.epoch)
@@ -80,13 +82,17 @@ class JsonMembers:
         objects: list[bytes] = []
         origins: list[int] = []
         reasons: dict[int, str] = {}
+        deep: list[int] = []
         for index, value in enumerate(values.to_pylist()):
             if value is None:
                 continue
             try:
                 documents = _documents(_decoded(value, self._encodings), self._documents)
                 rows = [row for document in documents for row in self._rows(document)]
-            except (ValueError, RecursionError, OSError, EOFError, zlib.error) as error:
+            except RecursionError:
+                deep.append(index)
+                continue
+            except (ValueError, OSError, EOFError, zlib.error) as error:
                 reasons[index] = str(error)
                 continue
             objects += rows
@@ -96,11 +102,21 @@ class JsonMembers:
             reasons.setdefault(origins[at], reason)
         kept = [origins[at] for at in flat.kept.to_pylist()]
         is_kept = pa.array([index not in reasons for index in kept], pa.bool_())
-        return Decoded(
+        decoded = Decoded(
             flat.rows.filter(is_kept),
             pa.array([index for index in kept if index not in reasons], pa.int64()),
             tuple(sorted(reasons.items())),
             values.null_count,
+        )
+        return in_order([decoded, self._decode_deep(values, deep)], 0) if deep else decoded
+
+    def _decode_deep(self, values: pa.BinaryArray, at: list[int]) -> Decoded:
+        """Decode the values at some indices as batches do."""
+        decoded = self._value.decode(values.take(pa.array(at)))
+        return Decoded(
+            decoded.rows,
+            pa.array(at).take(decoded.kept),
+            tuple((at[index], reason) for index, reason in decoded.rejects),
         )
 
     def _rows(self, value: bytes) -> Iterator[bytes]:
