@@ -252,6 +252,8 @@ def test_a_range_beyond_the_end_says_that_the_log_went_backwards(make_topic: Mak
     assert isinstance(error, StoredOffsetBeyondLog)
     assert not error.retryable
     assert f"{topic.name}[0] 50..60: the log has ended at 10, below this range, for 1 s" in str(error)
+    assert "register a pipeline under a new name with an explicit start" in str(error)
+    assert "exactbatch audit" not in str(error)  # it ends with the same error
     assert seconds > 1
 
 

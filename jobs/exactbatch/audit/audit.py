@@ -62,7 +62,7 @@ def audit(
 
     Raises ConfigurationError if values cannot be compared, KafkaUnavailable, PostgresUnavailable,
     NotRegistered, TopicMissing, ReadFailed, TargetMismatch if the target does not exist, TasksFailed if Spark fails,
-    and TopicRecreated or PartitionGone if the processed log no longer exists.
+    TopicRecreated or PartitionGone if the processed log no longer exists, and StoredOffsetBeyondLog if it is shorter.
 
     If a batch writes several targets, each is compared by itself: the report has each partition once for each.
     """

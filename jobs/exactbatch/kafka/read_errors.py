@@ -66,8 +66,9 @@ def read_error(
     if range_.from_offset > end:
         return StoredOffsetBeyondLog(
             f"{range_}: the log has ended at {end}, below this range, for {timeout:g} s: it lost records that "
-            f"existed when the batch was planned (an unclean leader election?). Run `exactbatch audit` to "
-            f"compare the target with the log.",
+            f"existed when the batch was planned (an unclean leader election, or another cluster). Check "
+            f"bootstrap.servers; if the log was really truncated, register a pipeline under a new name with an "
+            f"explicit start.",
             **range_.place,
         )
     if _TRUNCATION in error.str() and position > range_.from_offset:
