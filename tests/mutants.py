@@ -1412,6 +1412,13 @@ MUTANTS: Final = (
         ("tests/unit/test_json_wrapped.py",),
     ),
     Mutant(
+        "the audit of an Aggregate keeps all rejects in memory",
+        "audit/values.py",
+        "needs all of them\n            return\n",
+        "needs all of them\n",
+        ("tests/integration/test_audit_values.py::test_rejects_of_an_aggregate_are_not_kept",),
+    ),
+    Mutant(
         "the auditor does not look for records without a row",
         "audit/offset_sets.py",
         "        result.missing.add(absent[~is_below])\n",

@@ -181,6 +181,26 @@ def test_values_are_compared_without_loop_over_rows_for_each_row(
     assert not [plan for plan in compared if "Nested Loop" in plan]
 
 
+def test_rejects_of_an_aggregate_are_not_kept(world, make_topic, make_pipeline):
+    """Nothing compares them one by one: with many of them, they would take the memory."""
+    topic = make_topic(1)
+    topic.produce(record(1), *[b"{"] * 9)
+    pipeline = make_pipeline(topic, sink=SINKS["aggregate"](topic.name), max_rejects=9)
+    world.run(pipeline)
+    kept: list[int] = []
+    add = ExpectedValues.add
+
+    def counted(self: ExpectedValues, *given: Any) -> None:
+        add(self, *given)
+        kept.append(len(self._refused))
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(ExpectedValues, "add", counted)
+        assert audit(pipeline, world.settings, values=True).is_exact
+    assert kept
+    assert not any(kept)
+
+
 def _findings(played: Play, *, values: bool = True) -> set[str]:
     report = audit(played.pipeline, played.world.settings, values=values)
     return {kind for kind, count in report.findings.items() if count}

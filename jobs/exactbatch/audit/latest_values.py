@@ -56,9 +56,7 @@ class LatestValues(ExpectedValues):
         found = self._not_rejected(self._window.topic, self._window.partition)
         self._fold()
         self._snapshot.execute(sql.SQL("truncate {}").format(EXPECTED))
-        self._decoded.clear()
-        self._refused.clear()
-        self._window = None
+        self._forget()
         return found
 
     def _not_rejected(self, topic: str, partition: int) -> Finding:

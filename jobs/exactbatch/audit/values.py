@@ -164,11 +164,6 @@ class ExpectedValues:
 
     def _keep(self, records: Undecoded, decoded: Decoded, window: "Window") -> None:
         """Keep what records of the window were decoded to."""
-        self._refused += [(int(records.offsets[at]), int(records.batches[at])) for at, _ in decoded.rejects]
-        if self._gives_several:
-            given = {*decoded.kept.to_pylist(), *(at for at, _ in decoded.rejects)}
-            lacking = [at for at in range(len(records.offsets)) if at not in given]
-            self._without_rows += [(int(records.offsets[at]), int(records.batches[at])) for at in lacking]
         n = len(decoded.rows)
         lineage = [
             pa.repeat(pa.scalar(window.partition, pa.int32()), n),
@@ -180,8 +175,13 @@ class ExpectedValues:
         rows = pa.RecordBatch.from_arrays([*lineage, *decoded.rows.columns], schema=self._schema)
         if self._pipeline.sink.lineage == "batch":
             self._snapshot.append_temporary(EXPECTED_TABLE, rows)  # differing_batches() needs all of them
-        else:
-            self._decoded.append(rows)
+            return
+        self._decoded.append(rows)
+        self._refused += [(int(records.offsets[at]), int(records.batches[at])) for at, _ in decoded.rejects]
+        if self._gives_several:
+            given = {*decoded.kept.to_pylist(), *(at for at, _ in decoded.rejects)}
+            lacking = [at for at in range(len(records.offsets)) if at not in given]
+            self._without_rows += [(int(records.offsets[at]), int(records.batches[at])) for at in lacking]
 
     def _decode_doubtful(self, row_texts: RowTexts, window: "Window") -> None:
         """Decode the records of the window that are not the text of their rows."""
@@ -215,11 +215,15 @@ class ExpectedValues:
             rows = self._fetch(sql.SQL(_FIRST).format(self._differing(self._window)))
             self._snapshot.execute(sql.SQL("truncate {}").format(EXPECTED))
             found = Finding(rows[0][1] if rows else 0, [row[0] for row in rows])
+        self._forget()
+        return found
+
+    def _forget(self) -> None:
+        """Forget the records of the window."""
         self._decoded.clear()
         self._refused.clear()
         self._without_rows.clear()
         self._window = None
-        return found
 
     def _is_unequal(self, decoded: pa.Table, window: "Window") -> pa.BooleanArray:
         """Return which decoded records of the window may differ from their rows."""
