@@ -1419,6 +1419,16 @@ MUTANTS: Final = (
         ("tests/integration/test_audit_values.py::test_rejects_of_an_aggregate_are_not_kept",),
     ),
     Mutant(
+        "an audit of an Aggregate casts values that are not of their type",
+        "audit/values.py",
+        "batch_id=0, evolve=evolve)\n",
+        'batch_id=0, evolve=evolve) if sink.lineage == "record" else []\n',
+        (
+            "tests/integration/test_audit_values.py"
+            "::test_a_record_that_an_aggregate_rejected_and_nobody_names_does_not_end_the_audit",
+        ),
+    ),
+    Mutant(
         "the auditor does not look for records without a row",
         "audit/offset_sets.py",
         "        result.missing.add(absent[~is_below])\n",

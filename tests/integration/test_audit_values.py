@@ -1,15 +1,17 @@
 """The auditor finds what is planted in the results of every sink, wrong values too, where it is asked to."""
 
+import json
 from typing import Any
 
 import pytest
 from psycopg2 import sql
 
-from exactbatch import Aggregate, Append, Count, Max, Upsert
+from exactbatch import Aggregate, Append, Count, Json, Max, Upsert, Window
 from exactbatch.audit import log_windows
 from exactbatch.audit.audit import audit
 from exactbatch.audit.values import ExpectedValues
 from exactbatch.errors import ConfigurationError
+from support.audited_target import FORGE
 from support.scenarios import KINDS, Play
 from support.topics import record
 
@@ -179,6 +181,32 @@ def test_values_are_compared_without_loop_over_rows_for_each_row(
     compared = [plan for plan in plans if "exactbatch_expected" in plan]
     assert compared
     assert not [plan for plan in compared if "Nested Loop" in plan]
+
+
+def test_a_record_that_an_aggregate_rejected_and_nobody_names_does_not_end_the_audit(
+    world, make_topic, make_pipeline
+):
+    """Postgres parses the values, and would end the statement with an error."""
+    topic = make_topic(1)
+    sink = Aggregate(
+        f'public."{topic.name}"',
+        group_by=("id", "span", Window("at", "1 hour")),
+        aggregates={"n": Count()},
+    )
+    good = {"id": "0b1f1b4c-6f2d-4a8c-9a3e-1d2c3b4a5968", "span": "1 day", "at": "2024-02-29T10:00:00Z"}
+    wrong = ({"id": "x"}, {"span": "never"}, {"at": None})
+    topic.produce(*(json.dumps(good | each).encode() for each in ({}, *wrong)))
+    value = Json("id uuid, span interval, at timestamptz")
+    pipeline = make_pipeline(topic, sink=sink, value=value, max_rejects=3)
+    assert world.run(pipeline).batch.rejected == 3
+    assert audit(pipeline, world.settings, values=True).is_exact
+    world.execute(f"{FORGE} delete from exactbatch.rejected_record")
+    report = audit(pipeline, world.settings, values=True)
+    assert {kind for kind, count in report.findings.items() if count} == {"miscounted"}
+    world.execute(
+        f"{FORGE} update {sink.lineage_table.identifier.as_string(world.connection)} set records = 2, n = 2"
+    )
+    assert audit(pipeline, world.settings, values=True).findings["changed"] == 1
 
 
 def test_rejects_of_an_aggregate_are_not_kept(world, make_topic, make_pipeline):

@@ -31,6 +31,7 @@ from exactbatch.formats.format import Decoded, LeavesValuesOut, gives_several_ro
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Cursor, transaction
 from exactbatch.sinks.tables.lineage_table import LINEAGE
+from exactbatch.sinks.tables.target_definition import Evolve
 from exactbatch.sinks.values.null_safe_groups import column_list
 
 EXPECTED_TABLE: Final = "exactbatch_expected"  # a temporary table
@@ -333,7 +334,9 @@ class ExpectedValues:
         """Return conditions for records whose values the columns cannot hold unchanged."""
         columns = self._pipeline.value.columns
         sink = self._pipeline.sink
-        rules = sink.reject_rules(cursor, columns, batch_id=0) if sink.lineage == "record" else []
+        # Without the rule for late rows, which depends on what was loaded before each batch.
+        evolve: Evolve | None = None if sink.lineage == "record" else "refuse"
+        rules = sink.reject_rules(cursor, columns, batch_id=0, evolve=evolve)
         return [
             *(sql.SQL("coalesce({}, false)").format(rule.condition) for rule in rules),
             *violations(columns, self._pipeline.checks, keeps_deletes=sink.keeps_deletes),
