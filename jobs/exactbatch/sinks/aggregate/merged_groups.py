@@ -190,7 +190,7 @@ class MergedGroups:
         if differing:
             raise TargetMismatch(
                 f"target {self.target.spec}: of the rows of this batch {missing} did not arrive and "
-                f"{differing - missing} are not stored as they were computed: {triggers} "
-                f"alters them. Nothing was written. Drop {triggers}, or let it change only columns that the "
-                f"pipeline does not write."
+                f"{differing - missing} are not stored as they were computed, because of "
+                f"{triggers}. Nothing was written. Drop {triggers}, or change there only columns that the pipeline "
+                f"does not write."
             )

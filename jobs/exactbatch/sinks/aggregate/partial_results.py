@@ -70,17 +70,36 @@ class PartialResults:
     def insert_staged(
         self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column], *, copy: bool = False
     ) -> int:
-        """Insert the results of staged rows, and add their groups to the affected ones; with `copy`, copy them into
-        the temporary table ADDED.
+        """Insert the results of staged rows, and add their groups to the affected ones; with `copy`, through the
+        temporary table ADDED.
 
         Returns the number of staged rows, as it arrived in `records`.
         """
+        results = self._results_of(staged, columns)
         if copy:
-            cursor.execute(
-                sql.SQL(
-                    "create temporary table {} on commit drop as select {}, false as {} from {} with no data"
-                ).format(ADDED, self._result_list(), IS_FIRST, self.table.identifier)
-            )
+            self._copy(cursor, results)
+            results = sql.SQL("select {}, records from {}").format(self._result_list(), ADDED)
+        return write_rows(
+            cursor,
+            self.table.table,
+            sql.SQL(
+                "with inserted as (insert into {partial} ({names}, records, batch_id) "
+                "select r.*, {batch_id} from ({results}) r returning *), "
+                "affected as (insert into {affected} select {group_columns} from inserted) "
+                "select {count} as number, count(*) as rows from inserted"
+            ).format(
+                partial=self.table.identifier,
+                names=self._result_list(),
+                batch_id=sql.Literal(staged.batch_id),
+                results=results,
+                affected=AFFECTED,
+                group_columns=column_list(self.group_columns),
+                count=RECORD_COUNT,
+            ),
+        )
+
+    def _results_of(self, staged: StagedRows, columns: Sequence[Column]) -> sql.Composable:
+        """Return a query for the results of staged rows, and the number of rows of each."""
         values = staged_values(columns)
         groups = [
             group.of_row if isinstance(group, Window) else _value(values[group]) for group in self.group_by
@@ -92,49 +111,42 @@ class PartialResults:
             )
             for function in self.aggregates.values()
         ]
-        return write_rows(
-            cursor,
-            self.table.table,
-            sql.SQL(
-                "with inserted as (insert into {partial} ({names}, records, batch_id) "
-                "select {representatives}, {aggregates}, count(*), {batch_id} from {staging} where {accepted} "
-                "group by {groups} returning *), "
-                "affected as (insert into {affected} select {group_columns} from inserted){copied} "
-                "select {count} as number, count(*) as rows from inserted"
-            ).format(
-                copied=self._copied() if copy else sql.SQL(""),
-                partial=self.table.identifier,
-                names=self._result_list(),
-                representatives=sql.SQL(", ").join(
-                    _representative(group, column.type)
-                    for group, column in zip(groups, self.result_columns(columns), strict=False)
-                ),
-                groups=sql.SQL(", ").join(groups),
-                aggregates=sql.SQL(", ").join(aggregates),
-                batch_id=sql.Literal(staged.batch_id),
-                staging=staged.table,
-                accepted=staged.accepted,
-                affected=AFFECTED,
-                group_columns=column_list(self.group_columns),
-                count=RECORD_COUNT,
+        return sql.SQL(
+            "select {representatives}, {aggregates}, count(*) from {staging} where {accepted} group by {groups}"
+        ).format(
+            representatives=sql.SQL(", ").join(
+                _representative(group, column.type)
+                for group, column in zip(groups, self.result_columns(columns), strict=False)
             ),
+            aggregates=sql.SQL(", ").join(aggregates),
+            staging=staged.table,
+            accepted=staged.accepted,
+            groups=sql.SQL(", ").join(groups),
         )
 
-    def _copied(self) -> sql.Composable:
-        """Return the part of a statement that copies the rows which `inserted` has into ADDED."""
+    def _copy(self, cursor: Cursor, results: sql.Composable) -> None:
+        """Store the results of a batch in the temporary table ADDED, before they are inserted."""
+        cursor.execute(
+            sql.SQL(
+                "create temporary table {} on commit drop as select {}, records, false as {} from {} with no data"
+            ).format(ADDED, self._result_list(), IS_FIRST, self.table.identifier)
+        )
+        cursor.execute(sql.SQL("insert into {} {}").format(ADDED, results))
         # A group has an earlier result if the index has its hash. The order makes the planner use the index also for a
-        # group with so many results that it would expect to meet one soon in any order. The statement does not see
-        # what it inserts.
-        return sql.SQL(
-            ", copied as (insert into {added} select {results}, (select {hash_of_earlier} from {partial} p "
-            "where {hash_of_earlier} >= {hash_of_inserted} order by {hash_of_earlier} limit 1) "
-            "is distinct from {hash_of_inserted} from inserted)"
-        ).format(
-            added=ADDED,
-            results=self._result_list(),
-            hash_of_earlier=group_hash(self.group_columns, of="p"),
-            partial=self.table.identifier,
-            hash_of_inserted=group_hash(self.group_columns, of="inserted"),
+        # group with so many results that it would expect to meet one soon in any order. The index must not have the
+        # new results yet: each search would pass over those that follow, which the statement does not see.
+        cursor.execute(
+            sql.SQL(
+                "update {added} a set {is_first} = (select {hash_of_earlier} from {partial} p "
+                "where {hash_of_earlier} >= {hash_of_result} order by {hash_of_earlier} limit 1) "
+                "is distinct from {hash_of_result}"
+            ).format(
+                added=ADDED,
+                is_first=IS_FIRST,
+                hash_of_earlier=group_hash(self.group_columns, of="p"),
+                partial=self.table.identifier,
+                hash_of_result=group_hash(self.group_columns, of="a"),
+            )
         )
 
     def _result_list(self) -> sql.Composable:
