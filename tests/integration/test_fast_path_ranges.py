@@ -151,7 +151,7 @@ def test_a_row_that_a_trigger_replaces_is_noticed(world, pipeline, compiled):
     assert isinstance(error, TargetMismatch), error
     assert (
         "5 rows were decoded and 5 were sent, of which the COPY stored 4, and Postgres counts 5 inserted, "
-        "0 updated and 0 deleted in the target: trigger other (BEFORE INSERT) does that"
+        "0 updated and 0 deleted in the target, because of trigger other (BEFORE INSERT)"
     ) in str(error)
     assert world.target(pipeline, "id") == []
 

@@ -59,7 +59,8 @@ def test_a_tombstone_whose_delete_is_kept_back_is_refused(db, batches, way):
     made.run(*UPSERTS)
     db.execute(KEEPS[way].replace("{table}", "t"))
     with pytest.raises(
-        TargetMismatch, match="target public.t: 1 rows that were deleted are still there: .*(keep|meddle)"
+        TargetMismatch,
+        match="target public.t: 1 rows that were deleted are still there, because of .*(keep|meddle)",
     ):
         made.run((1, None, True))
     assert len(db.rows("select * from t")) == 5
@@ -215,7 +216,7 @@ def test_a_column_that_is_altered_is_named(db, batches):
     with pytest.raises(TargetMismatch) as caught:
         made.run(*((row[0], 7) for row in ROWS))
     assert str(caught.value).startswith(
-        "target public.t, column v: 3 of 5 rows are not stored as they were written: trigger audit_row "
+        "target public.t, column v: 3 of 5 rows are not stored as they were written, because of trigger audit_row "
         "(BEFORE INSERT)"
     )
 

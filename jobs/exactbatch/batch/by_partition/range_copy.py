@@ -167,7 +167,7 @@ def _check_arrived(task: RangeTask, rows: int, copied: Copied, done: WriteCounts
         kept = "" if stored == sent else f", of which the COPY stored {stored}"
         raise TargetMismatch(
             f"{where}: {rows} rows were decoded and {sent} were sent{kept}, and Postgres counts {done} in the "
-            f"target{f': {triggers} does that' if triggers else ''}. Nothing of this range was written. With "
+            f"target{f', because of {triggers}' if triggers else ''}. Nothing of this range was written. With "
             f"commit='partition' stored rows are not compared with written ones, so triggers may write into other "
             f"tables only. Drop the trigger that does this.",
             batch_id=task.batch_id,
@@ -177,7 +177,7 @@ def _check_arrived(task: RangeTask, rows: int, copied: Copied, done: WriteCounts
     if done.files and triggers:
         raise StagedRowsDiffer(
             f"{where}: a table of the target was truncated or rewritten while the range was copied. Nothing of "
-            f"this range was written. If that happens again in the retry, {triggers} does that: drop {triggers}.",
+            f"this range was written. If the retry fails in the same way, the cause is {triggers}: drop {triggers}.",
             batch_id=task.batch_id,
             **task.range.place,
         )

@@ -48,8 +48,8 @@ def check_stored_rows(
         return
     if arrived != rows:
         raise TargetMismatch(
-            f"target {target.spec}: {rows} rows were written, and {arrived} arrived: {triggers} drops rows or adds "
-            f"others. Nothing was written. Drop {triggers}, or let it leave the pipeline's rows alone."
+            f"target {target.spec}: {rows} rows were written, and {arrived} arrived, because of {triggers}. Nothing "
+            f"was written. Drop {triggers}, or exempt the pipeline's rows."
         )
     columns: list[str] = []
     for name in (*names, *lineage):
@@ -58,9 +58,9 @@ def check_stored_rows(
             columns.append(name)
     where = f", column {', '.join(columns)}" if columns else ""
     raise TargetMismatch(
-        f"target {target.spec}{where}: {differing} of {rows} rows are not stored as they were written: {triggers} "
-        f"alters them. Nothing was written. Drop {triggers}, or let it change only columns that the "
-        f"pipeline does not write."
+        f"target {target.spec}{where}: {differing} of {rows} rows are not stored as they were written, because of "
+        f"{triggers}. Nothing was written. Drop {triggers}, or change there only columns that the pipeline does not "
+        f"write."
     )
 
 

@@ -115,7 +115,7 @@ def _check_deleted(cursor: Cursor, table: TargetTable, query: sql.Composable) ->
     if remaining := int(cursor.fetchone()[0]):
         cause = table.triggers(cursor) or "a trigger, a rule or a policy of the table"
         raise TargetMismatch(
-            f"target {table.spec}: {remaining} rows that were deleted are still there: {cause} keeps them. "
+            f"target {table.spec}: {remaining} rows that were deleted are still there, because of {cause}. "
             f"They would be in the table twice, or permanently. Nothing was written. Let this login delete them."
         )
 

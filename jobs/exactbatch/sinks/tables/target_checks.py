@@ -139,7 +139,7 @@ def check_companion(cursor: Cursor, table: TargetTable) -> None:
     if triggers := table.triggers(cursor):
         raise TargetMismatch(
             f"table {table.spec}: {triggers} could alter what exactbatch keeps in this table for itself. Nothing "
-            f"was written. Drop {triggers}, or create it on the target instead."
+            f"was written. Drop {triggers}: triggers belong on the target."
         )
 
 

@@ -21,7 +21,7 @@ from exactbatch.sinks.tables.counted_writes import delete_rows, write_rows
 from exactbatch.sinks.tables.lineage_table import LINEAGE, Part
 from exactbatch.sinks.tables.target import TargetTable
 from exactbatch.sinks.upsert.latest_changes import latest_first
-from exactbatch.sinks.values.byte_equality import has_one_image
+from exactbatch.sinks.values.byte_equality import differs, has_one_image
 from exactbatch.sinks.values.cast import Cast
 from exactbatch.sinks.values.null_safe_groups import column_list
 
@@ -243,8 +243,7 @@ class LatestOnly:
             sql.SQL(
                 "select count(*) filter (where t.tableoid is null) as missing, "
                 "count(*) filter (where t.batch_id is distinct from {batch_id} and {later}) as older, "
-                "count(*) filter (where t.batch_id = {batch_id} "
-                "and record_image_ne(row({stored}), row({computed}))) as altered, "
+                "count(*) filter (where t.batch_id = {batch_id} and {differs}) as altered, "
                 "count(*) filter (where t.batch_id = {batch_id}) as written "
                 "from {staged} l left join {target} t on {same_key} "
                 "cross join lateral (select {values}, {lineage} from {staging} where ctid = l.{row} offset 0) "
@@ -253,8 +252,7 @@ class LatestOnly:
                 **self._names,
                 batch_id=sql.Literal(staged.batch_id),
                 later=later,
-                stored=column_list(names, of="t"),
-                computed=column_list(names, of="computed"),
+                differs=differs(column_list(names, of="t"), column_list(names, of="computed")),
                 values=sql.SQL(", ").join(cast.expression for cast in casts),
                 staging=staged.table,
                 names=column_list(names),
@@ -265,8 +263,8 @@ class LatestOnly:
             cause = triggers or "a rule or a policy of the table"
             raise TargetMismatch(
                 f"target {self.target.spec}: of the latest changes of this batch {missing} did not arrive, {older} did "
-                f"not replace an older row, and {altered} are not stored as they were written: {cause} alters them. "
-                f"Nothing was written. Drop {cause}, or let it change only columns that the pipeline does not write."
+                f"not replace an older row, and {altered} are not stored as they were written, because of {cause}. "
+                f"Nothing was written. Drop {cause}, or change there only columns that the pipeline does not write."
             )
 
     def _count_staged(self, cursor: Cursor) -> tuple[int, int]:

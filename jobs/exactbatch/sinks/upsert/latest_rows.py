@@ -204,12 +204,11 @@ class LatestRows:
                 "select count(*) filter (where t.tableoid is null) as missing, count(*) as differing, "
                 "(select count(*) from {target} t, {obsolete} l where {same_key}) as remaining "
                 "from {latest} l left join {target} t on {same_key} "
-                "where t.tableoid is null or record_image_ne(row({stored}), row({computed}))"
+                "where t.tableoid is null or {differs}"
             ).format(
                 **self._names,
                 latest=latest,
-                stored=column_list(names, of="t"),
-                computed=column_list(names, of="l"),
+                differs=differs(column_list(names, of="t"), column_list(names, of="l")),
             )
         )
         missing, differing, remaining = cursor.fetchone()
@@ -217,8 +216,8 @@ class LatestRows:
             raise TargetMismatch(
                 f"target {self.target.spec}: of the rows of this batch {missing} did not arrive, "
                 f"{differing - missing} are not stored as they were written, and {remaining} that were deleted "
-                f"are still there: {triggers} alters them. Nothing was written. Drop {triggers}, or "
-                f"let it change only columns that the pipeline does not write."
+                f"are still there, because of {triggers}. Nothing was written. Drop {triggers}, or change there only "
+                f"columns that the pipeline does not write."
             )
 
     @property
