@@ -7,10 +7,14 @@ from typing import Any, Final
 from uuid import UUID
 
 import psycopg2
+import pyarrow as pa
 import pytest
 from psycopg2.extensions import make_dsn
 
 from exactbatch import Append, Json, Pipeline
+from exactbatch.audit.rows import LocatedRows
+from exactbatch.audit.snapshot import Snapshot
+from exactbatch.audit.units import Slice, Unit
 from exactbatch.batch.publishing.fences import check_results_exist
 from exactbatch.ledger import Ledger, Run, overview
 from exactbatch.ledger.overview import OverviewRows
@@ -24,6 +28,7 @@ from exactbatch.planning.freeze_advance import freeze_advance, preview_advance
 from exactbatch.planning.freeze_replay import freeze_replay, preview_replay
 from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.planning.run import plan_run
+from exactbatch.postgres.arrow import connect_arrow
 from exactbatch.postgres.connection import connect, transaction
 from support.dashboard import VIEWS, queries
 from support.environment import LONG
@@ -213,6 +218,22 @@ def test_a_search_for_gaps_reads_so_many_rows_and_no_more(bounded, history):
             positions = load_summaries(connection, [name], batches=0)[name].positions
             found = look_for_gaps(connection, name, positions, rows=rows)
         assert (found.gaps, found.rows) == ((), rows)
+
+
+def test_a_slice_of_an_audit_reads_its_own_coverage(bounded, history, large):
+    class Explained(Snapshot):
+        def table(self, query):
+            with transaction(self.connection) as cursor:
+                cursor.execute(query)
+                columns = list(zip(*cursor.fetchall(), strict=True))
+            return pa.table({str(number): column for number, column in enumerate(columns)})
+
+    slice_ = Slice(3, history.end // 2, history.end // 2 + 100)
+    unit = Unit(history.topic, ID, (slice_,))
+    with connect_arrow(large, application="tests", read_only=True) as arrow, bounded() as connection:
+        rows = LocatedRows(Explained(arrow, connection), history.pipeline, unit, [], is_shared=False)
+        covering = rows.covering(slice_)
+    assert covering.starts[0] <= slice_.start < slice_.end <= covering.ends[-1]
 
 
 def test_the_dashboard_reads_a_bounded_part_of_the_history(bounded):

@@ -19,7 +19,7 @@ from exactbatch.pipeline import Pipeline
 from exactbatch.sinks.values.null_safe_groups import column_list
 
 _FOLD: Final = sql.Identifier("pg_temp", "exactbatch_fold")
-_IS_NEW: Final = sql.Identifier("exactbatch is new")
+_CHANGES: Final = sql.Identifier("pg_temp", "exactbatch_changes")  # those of one window
 _IS_FOLD: Final = sql.Identifier("exactbatch is fold")
 _WRITER: Final = sql.Identifier("exactbatch writer")
 _PLACE: Final = ("kafka_topic", "kafka_partition", "kafka_offset")
@@ -37,15 +37,15 @@ class LatestValues(ExpectedValues):
         assert kept is not None
         self._kept = kept
         self._names = [column.name for column in pipeline.value.columns]
-        # With the collations of the target, by which versions are compared. A change is new until its window is folded.
-        snapshot.execute(
-            sql.SQL(
-                "create temporary table exactbatch_fold as select {names}, null::boolean as deleted, "
-                "null::text as kafka_topic, null::integer as kafka_partition, null::bigint as kafka_offset, "
-                "null::timestamptz as kafka_timestamp, null::bigint as {batch}, true as {is_new} "
-                "from {target} with no data"
-            ).format(names=column_list(self._names), batch=BATCH, is_new=_IS_NEW, target=pipeline.sink.table)
-        )
+        # With the collations of the target, by which versions are compared.
+        for table in (_FOLD, _CHANGES):
+            snapshot.execute(
+                sql.SQL(
+                    "create table {table} as select {names}, null::boolean as deleted, "
+                    "null::text as kafka_topic, null::integer as kafka_partition, null::bigint as kafka_offset, "
+                    "null::timestamptz as kafka_timestamp, null::bigint as {batch} from {target} with no data"
+                ).format(table=table, names=column_list(self._names), batch=BATCH, target=pipeline.sink.table)
+            )
         snapshot.execute(sql.SQL("create index on {} ({})").format(_FOLD, column_list(kept.key)))
 
     def differing(self) -> Finding:
@@ -94,7 +94,7 @@ class LatestValues(ExpectedValues):
                 # Each is materialized: a check may raise for a rejected record, and a cast of an unstorable value fail.
                 "with accepted as materialized (select * from {expected} e where e.{batch} <> {not_covered} "
                 "and {not_rejected}), e as materialized (select * from accepted e where not ({unstorable})), "
-                "added as (insert into {fold} select {values}, deleted, {place}, kafka_timestamp, {batch}, true from e "
+                "added as (insert into {changes} select {values}, deleted, {place}, kafka_timestamp, {batch} from e "
                 "returning 1) select count(*) from added"
             ).format(
                 expected=EXPECTED,
@@ -102,7 +102,7 @@ class LatestValues(ExpectedValues):
                 not_covered=sql.Literal(NOT_COVERED),
                 unstorable=self._is_unstorable,
                 not_rejected=NOT_REJECTED,
-                fold=_FOLD,
+                changes=_CHANGES,
                 values=sql.SQL(", ").join(values),
                 place=column_list(_PLACE),
             ),
@@ -110,13 +110,14 @@ class LatestValues(ExpectedValues):
         )
         self._snapshot.execute(
             sql.SQL(
-                "delete from {fold} f using (select ctid as row, row_number() over "
-                "(partition by {key} order by {order}) as rank from {fold} "
-                "where ({key}) in (select {key} from {fold} where {is_new})) ranked "
-                "where f.ctid = ranked.row and ranked.rank > 1"
-            ).format(fold=_FOLD, key=column_list(self._kept.key), order=self._latest_first(), is_new=_IS_NEW)
+                "with earlier as (delete from {fold} where ({key}) in (select {key} from {changes}) returning *) "
+                "insert into {fold} select distinct on ({key}) * "
+                "from (table {changes} union all table earlier) c order by {key}, {order}"
+            ).format(
+                fold=_FOLD, changes=_CHANGES, key=column_list(self._kept.key), order=self._latest_first()
+            )
         )
-        self._snapshot.execute(sql.SQL("update {0} set {1} = false where {1}").format(_FOLD, _IS_NEW))
+        self._snapshot.execute(sql.SQL("truncate {}").format(_CHANGES))
 
     def _latest_first(self) -> sql.Composable:
         return sql.Composed(

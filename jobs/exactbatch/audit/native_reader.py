@@ -21,10 +21,10 @@ from exactbatch.kafka.consumer import Event, Signals, concerns_reading
 from exactbatch.kafka.native_client import Addresses, NativeClient
 from exactbatch.kafka.native_library import address_of
 
-# All memory of a process as words of 8 bytes, from the second page on: an address is an index. A 64-bit process has
-# 2**47 bytes; librdkafka aligns its messages to words.
+# All memory of a process as words of 8 bytes, from the second page on: an address is an index. Linux gives a process
+# addresses below 2**47 on x86-64, and below 2**48 on arm64. librdkafka aligns its messages to words.
 _FIRST: Final = 4096
-_WORDS: Final = (2**47 - _FIRST) // 8
+_WORDS: Final = (2**48 - _FIRST) // 8
 _MEMORY: Final = np.ctypeslib.as_array((c.c_uint64 * _WORDS).from_address(_FIRST))
 _BYTES: Final = np.ctypeslib.as_array((c.c_uint8 * (8 * _WORDS)).from_address(_FIRST))
 # Fields of rd_kafka_message_t, in words. The first is of 4 bytes.

@@ -48,14 +48,19 @@ batches as (
     where b.pipeline = $1
 )
 """
-# By partition, and by pipeline with the same target: offsets whose results both have in it.
+# By partition, and by pipeline with the same target: offsets whose results both have in it. Coverage is united by
+# partition first: comparing each row of it with each of the other pipeline would be quadratic.
 _DOUBLED: Final = """
-select o.pipeline, c.topic, c.partition, min(lower(c.offsets * o.offsets)),
-       sum(upper(c.offsets * o.offsets) - lower(c.offsets * o.offsets))::bigint,
+with covered as (
+    select pipeline, topic, topic_id, partition, range_agg(offsets) as offsets
+    from exactbatch.coverage where kind <> 'loss' and (pipeline = $1 or pipeline = any({}::text[]))
+    group by pipeline, topic, topic_id, partition
+)
+select o.pipeline, c.topic, c.partition, min(lower(shared.offsets)),
+       sum(upper(shared.offsets) - lower(shared.offsets))::bigint,
        (select bool_or(p.shares_topics) from exactbatch.pipeline p where p.name in ($1, o.pipeline))
-from exactbatch.coverage c join exactbatch.coverage o on o.pipeline = any({}::text[]) and o.kind <> 'loss'
-    and o.topic_id = c.topic_id and o.partition = c.partition and o.offsets && c.offsets
-where c.pipeline = $1 and c.kind <> 'loss'
+from covered c join covered o using (topic_id, partition), unnest(c.offsets * o.offsets) as shared (offsets)
+where c.pipeline = $1 and o.pipeline <> $1
 group by o.pipeline, c.topic, c.partition order by 1, 2, 3
 """
 _CONTRADICTIONS: Final = """
@@ -131,7 +136,9 @@ def find_places(
     report.contradictory = len(contradictions)
     report.notes += [f"the ledger contradicts itself: {row[0]}" for row in contradictions[:SHOWN]]
     doubled = sql.SQL(_DOUBLED).format(sql.Literal([name for name, _ in sharing]))
-    for other, topic, partition, first, count, is_intended in snapshot.rows(doubled, pipeline.name):
+    for other, topic, partition, first, count, is_intended in (
+        snapshot.rows(doubled, pipeline.name) if sharing else ()
+    ):
         report.doubled += 0 if is_intended else count
         report.notes.append(
             f"{topic}[{partition}]: pipeline {other!r} also has {count} of these offsets in the same target, from "

@@ -71,7 +71,10 @@ class LocatedRows:
             "select lower(offsets), upper(offsets), "
             "case kind when 'pruned' then {folded} else coalesce(batch_id, {not_covered}) end::bigint, kind = 'loss' "
             "from exactbatch.coverage where pipeline = {pipeline} and topic_id = {topic_id}::uuid "
-            "and partition = {partition} and offsets && int8range({start}, {end}) order by lower(offsets)"
+            "and partition = {partition} and offsets && int8range({start}, {end}) "
+            # What the index is of.
+            "and exactbatch.log_key(pipeline, topic_id, partition) = "
+            "exactbatch.log_key({pipeline}, {topic_id}::uuid, {partition}) order by lower(offsets)"
         ).format(
             folded=sql.Literal(FOLDED),
             not_covered=sql.Literal(NOT_COVERED),
