@@ -774,8 +774,8 @@ MUTANTS: Final = (
     Mutant(
         "a batch looks for the earlier results of its groups without the index",
         "sinks/aggregate/partial_results.py",
-        '"where {hash_of_earlier} >= {hash_of_inserted} order by {hash_of_earlier} limit 1) "',
-        '"where {hash_of_earlier} = {hash_of_inserted} limit 1) "',
+        '"where {hash_of_earlier} >= {hash_of_result} order by {hash_of_earlier} limit 1) "',
+        '"where {hash_of_earlier} = {hash_of_result} limit 1) "',
         ("tests/integration/test_growth.py::test_a_batch_of_an_aggregate_costs_what_it_changes",),
     ),
     Mutant(
@@ -2457,6 +2457,38 @@ MUTANTS: Final = (
         "            errors[name] = error\n",
         "            raise\n",
         ("tests/integration/test_tables_tasks.py::test_a_table_that_cannot_be_made_any_more_stops_no_other",),
+    ),
+    Mutant(
+        "a report of many tables waits for Kafka once for each",
+        "airflow/tables_tasks.py",
+        "                    break  # the others would wait in vain\n",
+        "                    continue\n",
+        ("tests/integration/test_tables_tasks.py::test_a_report_of_all_tables_waits_once_for_kafka",),
+    ),
+    Mutant(
+        "a topic whose table has the name of a registered one takes its place",
+        "tables.py",
+        "kept = [topic for topic in members if topic in registered]",
+        "kept = list(members)[:1]",
+        ("tests/unit/test_tables_definition.py::test_topics_with_one_name_do_not_concern_the_others",),
+    ),
+    Mutant(
+        "a slice of an audit reads all coverage",
+        "audit/rows.py",
+        '            "and exactbatch.log_key(pipeline, topic_id, partition) = "\n'
+        '            "exactbatch.log_key({pipeline}, {topic_id}::uuid, {partition}) order by lower(offsets)"\n',
+        '            "order by lower(offsets)"\n',
+        ("tests/integration/test_query_plans.py::test_a_slice_of_an_audit_reads_its_own_coverage",),
+    ),
+    Mutant(
+        "of the changes of a key, the audit keeps the latest of the newest window",
+        "audit/latest_values.py",
+        "(table {changes} union all table earlier)",
+        "(table {changes})",
+        (
+            "tests/integration/test_audit_without_history.py"
+            "::test_the_audit_finds_every_row_that_is_not_the_latest_change_in_the_log",
+        ),
     ),
     Mutant(
         "a target that is the changes of another is not found beside it",

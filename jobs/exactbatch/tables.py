@@ -1,6 +1,6 @@
 """Many tables: one pipeline for each topic, run by one DAG."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from exactbatch.errors import ConfigurationError, ExactbatchError, TablesFailed, TablesUnfinished
@@ -120,12 +120,15 @@ class Tables:
             raise error
         return members
 
-    def possible_members(self, topics: Iterable[str]) -> tuple[list[Pipeline], dict[str, ConfigurationError]]:
-        """Return the pipelines of topics, by name, and what member() raises for the others, by the member's name.
+    def possible_members(
+        self, topics: Iterable[str], registered: Collection[str] = ()
+    ) -> tuple[list[Pipeline], dict[str, ConfigurationError]]:
+        """Return the pipelines of topics, by name, and the errors of topics without one, by the member's name.
 
-        Raises ConfigurationError if two topics would have pipelines of the same name.
+        These are what member() raises, and an error for topics whose members would have the same name. If one of such
+        topics is `registered`, it keeps its member, and the errors of the others are found by their topics.
         """
-        found: dict[str, Pipeline] = {}
+        by_name: dict[str, dict[str, Pipeline]] = {}
         unmade: dict[str, ConfigurationError] = {}
         for topic in sorted(set(topics)):
             try:
@@ -133,15 +136,27 @@ class Tables:
             except ConfigurationError as error:
                 unmade[self.name_of(topic)] = error
                 continue
-            if pipeline is None:
-                continue
-            other = found.setdefault(pipeline.name, pipeline)
-            if other is not pipeline:
-                raise self._error(
-                    f"the topics {other.known_topics(())[0]!r} and {topic!r} would both be {pipeline.name!r}. Let a "
-                    f"group of the pattern match what tells them apart: (?P<table>.+)"
-                )
-        return [found[name] for name in sorted(found)], unmade
+            if pipeline is not None:
+                by_name.setdefault(pipeline.name, {})[topic] = pipeline
+        found: list[Pipeline] = []
+        for name, members in sorted(by_name.items()):
+            kept = [topic for topic in members if topic in registered] if len(members) > 1 else list(members)
+            if len(kept) == 1:
+                found.append(members[kept[0]])
+                unmade |= {
+                    topic: self._same_name(name, list(members)) for topic in members if topic not in kept
+                }
+            else:
+                unmade[name] = self._same_name(name, list(members))
+        return found, unmade
+
+    def _same_name(self, name: str, topics: list[str]) -> ConfigurationError:
+        both = "both" if len(topics) == 2 else "all"
+        listed = f"{', '.join(map(repr, topics[:-1]))} and {topics[-1]!r}"
+        return self._error(
+            f"the topics {listed} would {both} be {name!r}. Let a group of the pattern match what tells them apart: "
+            f"(?P<table>.+)"
+        )
 
     def name_of(self, topic: str) -> str:
         """Return the name of a topic's member; the topic itself if it gives none."""

@@ -8,8 +8,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from confluent_kafka.admin import NewTopic
 from typer.testing import CliRunner
 
+from exactbatch import TopicPattern
 from exactbatch.cli.app import app
 from exactbatch.errors import ConfigurationError, TopicMissing
 from exactbatch.ledger import Ledger, Run
@@ -19,6 +21,7 @@ from exactbatch.planning.plan_tables import plan_tables, preview_tables
 from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.postgres.connection import transaction
 from support.shop import Shop
+from support.topics import await_leaders
 
 WINDOW = ReplayRequest(window=(datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 2, tzinfo=UTC)))
 
@@ -64,6 +67,9 @@ def test_a_table_that_cannot_be_made_stops_no_other(
     assert plans(only=["event"]).keys() == {name}
     one = ReplayRequest(ranges=(RequestedRange(f"{tables.name}.public.orders", 0, 0, 1),))
     assert list(plans(run=Run("shop", "run", 0), request=one, origin="manual")) == [f"{tables.name}.orders"]
+    that = ReplayRequest(ranges=(RequestedRange(f"{tables.name}.public.event", 0, 0, 1),))
+    with pytest.raises(ConfigurationError, match="its function raises KeyError for the topic"):
+        plans(run=Run("shop", "run", 0), request=that, origin="manual")
     assert isinstance(preview_tables(connection, kafka_log, tables)[name], ConfigurationError)
     status = load_tables_status(connection, kafka_log, tables)
     assert list(status.errors) == [name]
@@ -84,6 +90,24 @@ def test_a_table_that_cannot_be_made_stops_no_other(
     audited = {each["pipeline"]: each["error"] for each in json.loads(done["audit"].stdout)["members"]}
     assert sorted(audited) == sorted(f"{tables.name}.{table}" for table in ("orders", "customers", "event"))
     assert [each for each in audited if "raises KeyError" in audited[each]] == [name]
+
+
+def test_a_topic_whose_table_has_the_name_of_a_registered_one_stops_no_table(
+    tables, connection, kafka_log, admin
+):
+    second = f"{tables.name}.another.orders"
+    for created in admin.create_topics([NewTopic(second, 1, 1)]).values():
+        created.result(60)
+    await_leaders(admin, second, 1)
+    tables = replace(tables, topics=TopicPattern(rf"{tables.name}\..*"))
+    plans = {each.name: each for each in plan_tables(connection, kafka_log, tables, None, None, origin="cli")}
+    assert plans.keys() == {second, *(f"{tables.name}.{table}" for table in ("orders", "customers", "event"))}
+    assert [name for name, each in plans.items() if each.error is not None] == [second]
+    assert "Let a group of the pattern match what tells them apart" in str(plans[second].error)
+    assert plans[f"{tables.name}.orders"].topic == f"{tables.name}.public.orders"
+    that = ReplayRequest(ranges=(RequestedRange(second, 0, 0, 1),))
+    with pytest.raises(ConfigurationError, match="would both be"):
+        plan_tables(connection, kafka_log, tables, None, that, origin="cli")
 
 
 @pytest.mark.parametrize("origin", ["backfill", "manual"])

@@ -21,6 +21,7 @@ from exactbatch.batch.engines.driver_engine import DriverEngine
 from exactbatch.batch.process_tables import member_batches, process_tables
 from exactbatch.errors import KafkaUnavailable, TablesUnfinished
 from exactbatch.errors.exit_status import TERMINAL
+from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger, ledger_session
 from exactbatch.planning import plan_tables
 from exactbatch.planning.run import plan_run
@@ -152,6 +153,35 @@ def test_all_tables_are_noted_as_announced_in_one_session_before_what_the_user_c
     for callback in report.on_success_callback:
         callback({"ti": run})
     assert (sessions, seen) == (["exactbatch report"], [[(True,)] * 3])
+
+
+def test_a_report_of_all_tables_waits_once_for_kafka(world, shop, make_tasks, monkeypatch, settings):
+    calls, sessions = [], []
+
+    def unreachable(_: Any, group: str, __: Any) -> None:
+        calls.append(group)
+        raise KafkaUnavailable("no answer")
+
+    def session(postgres: str, name: str, *arguments: Any) -> Any:
+        sessions.append(name)
+        return ledger_session(postgres, name, *arguments)
+
+    tasks = make_tasks(shop.tables())
+    run = Run("first")
+    tasks.plan(run)
+    tasks.process(run)
+    monkeypatch.setattr(KafkaBroker, "commit_group", unreachable)
+    monkeypatch.setattr(KafkaBroker, "partitions", lambda *_: pytest.fail("the report needs no offsets"))
+    monkeypatch.setattr("exactbatch.ledger.ledger_session", session)
+    events = Events()
+    tasks.tasks["report_batch"].python_callable(
+        run.xcoms["batches"], run.xcoms["missed"], ti=run, outlet_events=events
+    )
+    assert [each["pipeline"] for each in events.extra["batches"]] == [
+        f"{shop.prefix}.{name}" for name in NAMES
+    ]
+    assert calls == [f"exactbatch.{shop.prefix}.customers"]
+    assert sessions == ["exactbatch report"]
 
 
 def test_a_bad_table_fails_the_task_and_its_next_try_submits_only_this_one(world, shop, make_tasks):

@@ -110,6 +110,26 @@ def test_two_topics_with_one_name_are_refused():
         tables.members(["a.t", "b.t"])
 
 
+@pytest.mark.parametrize(
+    ("registered", "made", "unmade"),
+    [
+        ((), ["shop.other"], {"shop.t"}),
+        (("b.t",), ["shop.other", "shop.t"], {"a.t", "c.t"}),
+        (("a.t", "b.t"), ["shop.other"], {"shop.t"}),  # which of them wrote the rows is not known
+    ],
+)
+def test_topics_with_one_name_do_not_concern_the_others(registered, made, unmade):
+    tables = Tables(name="shop", topics=TopicPattern(".*"), pipeline=of)
+    members, errors = tables.possible_members(["c.t", "b.t", "a.t", "a.other"], registered)
+    assert [each.name for each in members] == made
+    assert errors.keys() == unmade
+    for error in errors.values():
+        assert "the topics 'a.t', 'b.t' and 'c.t' would all be 'shop.t'" in str(error)
+    assert [each.known_topics(())[0] for each in members if each.name == "shop.t"] == list(registered)[:1] * (
+        "shop.t" in made
+    )
+
+
 def test_a_topic_that_is_none_of_them_has_no_member():
     with pytest.raises(ConfigurationError, match="'b' is none of topics that match 'a'"):
         Tables(name="shop", topics=TopicPattern("a"), pipeline=of).member("b")

@@ -15,7 +15,7 @@ from exactbatch.airflow.batches import check_committed, check_own, named_batch
 from exactbatch.airflow.connections import Connections
 from exactbatch.airflow.errors import airflow_errors
 from exactbatch.airflow.metrics import metrics_are_on, send, send_gauges
-from exactbatch.errors import ExactbatchError
+from exactbatch.errors import ExactbatchError, KafkaUnavailable
 from exactbatch.errors.translation import translate_all_errors
 from exactbatch.pipeline import Pipeline
 
@@ -111,11 +111,16 @@ def announce(settings: "Settings", plans: Iterable[str]) -> None:
             send(count(connection, announced))
 
 
-def show_progress(broker: "KafkaBroker", pipeline: Pipeline, report: "Report") -> None:
-    """Commit to the consumer group that lag tools read. exactbatch does not read it, so an error is only logged."""
+def show_progress(broker: "KafkaBroker", pipeline: Pipeline, report: "Report") -> bool:
+    """Commit to the consumer group that lag tools read. exactbatch does not read it, so an error is only logged.
+
+    Returns false if Kafka cannot be reached.
+    """
     try:
         with translate_all_errors():
             stored = {key: offset for key, offset in report.stored.items() if pipeline.loads(key[0])}
             broker.commit_group(f"exactbatch.{pipeline.name}", stored)
     except ExactbatchError as error:
         logger.warning("lag tools do not see this batch yet: %s: %s", type(error).__name__, error)
+        return not isinstance(error, KafkaUnavailable)
+    return True

@@ -23,6 +23,8 @@ from exactbatch.airflow.report_task import ANNOUNCED, announce, show_progress
 
 if TYPE_CHECKING:
     from exactbatch.ledger import Ledger
+    from exactbatch.operations.report import Report
+    from exactbatch.pipeline import Pipeline
     from exactbatch.planning.plan_tables import MemberPlan
 
 logger = logging.getLogger(__name__)
@@ -153,55 +155,55 @@ def report_tables_task(
         from exactbatch.errors import ConfigurationError
         from exactbatch.kafka.broker import KafkaBroker
         from exactbatch.ledger import Ledger, ledger_session
-        from exactbatch.operations.report import as_one_table, load_report
+        from exactbatch.operations.report import as_one_table, report_from_ledger
         from exactbatch.postgres.connection import transaction
 
         if batches in (None, ""):
             raise AirflowSkipException("plan_batch has left no batches")
         with airflow_errors():
             tables, settings = load_tables(reference), connections.settings()
-            broker, events = KafkaBroker(settings.kafka), []
             announced: dict[str, list[str]] = {}
-            reports = []
+            reports: list[tuple[Pipeline, Report]] = []
             own = {batch.topic: batch for batch in named_batches(batches)}
             plans = missed_plans(missed)
             for batch in own.values():
                 plans.setdefault(batch.topic, []).append(batch.plan_id)
-            with (
-                ledger_session(settings.postgres, "exactbatch report") as connection,
-                transaction(connection),
-            ):
-                found = Ledger(connection).unannounced_of_plans(chain.from_iterable(plans.values()))
-            waiting = {batch.plan_id: batch for batch in found}
-            for topic in sorted(plans):
-                try:
-                    pipeline = tables.member(topic)
-                except ConfigurationError as error:
-                    # It holds no event of the others back; its batch is announced when it can be made again.
-                    logger.error("%s: %s: %s", tables.name_of(topic), type(error).__name__, error)
-                    continue
-                if pipeline is None:
-                    continue  # the function has since left the topic out
-                new = [waiting[plan] for plan in plans[topic] if plan in waiting]
-                if not new:
-                    logger.info("%s: every committed batch has been announced", pipeline.name)
-                    continue
-                if topic in own and new[-1].plan_id == own[topic].plan_id:
-                    check_own(new[-1], ti, pipeline=pipeline.name)
-                new_plans = [batch.plan_id for batch in new]
-                report = load_report(
-                    settings.postgres, broker, pipeline, new[-1].batch_id, new_plans[-1], new_plans[:-1]
-                )
-                events.append(report.as_json())
-                announced[pipeline.name] = list(map(str, new_plans))
-                reports.append(report)
-                show_progress(broker, pipeline, report)
-            if not events:
+            with ledger_session(settings.postgres, "exactbatch report") as connection:
+                with transaction(connection):
+                    found = Ledger(connection).unannounced_of_plans(chain.from_iterable(plans.values()))
+                waiting = {batch.plan_id: batch for batch in found}
+                for topic in sorted(plans):
+                    try:
+                        pipeline = tables.member(topic)
+                    except ConfigurationError as error:
+                        # It holds no event of the others back; its batch is announced when it can be made again.
+                        logger.error("%s: %s: %s", tables.name_of(topic), type(error).__name__, error)
+                        continue
+                    if pipeline is None:
+                        continue  # the function has since left the topic out
+                    new = [waiting[plan] for plan in plans[topic] if plan in waiting]
+                    if not new:
+                        logger.info("%s: every committed batch has been announced", pipeline.name)
+                        continue
+                    if topic in own and new[-1].plan_id == own[topic].plan_id:
+                        check_own(new[-1], ti, pipeline=pipeline.name)
+                    new_plans = [batch.plan_id for batch in new]
+                    report = report_from_ledger(
+                        connection, pipeline, new[-1].batch_id, new_plans[-1], new_plans[:-1]
+                    )
+                    reports.append((pipeline, report))
+                    announced[pipeline.name] = list(map(str, new_plans))
+            if not reports:
                 raise AirflowSkipException("every committed batch has been announced")
-            print(as_one_table(reports))  # noqa: T201 - a task's output is its log
+            print(as_one_table([report for _, report in reports]))  # noqa: T201 - a task's output is its log
             beyond = ti.xcom_pull(task_ids="plan_batch", key="beyond_stored") or []
+            events = [report.as_json() for _, report in reports]
             outlet_events[asset].extra = {"tables": tables.name, "batches": events, "beyond_stored": beyond}
             ti.xcom_push(key=ANNOUNCED, value=announced)
+            broker = KafkaBroker(settings.kafka)
+            for pipeline, report in reports:
+                if not show_progress(broker, pipeline, report):
+                    break  # the others would wait in vain
 
     return report_batch(*batches)
 

@@ -279,12 +279,8 @@ class KafkaBroker:
         policies = self._topic_settings(topics, "cleanup.policy")
         for topic in topics:
             if topic not in policies:
-                missing = acl_missing(
-                    "DescribeConfigs", "topic", topic, "checking whether Kafka compacts it (cleanup.policy)"
-                )
-                raise ConfigurationError(
-                    f"{missing} A replay with available_only does not need it.", topic=topic
-                )
+                purpose = "checking whether Kafka compacts it (cleanup.policy)"
+                raise acl_missing("DescribeConfigs", "topic", topic, purpose)
         return {topic for topic in topics if "compact" in policies[topic][0]}
 
     def retention(self, topics: Sequence[str]) -> dict[str, Retention]:

@@ -3,7 +3,7 @@
 import io
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
@@ -18,7 +18,8 @@ from exactbatch.ledger import Batch, Ledger, PartlyCommitted, ledger_session
 from exactbatch.model import LogPartition
 from exactbatch.offsets import OffsetRange, TopicPartition
 from exactbatch.pipeline import Pipeline
-from exactbatch.postgres.connection import transaction
+from exactbatch.postgres.connection import Connection, transaction
+from exactbatch.topic_pattern import known_topics
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +124,21 @@ def load_report(
 
     Raises BatchLost, NotRegistered and PostgresUnavailable.
     """
-    with ledger_session(postgres, "exactbatch report") as connection, transaction(connection):
+    with ledger_session(postgres, "exactbatch report") as connection:
+        report = report_from_ledger(connection, pipeline, batch_id, plan_id, missed)
+    topics = known_topics(pipeline.topics, (topic for topic, _ in report.stored))
+    return replace(report, partitions=_partitions(broker, topics))
+
+
+def report_from_ledger(
+    connection: Connection,
+    pipeline: Pipeline,
+    batch_id: int,
+    plan_id: UUID | None = None,
+    missed: Sequence[UUID] = (),
+) -> Report:
+    """Like load_report(), without the pipeline's logs."""
+    with transaction(connection):
         ledger = Ledger(connection)
         batch = ledger.batch(batch_id, plan_id)
         # With commit="partition", some ranges of a superseded batch may be committed.
@@ -145,7 +160,7 @@ def load_report(
         ranges=tuple(range_ for range_, _ in ranges),
         records=tuple(records for _, records in ranges),
         stored={offset.topic_partition: offset.next_offset for offset in positions},
-        partitions=_partitions(broker, pipeline.known_topics(positions)),
+        partitions=(),
         missed=others,
         overtaken_by=overtaken_by,
         partly=partly.get(batch_id),

@@ -61,17 +61,14 @@ def find_members(
 ) -> tuple[list[Pipeline], dict[str, ConfigurationError]]:
     """Return the members of Tables, by name: of the named topics, or of all that match and those that ever did.
 
-    Also returns, by name, why the function of the Tables cannot make other members: these stop no other.
+    Also returns the errors of topics that have no member, as Tables.possible_members() does: these stop no other.
 
-    Raises ConfigurationError if two topics have one name, TopicMissing if no topic matches, KafkaUnavailable and
-    PostgresUnavailable.
+    Raises TopicMissing if no topic matches, KafkaUnavailable and PostgresUnavailable.
     """
     if not isinstance(tables.topics, TopicPattern):
         return tables.possible_members(tables.topics)
-    known = _registered_topics(connection, tables)
-    return tables.possible_members(
-        broker.matching_topics(tables.topics, [t for t in known if tables.loads(t)])
-    )
+    known = [topic for topic in _registered_topics(connection, tables) if tables.loads(topic)]
+    return tables.possible_members(broker.matching_topics(tables.topics, known), registered=known)
 
 
 def registered_members(connection: Connection, tables: Tables) -> list[Pipeline]:
@@ -251,7 +248,7 @@ def plan_tables(
         members = selected(
             tables, members, [table for table in only if f"{tables.prefix}{table}" not in unmade]
         )
-    requests = _requests(connection, tables, members, request)
+    requests = _requests(connection, tables, members, unmade, request)
     if requests is not None:
         members = [member for member in members if member.name in requests]
     observed = observe_members(connection, broker, members) if request is None else {}
@@ -331,9 +328,17 @@ def selected(tables: Tables, members: Sequence[Pipeline], only: Collection[str])
 
 
 def _requests(
-    connection: Connection, tables: Tables, members: Sequence[Pipeline], request: ReplayRequest | None
+    connection: Connection,
+    tables: Tables,
+    members: Sequence[Pipeline],
+    unmade: Mapping[str, ConfigurationError],
+    request: ReplayRequest | None,
 ) -> Mapping[str, ReplayRequest] | None:
-    """Return the request to each member that it concerns; None without one. Raises ConfigurationError."""
+    """Return the request to each member that it concerns; None without one.
+
+    Raises ConfigurationError if no member has a topic or a batch of the request, and the error of a member that is
+    among the `unmade`.
+    """
     if request is None:
         return None
     if request.window is not None:
@@ -344,6 +349,9 @@ def _requests(
         by_topic = {member.known_topics(())[0]: member.name for member in members}
         for range_ in request.ranges:
             if range_.topic not in by_topic:
+                for name in (range_.topic, tables.name_of(range_.topic)):
+                    if name in unmade:
+                        raise unmade[name]
                 raise ConfigurationError(f"{range_}: no table of {tables.name!r} loads this topic")
             name = by_topic[range_.topic]
             ranges = found[name].ranges if name in found else ()
@@ -352,6 +360,8 @@ def _requests(
     with transaction(connection):
         batches = [Ledger(connection).batch(batch_id) for batch_id in request.batch_ids]
     for batch in batches:
+        if batch.pipeline in unmade:
+            raise unmade[batch.pipeline]
         if batch.pipeline not in names:
             raise ConfigurationError(
                 f"batch {batch.batch_id} is one of pipeline {batch.pipeline!r}, which is no table of {tables.name!r}"

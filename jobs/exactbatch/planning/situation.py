@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
-from exactbatch.errors import ReplayRefused
+from exactbatch.errors import ConfigurationError, ReplayRefused
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger
 from exactbatch.model import FoundRecord, LogPartition, StoredOffset
@@ -82,8 +82,20 @@ def observe(
         partitions=partitions,
         named=named,
         first_records=first_records,
-        compacted=frozenset() if request.available_only else frozenset(broker.compacted(topics)),
+        compacted=frozenset() if request.available_only else _compacted(broker, topics),
     )
+
+
+def _compacted(broker: KafkaBroker, topics: Sequence[str]) -> frozenset[str]:
+    """Return the topics that Kafka compacts. Raises ConfigurationError if an ACL hides it."""
+    try:
+        return frozenset(broker.compacted(topics))
+    except ConfigurationError as error:
+        if error.topic is None:
+            raise
+        raise ConfigurationError(
+            f"{error} A replay with available_only does not need it.", topic=error.topic
+        ) from error
 
 
 def ranges_of_batches(
