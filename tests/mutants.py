@@ -1262,8 +1262,8 @@ MUTANTS: Final = (
     Mutant(
         "compaction drops the change that has a value which another one lacks",
         "sinks/upsert/change_compaction.py",
-        '"and {is_needless} "',
-        '"and (true or {is_needless}) "',
+        "bool_and(is_superseded) as is_superseded",
+        "bool_or(is_superseded) as is_superseded",
         (
             "tests/integration/test_unchanged_values.py::test_any_order_of_events_gives_what_a_plain_program_says_and_in_the_end_the_source",
         ),
@@ -1974,7 +1974,7 @@ MUTANTS: Final = (
     Mutant(
         "a replay takes a delete back whose tombstone may be gone",
         "planning/compacted_topics.py",
-        "        if kept:",
+        "        if remaining:",
         "        if False:",
         (
             "tests/integration/test_surprises.py::test_replay_that_would_bring_back_what_delete_has_removed_is_refused",

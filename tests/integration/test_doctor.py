@@ -99,7 +99,7 @@ def test_a_healthy_deployment_has_no_problem(doctor, pipeline):
     assert not [each for each in findings if each["level"] == "problem"]
     done = CliRunner().invoke(app, ["doctor", "pipelines_to_examine:p0"])
     assert (done.exit_code, "0 problems" in done.stdout) == (0, True)
-    assert "→ Remove EXACTBATCH_FAST_PATH" in done.stdout
+    assert "→ To make large batches faster, unset EXACTBATCH_FAST_PATH." in done.stdout
 
 
 def test_java_is_missing(doctor, pipeline, tmp_path):

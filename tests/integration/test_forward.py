@@ -826,7 +826,7 @@ def test_a_pipeline_is_registered_with_its_topic(late, connection):
     without = replace(late.pipeline, forward=None)
     with (
         transaction(connection),
-        pytest.raises(NotRegistered, match="forwards its results to no topic, and is reg"),
+        pytest.raises(NotRegistered, match="forwards its results to no topic, but is reg"),
     ):
         Ledger(connection).check_registered(without)
     with (

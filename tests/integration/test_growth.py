@@ -230,6 +230,29 @@ def test_a_batch_of_an_aggregate_costs_what_it_changes(connection, batches):
     assert "sums_partial" not in [node.get("Relation Name") for node in others]
 
 
+def test_compaction_passes_over_each_change_a_few_times(connection):
+    """Although it looks for the value that each of the latest changes lacks."""
+    sink = Upsert("public.t", key=("id",), version="v")
+    keys, changes = 500, 2_000
+    with transaction(connection) as cursor:
+        sink.prepare(cursor, (Column("id", "integer"), Column("v", "integer"), Column("doc", "text")))
+        cursor.execute("alter table public.t_change add column if not exists unchanged_columns text[]")
+        cursor.execute(
+            "insert into public.t_change (id, v, doc, deleted, unchanged_columns, kafka_topic, kafka_partition, "
+            "kafka_offset, kafka_timestamp, batch_id) select o %% %s, o, case when o < %s then 'x' end, false, "
+            "case when o >= %s then array['doc'] end, 't', 0, o, now(), 1 from generate_series(0, %s) o",
+            (keys, keys, keys, changes - 1),
+        )
+    part = (OffsetRange("t", 0, 0, changes, ID), (1,))
+    with executed_plans(connection) as plans, transaction(connection) as cursor:
+        # Of each key, the latest change and the one that has its value stay.
+        assert sink.compactor.compact(cursor, [part]) == {("t", 0): (changes - 2 * keys, 2 * keys)}
+    [compaction] = [plan for plan in plans if "judged" in plan.statement]
+    for node in compaction.nodes():
+        removed = sum(node.get(f"Rows Removed by {step}", 0) for step in ("Filter", "Join Filter"))
+        assert (node["Actual Rows"] + removed) * node["Actual Loops"] <= 2 * changes, node
+
+
 def test_a_check_of_one_pipeline_reads_the_registrations_that_may_share_its_tables(connection, monkeypatch):
     """Not all of thousands, as those of many tables are."""
     ledger = Ledger(connection)

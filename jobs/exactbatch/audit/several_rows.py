@@ -30,11 +30,13 @@ def several_differ(
     return sql.SQL(
         "select distinct o from ("
         'select e.kafka_offset as o, e.{batch} as b, row({expected})::text collate "C" as v, 1 as e, 0 as t from e '
-        "where (e.kafka_offset, e.{batch}) not in (select kafka_offset, {batch} from e where {unstorable}) "
+        "where not exists (select from e u where u.kafka_offset = e.kafka_offset and u.{batch} = e.{batch} "
+        "and u.{unstorable}) "
         "union all "
         'select t.kafka_offset, {row_batch}, row({actual})::text collate "C", 0, 1 from {table} t where {in_window} '
-        "and ((t.kafka_offset, {row_batch}) in (select kafka_offset, {batch} from e) "
-        "or (t.kafka_offset, {row_batch}) in (select * from unnest({offsets}::bigint[], {batches}::bigint[])))"
+        # One list: with two and OR between them, Postgres would search each again for every row.
+        "and (t.kafka_offset, {row_batch}) in (select kafka_offset, {batch} from e union all "
+        "select * from unnest({offsets}::bigint[], {batches}::bigint[]))"
         ") q group by o, b, v having {differ}"
     ).format(
         batch=batch,

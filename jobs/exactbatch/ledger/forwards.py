@@ -142,7 +142,9 @@ class Forwards(OnConnection):
             next_offsets=json.dumps(next_offsets),
         )
         _check_own(stream, confirmed > 0)
-        _QUERIES.delete_sent(self._connection, stream_id=stream.stream_id, sequence=sequence)
+        _QUERIES.delete_sent(
+            self._connection, stream_id=stream.stream_id, previous=stream.sent_sequence, sequence=sequence
+        )
 
     def oldest_unsent(self, pipeline: str) -> datetime | None:
         """Return when the oldest result that was not sent was committed; None if all were sent."""

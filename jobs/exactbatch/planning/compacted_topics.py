@@ -51,22 +51,16 @@ def check_from_the_beginning(planned: ReplayPlan, compacted: Set[str], coverage:
     for range_ in last.values():
         if range_.topic not in compacted:
             continue
-        below = replace(range_, from_offset=0)
-        kept = [
-            replace(
-                below, from_offset=row.from_offset, until_offset=min(row.until_offset, below.until_offset)
-            )
-            for row in rows.overlapping(below)
-            if row.kind != "loss"
-        ]
-        for replayed in planned.ranges:
-            kept = [part for piece in kept for part in piece.without(replayed)]
-        if kept:
+        results = Coverage(row for row in rows.cut(replace(range_, from_offset=0)) if row.kind != "loss")
+        remaining = results.without(planned.ranges)
+        if remaining:
+            first = min(remaining, key=lambda row: row.from_offset)
+            kept = replace(range_, from_offset=first.from_offset, until_offset=first.until_offset)
             raise ReplayRefused(
-                f"{range_}: topic {range_.topic!r} is compacted (cleanup.policy), and the results of {kept[0]} "
+                f"{range_}: topic {range_.topic!r} is compacted (cleanup.policy), and the results of {kept} "
                 f"would stay as they are. Kafka may since have removed a delete in the replayed range, whose "
                 f"row would come back. Replay from the beginning, "
-                f"{range_.topic}:{range_.partition}:{kept[0].from_offset}-{range_.until_offset}; or, to replay "
+                f"{range_.topic}:{range_.partition}:{kept.from_offset}-{range_.until_offset}; or, to replay "
                 f"this range alone and accept such rows, set available_only.",
                 **range_.place,
             )

@@ -1,6 +1,5 @@
 """Plan a replay: requested ranges + stored offsets + the log → a plan. Pure, no I/O."""
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -169,13 +168,8 @@ def _widen(
     """Return the offsets of touched batches that are outside the wanted ranges."""
     batches = Coverage(coverage)
     touched = {batch_id for range_ in wanted for batch_id in batches.batches(range_)}
-    by_key: dict[PartitionKey, list[OffsetRange]] = defaultdict(list)
-    for range_ in wanted:
-        by_key[range_.key].append(range_)
-    widened = []
-    for row in coverage:
-        if row.batch_id is None or row.batch_id not in touched:
-            continue
+    rows = [row for row in coverage if row.batch_id in touched]
+    for row in rows:
         partition = partitions.get(row.topic_partition)
         if partition is None or partition.topic_id != row.topic_id:
             raise ReplayRefused(
@@ -186,11 +180,12 @@ def _widen(
                 partition=row.partition,
                 batch_id=row.batch_id,
             )
-        pieces = [partition.range(row.from_offset, row.until_offset)]
-        for range_ in by_key[row.key]:
-            pieces = [part for piece in pieces for part in piece.without(range_)]
-        widened += [Widening(row.batch_id, piece) for piece in pieces]
-    return widened
+    outside = sorted(Coverage(rows).without(wanted), key=lambda row: (row.topic_partition, row.from_offset))
+    return [
+        Widening(row.batch_id, partitions[row.topic_partition].range(row.from_offset, row.until_offset))
+        for row in outside
+        if row.batch_id is not None
+    ]
 
 
 def _check_not_pruned(wanted: Sequence[OffsetRange], coverage: Sequence[Covered]) -> None:

@@ -76,8 +76,9 @@ set sent_sequence = :sequence, attempted_sequence = null, topic_id = :topic_id, 
 where stream_id = :stream_id and forwarder = :forwarder;
 
 -- name: delete_sent!
--- Delete results that the topic has.
-delete from exactbatch.outbox where stream_id = :stream_id and sequence <= :sequence;
+-- Delete results that the topic has. Those up to :previous were deleted before: without this bound, the search would
+-- pass over all of them, as long as another session's snapshot keeps them from being vacuumed.
+delete from exactbatch.outbox where stream_id = :stream_id and sequence > :previous and sequence <= :sequence;
 
 -- name: oldest_unsent^
 -- When the oldest result that was not sent was committed.

@@ -97,15 +97,18 @@ with folded as (
     returning c.topic, c.topic_id, c.partition, c.offsets, c.newest_batch_id as newest
 ), members as (
     select * from folded union all select * from beside
-), merged as (
-    select topic, topic_id, partition, unnest(range_agg(offsets)) as offsets from members
-    group by topic, topic_id, partition
+), chained as (
+    select *, sum(is_first) over (partition by topic_id, partition order by offsets) as chain
+    from (
+        select *, (lag(upper(offsets)) over (partition by topic_id, partition order by offsets)
+                   is distinct from lower(offsets))::integer as is_first
+        from members
+    ) m
 ), inserted as (
     insert into exactbatch.coverage (pipeline, topic, topic_id, partition, offsets, kind, newest_batch_id)
-    select :pipeline, m.topic, m.topic_id, m.partition, m.offsets, 'pruned', max(o.newest)
-    from merged m join members o on o.topic = m.topic and o.topic_id = m.topic_id and o.partition = m.partition
-        and o.offsets <@ m.offsets
-    group by m.topic, m.topic_id, m.partition, m.offsets
+    select :pipeline, topic, topic_id, partition, int8range(min(lower(offsets)), max(upper(offsets))), 'pruned',
+           max(newest)
+    from chained group by topic, topic_id, partition, chain
     returning topic, topic_id, partition, offsets
 )
 select i.topic, i.topic_id, i.partition, lower(i.offsets) as from_offset, upper(i.offsets) as until_offset,

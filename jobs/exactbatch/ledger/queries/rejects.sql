@@ -17,14 +17,16 @@ group by reason order by count(*) desc, reason limit :limit;
 
 -- name: insert_rejects!
 -- Store the staged rejects of some task attempts. {rejects} is a staging table.
+with ranges as materialized (
+    select topic, topic_id, partition, range_agg(int8range(from_offset, until_offset)) as offsets
+    from exactbatch.batch_range where batch_id = :batch_id group by topic, topic_id, partition
+)
 insert into exactbatch.rejected_record
     (pipeline, topic_id, partition, "offset", topic, key, value, headers, reason, batch_id)
 select :pipeline, r.topic_id, s.partition, s."offset", s.topic, s.key, s.value, s.headers::jsonb, s.reason,
-       r.batch_id
-from {rejects} s join exactbatch.batch_range r
-    on r.topic = s.topic and r.partition = s.partition and r.from_offset <= s."offset"
-    and s."offset" < r.until_offset
-where r.batch_id = :batch_id and s.task_attempt = any(:attempts);
+       :batch_id
+from {rejects} s join ranges r on r.topic = s.topic and r.partition = s.partition and s."offset" <@ r.offsets
+where s.task_attempt = any(:attempts);
 
 -- name: delete_rejects!
 -- Delete the rejects of some batches in ranges.

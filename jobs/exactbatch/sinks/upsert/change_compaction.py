@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Final
 
 from psycopg2 import sql
 
@@ -12,6 +13,9 @@ from exactbatch.sinks.upsert.latest_changes import latest_first
 from exactbatch.sinks.upsert.truncates import is_truncate, newest_first
 from exactbatch.sinks.upsert.unchanged_values import UNCHANGED
 from exactbatch.sinks.values.null_safe_groups import column_list
+
+_ITS_TABLE: Final = sql.Identifier("exactbatch its table")
+_ITS_ROW: Final = sql.Identifier("exactbatch its row")
 
 
 @dataclass(frozen=True)
@@ -107,13 +111,11 @@ class ChangeCompactor:
             if not self.version
             else sql.SQL("false")
         )
-        return sql.SQL(
+        judged = sql.SQL(
             "select tableoid, ctid, kafka_topic, kafka_partition, "
-            "(rank() over (partition by {key} order by {order}) > 1 or {needless_delete} or {is_truncated}) "
-            "and {is_needless} "
+            "rank() over (partition by {key} order by {order}) > 1 or {needless_delete} or {is_truncated} "
             "as is_superseded from {change} b where {below}"
         ).format(
-            is_needless=self._supplies_nothing(cursor, below),
             key=column_list(self.key),
             order=latest_first(self.version),
             needless_delete=needless_delete,
@@ -121,6 +123,15 @@ class ChangeCompactor:
             change=self.changes.identifier,
             below=below,
         )
+        if UNCHANGED.name not in self.changes.table.columns(cursor):
+            return judged
+        # By grouping: Postgres cannot estimate how many suppliers there are, and might join each with each.
+        return sql.SQL(
+            "with {suppliers} select j.tableoid, j.ctid, max(kafka_topic) as kafka_topic, "
+            "max(kafka_partition) as kafka_partition, bool_and(is_superseded) as is_superseded "
+            "from ({judged} union all select {its_table}, {its_row}, null, null, false from suppliers) j "
+            "group by j.tableoid, j.ctid"
+        ).format(suppliers=self._suppliers(below), judged=judged, its_table=_ITS_TABLE, its_row=_ITS_ROW)
 
     def _is_truncated(self, below: sql.Composable) -> sql.Composable:
         """Return the condition that a truncate below the horizon has deleted the change `b`."""
@@ -141,40 +152,42 @@ class ChangeCompactor:
             newest_first=newest_first(self.version),
         )
 
-    def _supplies_nothing(self, cursor: Cursor, below: sql.Composable) -> sql.Composable:
-        """Return the condition that no change that stays lacks a value which the change `b` has.
+    def _suppliers(self, below: sql.Composable) -> sql.Composable:
+        """Return parts of a WITH clause, the last of which has the changes whose value a change that stays lacks.
 
         Of the changes below the horizon, the newest one that has the value stays for each change that lacks it and is
         above the horizon or the latest below it: what is above may be retracted.
         """
-        if UNCHANGED.name not in self.changes.table.columns(cursor):
-            return sql.SQL("true")
         return sql.SQL(
-            "(b.tableoid, b.ctid) not in ("
-            "with ordered as materialized (select c.tableoid as {its_table}, c.ctid as {its_row}, {key}, deleted, "
+            "ordered as materialized (select c.tableoid as {its_table}, c.ctid as {its_row}, {key}, deleted, "
             "{unchanged}, coalesce({below}, false) as {is_below}, "
             "row_number() over (partition by {key} order by {order}) as {place} "
             "from {change} c where ({key}) in (select {key} from {change} where {unchanged} is not null)), "
-            "kept as (select o.*, min({place}) filter (where {is_below}) over (partition by {key}) as {latest_below} "
-            "from ordered o) "
-            "select supplier.{its_table}, supplier.{its_row} from kept k "
-            "cross join lateral unnest({unchanged}) u (name) cross join lateral ("
-            "select s.{its_table}, s.{its_row} from ordered s where {same_key} and s.{is_below} "
-            "and not s.deleted and s.{place} > k.{place} "
-            "and not coalesce(u.name = any(s.{unchanged}), false) order by s.{place} limit 1) supplier "
-            "where not k.deleted and (not k.{is_below} or k.{place} = k.{latest_below}))"
+            "named as (select distinct unnest({unchanged}) as {name} from ordered), "
+            # The nearest older change that has the value, found in one pass over the changes of each key.
+            "found as (select o.*, n.{name}, "
+            "min({place}) filter (where {is_below}) over (partition by {key}, n.{name}) as {latest_below}, "
+            "min({place}) filter (where {is_below} and not deleted "
+            "and not coalesce(n.{name} = any({unchanged}), false)) over (partition by {key}, n.{name} "
+            "order by {place} desc rows between unbounded preceding and 1 preceding) as {supplier} "
+            "from ordered o cross join named n), "
+            "suppliers as (select max({its_table}) as {its_table}, max({its_row}) as {its_row} from ("
+            "select {key}, {place}, {its_table}, {its_row}, false as {is_needed} from ordered union all "
+            "select {key}, {supplier}, null, null, true from found "
+            "where {name} = any({unchanged}) and not deleted and (not {is_below} or {place} = {latest_below}) "
+            "and {supplier} is not null) p group by {key}, {place} having bool_or({is_needed}))"
         ).format(
-            its_table=sql.Identifier("exactbatch its table"),
-            its_row=sql.Identifier("exactbatch its row"),
+            its_table=_ITS_TABLE,
+            its_row=_ITS_ROW,
             is_below=sql.Identifier("exactbatch is below"),
+            is_needed=sql.Identifier("exactbatch is needed"),
             place=sql.Identifier("exactbatch place"),
             latest_below=sql.Identifier("exactbatch latest below"),
+            supplier=sql.Identifier("exactbatch supplier"),
+            name=sql.Identifier("exactbatch name"),
             key=column_list(self.key),
             unchanged=sql.Identifier(UNCHANGED.name),
             below=below,
             order=latest_first(self.version),
             change=self.changes.identifier,
-            same_key=sql.SQL(" and ").join(
-                sql.SQL("s.{0} = k.{0}").format(sql.Identifier(name)) for name in self.key
-            ),
         )
