@@ -2,7 +2,10 @@
 
 import os
 import socketserver
+import sys
 import threading
+from multiprocessing import get_context
+from pathlib import Path
 
 import psutil
 import pytest
@@ -29,6 +32,10 @@ class Colliding(Connect):
         return spawn(["sh", "-c", f'echo "{BIND_EXCEPTION}"'], log=self.log_file, cwd=self.folder)
 
 
+def exit_with_whether_it_is_up(folder: Path, state: StateFile) -> None:
+    sys.exit(int(Connect(folder, state).is_up()))
+
+
 def test_a_server_whose_port_another_process_has_is_not_up(tmp_path):
     state = StateFile(tmp_path / "state.json")
     connect = Connect(tmp_path / "connect", state)
@@ -38,12 +45,13 @@ def test_a_server_whose_port_another_process_has_is_not_up(tmp_path):
         with state.change(connect.name) as changed:
             changed.ports = {"client": other.server_address[1]}
             changed.process = Recorded(pid=os.getpid(), started=psutil.Process().create_time())
-        # A client that tries again lets no exception of a timeout through.
-        answers = []
-        asking = threading.Thread(target=lambda: answers.append(connect.is_up()), daemon=True)
+        # A client that tries again for ten minutes cannot be interrupted, only killed.
+        asking = get_context("spawn").Process(target=exit_with_whether_it_is_up, args=(connect.folder, state))
         asking.start()
         asking.join(60)
-        assert answers == [False]
+        asking.kill()
+        asking.join()
+        assert asking.exitcode == 0
         other.shutdown()
 
 
