@@ -3198,6 +3198,16 @@ MUTANTS: Final = (
         ),
     ),
     Mutant(
+        "the audit keeps each replaced change of a key until its end",
+        "audit/latest_values.py",
+        "if self._dead > self._keys:",
+        "if False:",
+        (
+            "tests/integration/test_audit_without_history.py"
+            "::test_the_fold_of_many_changes_of_few_keys_stays_small",
+        ),
+    ),
+    Mutant(
         "a row that another pipeline wrote last is reported",
         "audit/latest_values.py",
         '            "or (f.{batch} is distinct from r.{batch} and coalesce(r.{writer}, $1) = $1) "\n',

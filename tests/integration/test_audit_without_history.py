@@ -4,10 +4,14 @@ import json
 from collections import Counter
 from typing import Any, Final
 
+import pytest
 from confluent_kafka import TopicPartition
+from psycopg2 import sql
 
 from exactbatch import Json, Upsert
+from exactbatch.audit import audit as audit_module
 from exactbatch.audit.audit import audit
+from exactbatch.audit.latest_values import LatestValues
 from exactbatch.audit.report import AuditReport
 from exactbatch.operations.compact import compact_changes
 from support.batch_runner import BatchRunner
@@ -128,3 +132,27 @@ def test_a_row_that_another_pipeline_over_the_topic_wrote_last_is_right(
         assert report.is_exact, report
     world.execute(f"update {sink.table.as_string(world.connection)} set name = 'x' where id = 1")
     assert found(audit(base, world.settings, values=True)) == {"stale": 1}
+
+
+def test_the_fold_of_many_changes_of_few_keys_stays_small(
+    world: BatchRunner, make_topic: Any, make_pipeline: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each window replaces the rows of its keys, and no vacuum runs within a transaction."""
+    topic = make_topic(1)
+    sink = Upsert(f'public."{topic.name}"', key=("id",), version="version", history=False)
+    pipeline = make_pipeline(topic, sink=sink, value=Json("id int, name text, version int"))
+    topic.produce(*(event(number % 10, "a", number) for number in range(2_000)))
+    world.run(pipeline)
+    pages = []
+    compare = LatestValues.compare
+
+    def measured(values: LatestValues, *arguments: Any) -> tuple[int, int]:
+        size = "select pg_relation_size('pg_temp.exactbatch_fold') / current_setting('block_size')::int"
+        pages.append(values._snapshot.rows(sql.SQL(size))[0][0])
+        return compare(values, *arguments)
+
+    monkeypatch.setattr(LatestValues, "compare", measured)
+    monkeypatch.setattr(audit_module, "_WINDOW", 20)
+    report = audit(pipeline, world.settings, values=True)
+    assert report.is_exact, report
+    assert pages == [1]

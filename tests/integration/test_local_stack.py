@@ -148,7 +148,9 @@ def test_settings_of_the_caller_hold_and_are_remembered(own):
     own.up(broker_properties={"num.partitions": "3"}, postgres_settings={"work_mem": "7MB"})
     assert execute(own, "show work_mem") == [("7MB",)]
     assert execute(own, "show fsync") == [("on",)]
-    with pytest.raises(LocalStackError, match=r"runs with the settings {'work_mem': '7MB'}, but this command"):
+    with pytest.raises(
+        LocalStackError, match=r"runs with the settings {'work_mem': '7MB'}, but this command"
+    ):
         own.up(postgres_settings={"work_mem": "8MB"})
     own.postgres.stop()
     own.up()

@@ -90,6 +90,19 @@ class Tasks:
 
 
 @pytest.fixture
+def sessions(monkeypatch):
+    """The names of the sessions with the ledger that tasks have opened."""
+    names = []
+
+    def session(postgres: str, name: str, *arguments: Any) -> Any:
+        names.append(name)
+        return ledger_session(postgres, name, *arguments)
+
+    monkeypatch.setattr("exactbatch.ledger.ledger_session", session)
+    return names
+
+
+@pytest.fixture
 def shop(stack, admin):
     shop = Shop(stack.kafka_properties, admin)
     shop.create(*NAMES)
@@ -129,14 +142,10 @@ def test_a_run_plans_processes_and_announces_all_tables(world, shop, make_tasks)
 
 
 def test_all_tables_are_noted_as_announced_in_one_session_before_what_the_user_calls(
-    world, shop, make_tasks, monkeypatch
+    world, shop, make_tasks, sessions
 ):
     """Airflow ends a task some seconds after its success, and a session for each of many tables takes longer."""
-    sessions, seen = [], []
-
-    def session(postgres: str, name: str, *arguments: Any) -> Any:
-        sessions.append(name)
-        return ledger_session(postgres, name, *arguments)
+    seen = []
 
     def called(_: Any) -> None:
         seen.append(world.rows("select announced_at is not null from exactbatch.batch"))
@@ -149,22 +158,18 @@ def test_all_tables_are_noted_as_announced_in_one_session_before_what_the_user_c
     events, report = Events(), tasks.tasks["report_batch"]
     report.python_callable(run.xcoms["batches"], run.xcoms["missed"], ti=run, outlet_events=events)
     assert len(events.extra["batches"]) == 3
-    monkeypatch.setattr("exactbatch.ledger.ledger_session", session)
+    sessions.clear()
     for callback in report.on_success_callback:
         callback({"ti": run})
     assert (sessions, seen) == (["exactbatch report"], [[(True,)] * 3])
 
 
-def test_a_report_of_all_tables_waits_once_for_kafka(world, shop, make_tasks, monkeypatch, settings):
-    calls, sessions = [], []
+def test_a_report_of_all_tables_waits_once_for_kafka(shop, make_tasks, monkeypatch, sessions):
+    calls = []
 
     def unreachable(_: Any, group: str, __: Any) -> None:
         calls.append(group)
         raise KafkaUnavailable("no answer")
-
-    def session(postgres: str, name: str, *arguments: Any) -> Any:
-        sessions.append(name)
-        return ledger_session(postgres, name, *arguments)
 
     tasks = make_tasks(shop.tables())
     run = Run("first")
@@ -172,7 +177,7 @@ def test_a_report_of_all_tables_waits_once_for_kafka(world, shop, make_tasks, mo
     tasks.process(run)
     monkeypatch.setattr(KafkaBroker, "commit_group", unreachable)
     monkeypatch.setattr(KafkaBroker, "partitions", lambda *_: pytest.fail("the report needs no offsets"))
-    monkeypatch.setattr("exactbatch.ledger.ledger_session", session)
+    sessions.clear()
     events = Events()
     tasks.tasks["report_batch"].python_callable(
         run.xcoms["batches"], run.xcoms["missed"], ti=run, outlet_events=events

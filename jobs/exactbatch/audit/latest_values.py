@@ -37,6 +37,7 @@ class LatestValues(ExpectedValues):
         assert kept is not None
         self._kept = kept
         self._names = [column.name for column in pipeline.value.columns]
+        self._keys, self._dead = 0, 0  # rows in the fold, and those that it has deleted since it was copied
         # With the collations of the target, by which versions are compared.
         for table in (_FOLD, _CHANGES):
             snapshot.execute(
@@ -108,16 +109,30 @@ class LatestValues(ExpectedValues):
             ),
             self._pipeline.name,
         )
-        self._snapshot.execute(
+        [(removed, added)] = self._snapshot.rows(
             sql.SQL(
-                "with earlier as (delete from {fold} where ({key}) in (select {key} from {changes}) returning *) "
-                "insert into {fold} select distinct on ({key}) * "
-                "from (table {changes} union all table earlier) c order by {key}, {order}"
+                "with earlier as (delete from {fold} where ({key}) in (select {key} from {changes}) returning *), "
+                "added as (insert into {fold} select distinct on ({key}) * "
+                "from (table {changes} union all table earlier) c order by {key}, {order} returning 1) "
+                "select (select count(*) from earlier), (select count(*) from added)"
             ).format(
                 fold=_FOLD, changes=_CHANGES, key=column_list(self._kept.key), order=self._latest_first()
             )
         )
         self._snapshot.execute(sql.SQL("truncate {}").format(_CHANGES))
+        self._dead += removed
+        self._keys += added - removed
+        # No vacuum reaches rows that this transaction has deleted. A copy costs less than the changes since the last.
+        if self._dead > self._keys:
+            self._copy_fold()
+
+    def _copy_fold(self) -> None:
+        """Free the space of the rows that later changes have replaced."""
+        for source, emptied in ((_FOLD, _CHANGES), (_CHANGES, _FOLD)):
+            self._snapshot.execute(sql.SQL("truncate {}").format(emptied))
+            self._snapshot.execute(sql.SQL("insert into {} table {}").format(emptied, source))
+        self._snapshot.execute(sql.SQL("truncate {}").format(_CHANGES))
+        self._dead = 0
 
     def _latest_first(self) -> sql.Composable:
         return sql.Composed(
