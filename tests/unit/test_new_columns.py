@@ -676,6 +676,45 @@ def test_avro_that_changed_from_int_to_long_and_got_a_field(registry):
     assert types_of(proposed_by(registry, *values)) == {"id": "bigint", "note": "text"}
 
 
+def test_times_that_debezium_unwrapped_into_avro(registry):
+    def time(name, type_="long"):
+        return {"type": type_, "connect.name": f"io.debezium.time.{name}"}
+
+    fields = {
+        "id": "int",
+        "at": ["null", time("MicroTimestamp")],
+        "zoned": time("ZonedTimestamp", "string"),
+        "day": time("Date", "int"),
+        "opens": time("MicroTime"),
+        "takes": time("MicroTime"),
+        "beyond": time("Timestamp"),
+    }
+    written = [{"name": name, "type": type_} for name, type_ in fields.items()]
+    schema = {"type": "record", "name": "r", "fields": written}
+    registry.has(1, schema)
+    hour = 3_600_000_000
+    record = {
+        "id": 1,
+        "at": 1_767_225_600_000_001,
+        "zoned": "2026-01-01T00:00:00Z",
+        "day": 20_454,
+        "opens": 10 * hour,
+        "takes": 30 * hour,  # MySQL's times go beyond a day
+        "beyond": 2**62,
+    }
+    proposal = proposed_by(registry, framed(1, schema, record))
+    assert types_of(proposal) == {
+        "id": "integer",
+        "at": "timestamp",
+        "zoned": "timestamptz",
+        "day": "date",
+        "opens": "time",
+        "takes": "interval",
+        "beyond": "bigint",  # later than any timestamp
+    }
+    assert proposal.decoded.rows.to_pylist()[0]["at"] == datetime(2026, 1, 1, microsecond=1)
+
+
 def test_no_record_with_nan_is_in_the_test(registry):
     fields = [
         {"name": "id", "type": ["null", "int"]},

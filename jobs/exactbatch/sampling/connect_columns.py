@@ -50,17 +50,18 @@ _BY_TYPE: Final[Mapping[str, Sequence[str]]] = {
 def choices_of(written: Sequence[ConnectType]) -> tuple[Choice, ...]:
     """Return types for a field, the best one first. `written` are its types in the schemas of a sample, oldest
     first."""
-    found = list(dict.fromkeys(type_ for each in reversed(written) for type_ in _types(each)))
+    found = list(dict.fromkeys(type_ for each in reversed(written) for type_ in types_of(each)))
     return tuple(Choice(type_) for type_ in dict.fromkeys([*found, "text", "jsonb"]))
 
 
-def _types(written: ConnectType) -> Sequence[str]:
+def types_of(written: ConnectType) -> Sequence[str]:
+    """Return types for a value of this type, the best one first."""
     if written.name == DECIMAL:
         return (_decimal(written), "numeric")
     if written.name in _BY_NAME:
         return _BY_NAME[written.name]
     if written.element is not None:
-        first = _types(written.element)[0]
+        first = types_of(written.element)[0]
         return ("jsonb",) if first == "jsonb" or first.endswith("[]") else (f"{first}[]", "jsonb")
     return _BY_TYPE.get(written.type, ("jsonb",))
 

@@ -13,6 +13,7 @@ from exactbatch.formats.debezium_event import is_envelope
 from exactbatch.formats.schema_registry import schema_type, writer_schema
 from exactbatch.formats.wire_format import HEADER, schema_id_of
 from exactbatch.sampling.column_names import OWN
+from exactbatch.sampling.connect_columns import types_of
 from exactbatch.sampling.debezium_columns import Event, debezium_draft
 from exactbatch.sampling.draft import Draft, DraftColumn, schema_text
 from exactbatch.sampling.json_columns import json_draft
@@ -142,9 +143,10 @@ def _avro_draft(
 
 def _choices(written: Sequence[AvroField]) -> tuple[Choice, ...]:
     """Return types for a field that has these in the schemas of a sample, the newest last."""
+    times = [type_ for field in reversed(written) if field.connect for type_ in types_of(field.connect)]
     found = list(dict.fromkeys(field.type for field in reversed(written)))
     wider = [type_ for own in found for type_ in _wider(own)]
-    return tuple(Choice(_short(type_)) for type_ in dict.fromkeys([*found, *wider, "jsonb"]))
+    return tuple(Choice(_short(type_)) for type_ in dict.fromkeys([*times, *found, *wider, "jsonb"]))
 
 
 def _wider(type_: str) -> list[str]:
