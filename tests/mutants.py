@@ -1732,7 +1732,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a table that joins starts at the end of its log",
-        "planning/plan_tables.py",
+        "planning/members.py",
         'replace(member, start="earliest")',
         "member",
         (f"{_TABLES}::test_a_table_that_joins_is_registered_by_the_plan_and_loses_no_record[latest]",),

@@ -19,7 +19,8 @@ from exactbatch.errors import ConfigurationError, NotRegistered, TooManyRejects,
 from exactbatch.ledger import Ledger, Run
 from exactbatch.operations.tables_status import load_tables_status
 from exactbatch.planning.freeze_advance import freeze_advance
-from exactbatch.planning.plan_tables import MemberPlan, observe_members, plan_tables, selected
+from exactbatch.planning.members import selected
+from exactbatch.planning.plan_tables import MemberPlan, observe_members, plan_tables
 from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.postgres.connection import transaction
 from support.shop import Shop

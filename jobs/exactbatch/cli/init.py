@@ -12,7 +12,7 @@ from exactbatch.cli.pipeline import Reference, ledger_connection, load_any, tabl
 from exactbatch.errors import ConfigurationError
 from exactbatch.ledger import Ledger, migrate
 from exactbatch.planning.freeze_replay import missing_index
-from exactbatch.planning.plan_tables import joined_by
+from exactbatch.planning.members import joined_by
 from exactbatch.postgres.connection import transaction
 from exactbatch.tables import Tables
 

@@ -21,7 +21,8 @@ from exactbatch.errors.translation import translate_all_errors
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger, migrate
 from exactbatch.operations.tables_status import TablesStatus, load_tables_status
-from exactbatch.planning.plan_tables import MemberPlan, find_members, joined_by, plan_tables, preview_tables
+from exactbatch.planning.members import find_members, joined_by
+from exactbatch.planning.plan_tables import MemberPlan, plan_tables, preview_tables
 from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings
 from exactbatch.tables import Tables, tables_failed

@@ -16,7 +16,7 @@ from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.kafka.client_properties import check_properties
 from exactbatch.ledger import check_schema, ledger_session
 from exactbatch.pipeline import Pipeline
-from exactbatch.planning.plan_tables import as_they_start, find_members, selected
+from exactbatch.planning.members import as_they_start, find_members, selected
 from exactbatch.postgres.connection import Connection
 from exactbatch.settings import KAFKA, POSTGRES, Settings
 from exactbatch.tables import Tables

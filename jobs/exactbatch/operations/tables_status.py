@@ -7,7 +7,8 @@ from typing import Any
 from exactbatch.errors import ExactbatchError, NotRegistered
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.operations.status import Status, load_status
-from exactbatch.planning.plan_tables import existing_partitions, find_members
+from exactbatch.planning.members import find_members
+from exactbatch.planning.plan_tables import existing_partitions
 from exactbatch.postgres.connection import Connection
 from exactbatch.tables import Tables
 

@@ -10,7 +10,7 @@ from exactbatch.ledger import Ledger
 from exactbatch.operations.doctor.finding import Finding, of_error
 from exactbatch.operations.freshness import differing_freshness
 from exactbatch.pipeline import Pipeline
-from exactbatch.planning.plan_tables import registered_members
+from exactbatch.planning.members import registered_members
 from exactbatch.postgres.connection import Connection, transaction
 from exactbatch.tables import Tables
 from exactbatch.topic_pattern import TopicPattern
