@@ -60,7 +60,7 @@ pgbouncer:
 	@command -v pgbouncer >/dev/null || test -x /usr/sbin/pgbouncer || { \
 	  echo 'error: the tests need PgBouncer. On Debian: apt-get install pgbouncer' >&2; exit 1; }
 
-test: java pgbouncer ## run the tests, but for the slow ones, with real Kafka, Postgres, Spark and Airflow; ARGS="-k name" selects some of all
+test: java pgbouncer ## run the tests except the slow ones, with real Kafka, Postgres, Spark and Airflow; ARGS="-k name" selects some of all
 ifdef ARGS
 	@$(BIN)/python -m pytest $(ARGS)
 else

@@ -1,7 +1,7 @@
 """Process one planned batch; spark-submit runs this.
 
 The connections to Kafka and Postgres come from the environment. Exit status: 0 committed (now or before), 42 a
-permanent error, 1 any other error.
+terminal error, 1 any other error.
 """
 
 import argparse

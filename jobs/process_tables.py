@@ -1,7 +1,7 @@
 """Process one planned batch of each of many tables; spark-submit runs this.
 
 The connections to Kafka and Postgres come from the environment. Exit status: 0 all committed (now or before), 42 a
-permanent error, 1 any other error. The batches of tables without an error are committed in each case.
+terminal error, 1 any other error. The batches of tables without an error are committed in each case.
 """
 
 import argparse

@@ -417,8 +417,8 @@ MUTANTS: Final = (
     Mutant(
         "a plan goes past open transactions",
         "planning/advance.py",
-        "share([max(0, p.last_stable - position) for p, position in positions], limits)",
-        "share([max(0, p.high_watermark - position) for p, position in positions], limits)",
+        "take_fairly([max(0, p.last_stable - position) for p, position in positions], limits)",
+        "take_fairly([max(0, p.high_watermark - position) for p, position in positions], limits)",
         ("tests/unit/test_planner.py", "tests/integration/test_advance.py"),
     ),
     Mutant(

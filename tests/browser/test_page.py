@@ -1,4 +1,4 @@
-"""The operator's page in a browser: read, operated by keyboard and by touch, checked for accessibility, and pictured.
+"""The Pipelines page in a browser: read, operated by keyboard and by touch, checked for accessibility, and pictured.
 
 Run by `make test-browser`, which needs Chromium and fetches axe-core. The pictures are in build/page.
 """

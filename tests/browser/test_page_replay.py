@@ -1,4 +1,4 @@
-"""From a group of rejects on the operator's page to their rows in the target, through Airflow and Spark."""
+"""From a group of rejects on the Pipelines page to their rows in the target, through Airflow and Spark."""
 
 from contextlib import closing
 from pathlib import Path

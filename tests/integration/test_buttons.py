@@ -99,7 +99,8 @@ class Buttons:
         with transaction(self.connection):
             ledger = Ledger(self.connection)
             batch = ledger.batch(batch_id)
-            if check_publishable(ledger, self.pipeline, batch):
+            check_publishable(ledger, self.pipeline, batch)
+            if batch.status == "committed":
                 return
             if batch.kind == "advance":
                 ledger.advance_stored_offsets(batch)

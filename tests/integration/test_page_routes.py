@@ -1,4 +1,4 @@
-"""The operator's page in a real Airflow: its routes, and who may use which of them."""
+"""The Pipelines page in a real Airflow: its routes, and who may use which of them."""
 
 import json
 import re

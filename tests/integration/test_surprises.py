@@ -148,7 +148,7 @@ class Scene:
         return batch_id
 
     def preview_ranges(self, *ranges: tuple[int, int]) -> Preview:
-        """What the operator's page shows of plan_ranges(); it is what `exactbatch replay --dry-run` shows."""
+        """What the Pipelines page shows of plan_ranges(); it is what `exactbatch replay --dry-run` shows."""
         request = ReplayRequest(ranges=tuple(RequestedRange(self.topic.name, 0, *each) for each in ranges))
         connection, name = self.world.connection, self.pipeline.name
         with transaction(connection):

@@ -1,4 +1,4 @@
-"""Airflow's API server alone, with the operator's page, the stored DAGs of some pipelines, and a user of each role."""
+"""Airflow's API server alone, with the Pipelines page, the stored DAGs of some pipelines, and a user of each role."""
 
 import json
 import os

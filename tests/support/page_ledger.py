@@ -1,4 +1,4 @@
-"""A ledger with everything that the operator's page can show, over a real topic, filled by SQL."""
+"""A ledger with everything that the Pipelines page can show, over a real topic, filled by SQL."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The links of a task to the operator's page and to Spark's history server."""
+"""The links of a task to the Pipelines page and to Spark's history server."""
 
 from contextlib import nullcontext
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Who may do what on the operator's page, asked of an auth manager that is not Airflow's simple one."""
+"""Who may do what on the Pipelines page, asked of an auth manager that is not Airflow's simple one."""
 
 from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta

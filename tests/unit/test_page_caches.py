@@ -1,4 +1,4 @@
-"""What the operator's page keeps between requests, and that it forgets what nobody looks at any more."""
+"""What the Pipelines page keeps between requests, and that it forgets what nobody looks at any more."""
 
 from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta

@@ -1,4 +1,4 @@
-"""The parts of the operator's page that need no server: its plugin, its files, and what it makes of values."""
+"""The parts of the Pipelines page that need no server: its plugin, its files, and what it makes of values."""
 
 import importlib.util
 import json

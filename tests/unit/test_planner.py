@@ -20,7 +20,7 @@ from exactbatch.errors import (
 )
 from exactbatch.model import StoredOffset
 from exactbatch.offsets import OffsetRange
-from exactbatch.planning.advance import plan_advance, share
+from exactbatch.planning.advance import plan_advance, take_fairly
 from support.logs import ID, log
 
 OTHER_ID = UUID(int=2)
@@ -46,7 +46,7 @@ limit = st.none() | st.integers(1, 2 * 10**6)
 
 @given(counts, limit, limit)
 def test_a_share_exceeds_neither_what_is_there_nor_a_limit(available, most, each_most):
-    takes = share(available, Limits(max_records=most, max_records_per_partition=each_most))
+    takes = take_fairly(available, Limits(max_records=most, max_records_per_partition=each_most))
     assert len(takes) == len(available)
     assert all(0 <= take <= there for take, there in zip(takes, available, strict=True))
     assert each_most is None or all(take <= each_most for take in takes)
@@ -55,7 +55,7 @@ def test_a_share_exceeds_neither_what_is_there_nor_a_limit(available, most, each
 
 @given(counts, limit, limit)
 def test_the_shares_use_all_that_the_limits_allow(available, most, each_most):
-    takes = share(available, Limits(max_records=most, max_records_per_partition=each_most))
+    takes = take_fairly(available, Limits(max_records=most, max_records_per_partition=each_most))
     allowed = sum(min(there, each_most or there) for there in available)
     assert sum(takes) == min(allowed, most or allowed)
 
@@ -63,7 +63,7 @@ def test_the_shares_use_all_that_the_limits_allow(available, most, each_most):
 @given(counts, st.integers(1, 2 * 10**6))
 def test_the_shares_are_max_min_fair(available, most):
     """A partition that gives less than all it has gives as much as any other, but for rounding."""
-    takes = share(available, Limits(max_records=most))
+    takes = take_fairly(available, Limits(max_records=most))
     for take, there in zip(takes, available, strict=True):
         assert take == there or take >= max(takes) - 1
 

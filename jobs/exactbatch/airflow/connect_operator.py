@@ -20,7 +20,7 @@ class ProcessBatchOnServerOperator(BatchLineage, BaseOperator):
     Secrets reach the server's Python workers in the pickled tasks only.
     """
 
-    # Airflow stores them with the DAG, the last four for the operator's page, which does not import the pipeline.
+    # Airflow stores them with the DAG, the last four for the Pipelines page, which does not import the pipeline.
     template_fields = (
         *("batch_id", "plan_id", "kafka_conn_id", "postgres_conn_id"),
         *("replays_compacted", "spark_history"),

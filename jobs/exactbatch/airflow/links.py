@@ -24,7 +24,7 @@ class _ProcessesBatch(Protocol):
 
 
 class BatchLink(BaseOperatorLink):
-    """The batch on the operator's page. The address is relative to Airflow's, which may be below a path."""
+    """The batch on the Pipelines page. The address is relative to Airflow's, which may be below a path."""
 
     name = "Batch in exactbatch"
 

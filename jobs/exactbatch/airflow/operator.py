@@ -24,7 +24,7 @@ class ProcessBatchOperator(BatchLineage, SubmitOperator):
     template_fields = (
         *SubmitOperator.template_fields,
         *("batch_id", "plan_id"),
-        # Airflow stores these with the DAG, for the operator's page, which does not import the pipeline.
+        # Airflow stores these with the DAG, for the Pipelines page, which does not import the pipeline.
         *("kafka_conn_id", "postgres_conn_id", "replays_compacted", "spark_history"),
     )
 

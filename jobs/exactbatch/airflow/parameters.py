@@ -49,7 +49,7 @@ def parameters() -> dict[str, Param]:
             items={"type": "integer", "minimum": 1},
             title="Batch ids",
             description_md="Committed batches whose exact ranges to process again, for example `[17, 18]`. "
-            "The page *exactbatch* and `exactbatch batches` list them.",
+            "The page *Browse → Pipelines* and `exactbatch batches` list them.",
             section=_SECTION,
         ),
         "ranges": Param(
@@ -57,8 +57,8 @@ def parameters() -> dict[str, Param]:
             type="array",
             title="Offset ranges",
             description_md="Offsets to process again, until_offset not included, for example "
-            '`[{"topic": "flights", "partition": 0, "from_offset": 100, "until_offset": 200}]`. The page *exactbatch* '
-            "fills this in for offsets that you select, and shows what would be replaced.",
+            '`[{"topic": "flights", "partition": 0, "from_offset": 100, "until_offset": 200}]`. The page '
+            "*Browse → Pipelines* fills this in for offsets that you select, and shows what would be replaced.",
             items={
                 "type": "object",
                 "properties": {

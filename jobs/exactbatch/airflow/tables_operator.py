@@ -29,7 +29,7 @@ class ProcessTablesOperator(SubmitOperator):
     template_fields = (
         *SubmitOperator.template_fields,
         "batches",
-        # Airflow stores these with the DAG, for the operator's page, which does not import the pipelines.
+        # Airflow stores these with the DAG, for the Pipelines page, which does not import the pipelines.
         *("kafka_conn_id", "postgres_conn_id", "spark_history", "tables"),
     )
 

@@ -25,7 +25,7 @@ from exactbatch.batch.rows.rejects import SHOWN_REJECTS, too_many_rejects
 from exactbatch.batch.stage_times import StageTimes
 from exactbatch.batch.staging.direct import DirectStager
 from exactbatch.batch.staging.engine import Engine, Executors
-from exactbatch.batch.staging.shares import worth_sharing
+from exactbatch.batch.staging.shares import spark_tasks_for
 from exactbatch.batch.staging.stage_partition import PartitionStager
 from exactbatch.batch.staging.staged_pieces import close_partition, create_partition
 from exactbatch.batch.staging.stager import Stager, stage_tasks
@@ -390,7 +390,7 @@ def _process_ranges(launch: _Launch) -> Published:
         ]
         failpoint("job.before_ranges")
         launch.times.enter("commit")
-        limit = worth_sharing(tasks, pipeline.max_connections, launch.executors.parallelism)
+        limit = spark_tasks_for(tasks, pipeline.max_connections, launch.executors.parallelism)
         outcomes = launch.executors.run(tasks, commit_ranges, limit=limit, verb="commit")
         _log_taken(batch.batch_id, outcomes)
         failpoint("job.after_ranges")

@@ -69,7 +69,12 @@ def replay(
             "--range", metavar="TOPIC:PARTITION:FROM-UNTIL", help="Offsets, UNTIL not included; repeatable."
         ),
     ] = None,
-    start: Annotated[str | None, typer.Option(help="Start of a window of message timestamps.")] = None,
+    start: Annotated[
+        str | None,
+        typer.Option(
+            help="Start of a window of message timestamps, such as 2026-01-05T08:00Z; UTC unless it has an offset."
+        ),
+    ] = None,
     end: Annotated[str | None, typer.Option(help="End of the window; not included.")] = None,
     batch_ids: Annotated[
         list[int] | None, typer.Option("--batch", metavar="ID", help="A committed batch; repeatable.")

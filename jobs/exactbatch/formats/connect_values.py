@@ -45,7 +45,6 @@ CLOCKS: Final[dict[str, Unit]] = {
 _ISO_MOMENTS: Final = (f"{TIME}ZonedTimestamp", f"{TIME}IsoTimestamp", f"{TIME}IsoDate")
 _ISO_CLOCKS: Final = (f"{TIME}ZonedTime", f"{TIME}IsoTime")
 _DURATIONS: Final = (f"{TIME}MicroDuration", f"{TIME}NanoDuration")
-INTERVAL: Final = f"{TIME}Interval"
 VARIABLE_SCALE: Final = f"{_DATA}VariableScaleDecimal"
 _BITS: Final = f"{_DATA}Bits"
 

@@ -19,7 +19,8 @@ class Decoded:
 
     `rows` has the format's columns; `kept` holds, for each row, the index of its value (int64, ascending). In a format
     for which gives_several_rows() is true, an index occurs once for each row of its value, or not at all.
-    `rejects` pairs the index of a value with the reason. `tombstones` counts null values without a row.
+    `rejects` pairs the index of a value with the reason. `tombstones` counts the values that rightly give
+    no row: null, or an event that carries none.
     `deleted` is true for each row that deletes its key; None if the format has no deletes. `unchanged` lists, for
     each row, the columns whose values the source left out because they had not changed, which are null in the row;
     null for a whole row, and None if all rows are whole. `truncated` is true for each row that stands for a truncate of

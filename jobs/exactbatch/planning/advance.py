@@ -46,7 +46,7 @@ def plan_advance(
             if position > offset.next_offset:
                 losses.append(_loss(offset, partition, on_loss))
         positions.append((partition, position))
-    takes = share([max(0, p.last_stable - position) for p, position in positions], limits)
+    takes = take_fairly([max(0, p.last_stable - position) for p, position in positions], limits)
     ranges = tuple(
         partition.range(position, position + take)
         for (partition, position), take in zip(positions, takes, strict=True)
@@ -62,7 +62,7 @@ def plan_advance(
     )
 
 
-def share(available: Sequence[int], limits: Limits) -> list[int]:
+def take_fairly(available: Sequence[int], limits: Limits) -> list[int]:
     """Return how many offsets to take from each partition, in the order of `available`.
 
     Max-min fairness: the smallest partitions are taken whole, and the others share the rest equally.

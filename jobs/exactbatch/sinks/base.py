@@ -1,7 +1,8 @@
 """The protocol of sinks: how the rows of a batch are stored, retracted by a replay, and checked by an audit.
 
 A sink is a module or package of its name: a frozen dataclass that satisfies Sink, with the help of
-SinkDefaults. exactbatch.sinks.SINKS lists it. Nothing else in the package depends on which sinks exist.
+SinkDefaults. exactbatch.sinks.SINKS lists it. What plans, processes, replays and audits batches does not depend on which
+sinks exist; `exactbatch new` and exactbatch.testing know the sinks of this package.
 tests/integration/test_fourth_sink.py has a complete example.
 
 Tables. Every sink has one table whose rows carry lineage, the *lineage table*: which record, or at least which
@@ -166,7 +167,8 @@ class Sink(Protocol):
     kind: ClassVar[str]
     """The name under which the ledger registers this kind of sink: its key in exactbatch.sinks.SINKS."""
     companion_suffixes: ClassVar[tuple[str, ...]]
-    """Suffixes of the target's name that may name its other tables, whether or not each exists."""
+    """Suffixes of the target's name that may name its other tables, whether or not each exists. The first one of a
+    derived sink is that of its lineage table."""
     keeps_every_row: ClassVar[bool]
     """True if the lineage table keeps the rows of every record until they are retracted or compacted; otherwise only
     those of the latest record of each key. Then nothing can be retracted, and retract() lets the staged rows replace

@@ -476,10 +476,15 @@ class LedgerMachine(RuleBasedStateMachine):
             ranges = ledger.ranges(batch.batch_id)
         expected = model.publishable(batch)
         if expected != "go on":
-            assert found is True if expected == "committed before" else isinstance(found, Fenced)
+            if expected == "committed before":
+                assert found is None
+                assert real.status == "committed"
+            else:
+                assert isinstance(found, Fenced)
             self.did("launch", expected)
             return None
-        assert found is False
+        assert found is None
+        assert real.status != "committed"
         if any(each.from_offset < self.log.earliest[each.topic, each.partition] for each in ranges):
             self.did("launch", "OffsetsLost")  # the tasks cannot read them any more
             return None

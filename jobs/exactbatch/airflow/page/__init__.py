@@ -1,1 +1,1 @@
-"""The operator's page in Airflow: what pipelines do, and replays from it. plugin.py registers it."""
+"""The Pipelines page in Airflow: what pipelines do, and replays from it. plugin.py registers it."""

@@ -35,8 +35,8 @@ def readable_dags(user: Any) -> set[str]:
 def with_readable_runs(user: Any, dag_ids: Collection[str]) -> set[str]:
     """Return those of the DAGs whose runs a user may read: what the routes of one pipeline need, too.
 
-    An auth manager answers for many DAGs at once, by network with some. Only if a DAG is among them that the user may
-    not read is each asked for by itself.
+    One call covers all DAGs, because some auth managers answer over the network. Only if it is refused is each DAG
+    checked by itself.
     """
     teams = DagModel.get_dag_id_to_team_name_mapping(list(dag_ids))
     requests: dict[str, IsAuthorizedDagRequest] = {

@@ -1,4 +1,4 @@
-"""Register the operator's page with Airflow. Every process of Airflow loads plugins, so this module is light."""
+"""Register the Pipelines page with Airflow. Every process of Airflow loads plugins, so this module is light."""
 
 from functools import cached_property
 from typing import Any, Final

@@ -91,7 +91,8 @@ def commit_batch(
     with transaction(connection):
         ledger.lock(pipeline)
         batch = ledger.batch(batch_id, plan_id, lock=True)
-        if check_publishable(ledger, pipeline, batch):
+        check_publishable(ledger, pipeline, batch)
+        if batch.status == "committed":
             return Published(batch, wrote=False)
         if uncommitted := ledger.uncommitted_ranges(batch_id):
             raise TasksFailed(

@@ -41,7 +41,7 @@ _WRITES: Final = WRITES_OF.format("$1", "$1")
 
 @dataclass(frozen=True, slots=True)
 class RangeTask:
-    """The work of one Spark task; it travels in the task's closure, secrets included.
+    """A range to commit. A Spark task's share has several of them, which travel in its closure, secrets included.
 
     `leader_epoch` is the epoch up to which the log was processed at the start of the range; `seen` is what
     unusual_facts() returned when the batch began; `cluster_id` is the Kafka cluster of the plan.

@@ -185,7 +185,8 @@ class EarlyInserts:
         """Begin the transaction; False if the batch is committed, or if the target is locked by others."""
         ledger = Ledger(cursor.connection)
         batch = ledger.batch(self._batch.batch_id, self._batch.plan_id)
-        if check_publishable(ledger, self._pipeline, batch):
+        check_publishable(ledger, self._pipeline, batch)
+        if batch.status == "committed":
             self._end("another launch has committed the batch")
             return False
         try:

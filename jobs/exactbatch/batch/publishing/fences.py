@@ -17,8 +17,8 @@ from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks import Sink
 
 
-def check_publishable(ledger: Ledger, pipeline: Pipeline, batch: Batch) -> bool:
-    """Return True if the batch is committed already.
+def check_publishable(ledger: Ledger, pipeline: Pipeline, batch: Batch) -> None:
+    """Check that a batch may be published, unless it is committed already, which its status says.
 
     Raises Fenced when it is superseded, ReplayRefused when it reaches below a horizon that has moved since it
     was planned, and ConfigurationError when it belongs to another pipeline.
@@ -50,7 +50,6 @@ def check_publishable(ledger: Ledger, pipeline: Pipeline, batch: Batch) -> bool:
     if batch.kind == "replay" and batch.status == "planned":
         _check_not_overtaken(batch, ledger.coverage_of(batch))
         check_above_horizons(batch.batch_id, ledger.ranges(batch.batch_id), ledger.horizons(pipeline))
-    return batch.status == "committed"
 
 
 def _check_not_overtaken(batch: Batch, coverage: Sequence[Covered]) -> None:

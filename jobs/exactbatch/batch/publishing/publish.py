@@ -82,7 +82,8 @@ def publish(
         failpoint("publish.before_lock")
         ledger.lock(pipeline)
         batch = ledger.batch(tables.batch_id, plan_id, lock=True)
-        if check_publishable(ledger, pipeline, batch):
+        check_publishable(ledger, pipeline, batch)
+        if batch.status == "committed":
             connection.rollback()  # what has been inserted is in the target already
             return Published(batch, wrote=False)
         ranges = ledger.ranges(batch.batch_id)

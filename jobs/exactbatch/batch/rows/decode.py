@@ -78,7 +78,7 @@ class RangeReader:
     rows: how many rows they gave
     taken: how many of these compiled code encoded or decoded
     rejects: how many did not decode
-    tombstones: how many were null values without a row
+    tombstones: how many rightly gave no row: null values, and events that carry none
     dropped: how many decoded and gave no row, because they are of an array without elements
     pending: rejects that the caller has yet to copy
     first: descriptions of the first rejects

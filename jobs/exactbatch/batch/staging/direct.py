@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from exactbatch.batch.staging.engine import Executors
-from exactbatch.batch.staging.shares import distribute, worth_sharing
+from exactbatch.batch.staging.shares import distribute, spark_tasks_for
 from exactbatch.batch.staging.stage import stage
 from exactbatch.batch.staging.stager import is_worth_parts
 from exactbatch.batch.staging.staging_tables import StagingTables
@@ -20,7 +20,7 @@ class DirectStager:
 
     def __init__(self, executors: Executors, pipeline: Pipeline, tasks: Sequence[StageTask]) -> None:
         self._executors, self._tasks = executors, tasks
-        self._limit = worth_sharing(tasks, pipeline.max_connections, executors.parallelism)
+        self._limit = spark_tasks_for(tasks, pipeline.max_connections, executors.parallelism)
         self._part_of: dict[OffsetRange, int] = {}
         self.columns: tuple[Column, ...] = pipeline.value.columns
 

@@ -32,7 +32,7 @@ Task = TypeVar("Task", bound=HasRange)
 Outcome = TypeVar("Outcome")
 
 
-def worth_sharing(tasks: Sequence[HasRange], most: int, parallelism: int) -> int:
+def spark_tasks_for(tasks: Sequence[HasRange], most: int, parallelism: int) -> int:
     """Return among how many Spark tasks to share the tasks of a batch, at most `most`.
 
     A few for each slot of Spark, and more only for more offsets: each connects to Kafka and to Postgres, which takes
@@ -43,7 +43,7 @@ def worth_sharing(tasks: Sequence[HasRange], most: int, parallelism: int) -> int
 
 
 def distribute(tasks: Sequence[Task], limit: int) -> list[list[Task]]:
-    """Return what each of at most `limit` Spark tasks does, one after the other; their sizes are similar."""
+    """Return what each of at most `limit` Spark tasks does; their sizes are similar."""
     return [
         [tasks[index] for index in bin_] for bin_ in fill_bins([len(task.range) for task in tasks], limit)
     ]

@@ -16,7 +16,8 @@ from exactbatch.offsets import OffsetRange
 
 @dataclass(frozen=True, slots=True)
 class StageTask:
-    """The work of one Spark task; it travels in the task's closure, secrets included.
+    """A range to stage, which is a whole one of the batch or a piece. A Spark task's share has several of them, which
+    travel in its closure, secrets included.
 
     `leader_epoch` is the epoch up to which the log was processed at the start of the range, if it is known;
     `columns` are those of a staged row without its lineage; `cluster_id` is the Kafka cluster of the plan.
@@ -39,8 +40,8 @@ class StageTask:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """The work of one task attempt. `records` = records that gave rows + rejects + tombstones + dropped; compiled code
-    took `taken` of them, which does not matter for the result."""
+    """What one task attempt staged of a range. `records` = records that gave rows + rejects + tombstones + dropped;
+    compiled code took `taken` of them, which does not matter for the result."""
 
     range: OffsetRange
     attempt: int
@@ -125,7 +126,7 @@ class StagedBatch:
 
     @property
     def tombstones(self) -> int:
-        """How many records were null values without a row."""
+        """How many records rightly gave no row: null values, and events that carry none."""
         return sum(piece.tombstones for piece in self.pieces)
 
     @property
