@@ -1,9 +1,9 @@
 """The protocol of sinks: how the rows of a batch are stored, retracted by a replay, and checked by an audit.
 
-A sink is a module or package of its name: a frozen dataclass that satisfies Sink, with the help of
-SinkDefaults. exactbatch.sinks.SINKS lists it. What plans, processes, replays and audits batches does not depend on which
-sinks exist; `exactbatch new` and exactbatch.testing know the sinks of this package.
-tests/integration/test_fourth_sink.py has a complete example.
+A sink is a module or package of its name: a frozen dataclass that satisfies Sink, with the help of SinkDefaults.
+exactbatch.sinks.SINKS lists it. What plans, processes, replays and audits batches does not depend on which sinks exist;
+`exactbatch new` and exactbatch.testing know those of this package. tests/integration/test_fourth_sink.py has a complete
+example.
 
 Tables. Every sink has one table whose rows carry lineage, the *lineage table*: which record, or at least which
 batch, a row comes from. A replay retracts by lineage, and an audit compares by lineage. For a sink that is not
