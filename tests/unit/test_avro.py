@@ -247,6 +247,13 @@ def test_a_schema_that_is_no_record_is_one_column():
     assert rows(Avro('["null", "string"]', columns="k text"), b"\0", b"\2\2x") == [{"k": None}, {"k": "x"}]
 
 
+def test_a_schema_that_is_no_record_is_a_reject_for_several_columns(registry):
+    """A producer of plain strings registers the schema "string" by itself."""
+    registry.has(1, "string")
+    value = Avro(registry=registry.address, columns="note text, id bigint")
+    assert "expected a record for 2 columns, found text" in reason(value, b"\0\0\0\0\1" + body("string", "x"))
+
+
 def test_columns_are_chosen_and_may_be_wider_or_checked():
     schema = record(("a", "long"), ("b", "string"), ("c", "float"))
     avro = Avro(json.dumps(schema), columns="b uuid, c float8, a smallint")

@@ -8,7 +8,9 @@ from decimal import Decimal
 from math import isnan
 
 import pytest
-from google.protobuf import descriptor_pb2, struct_pb2
+from google.protobuf import descriptor_pb2, json_format, struct_pb2
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message_factory import GetMessageClass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -268,6 +270,189 @@ def test_a_number_without_a_name_in_a_closed_enum_is_a_reject(schema, good, bad)
     if bad is not None:
         [(index, why)] = decoded.rejects
         assert (index, "the enum has no name for" in why) == (1, True)
+
+
+# A producer that changes the type of a field before the descriptor is replaced.
+
+DOUBLE, INT64, INT32, FIXED32, BOOL, STRING, MESSAGE, UINT32, ENUM, SINT32, SINT64 = (
+    1, 3, 5, 7, 8, 9, 11, 13, 14, 17, 18,
+)  # fmt: skip
+
+
+def of_type(type_, value_type=None, *, syntax="proto3", key_type=INT32):
+    """A file descriptor set with a message M of one field x, also as o with presence, r repeated and m, a map."""
+    file = descriptor_pb2.FileDescriptorProto(name="p.proto", package="p", syntax=syntax)
+    names = [
+        descriptor_pb2.EnumValueDescriptorProto(name=name, number=number) for number, name in enumerate("XYZ")
+    ]
+    file.enum_type.add(name="E").value.extend(names)
+    message = file.message_type.add(name="M")
+    entry = message.nested_type.add(name="MEntry")
+    entry.options.map_entry = True
+    enum = {"type_name": ".p.E"}
+    entry.field.add(name="key", number=1, type=key_type, label=1)
+    entry.field.add(name="value", number=2, type=type_, label=1, **(enum if type_ == ENUM else {}))
+    for number, (name, label) in enumerate({"x": 1, "o": 1, "r": 3}.items(), 1):
+        field = message.field.add(
+            name=name, number=number, type=type_, label=label, **(enum if type_ == ENUM else {})
+        )
+        if name == "o" and syntax == "proto3":
+            message.oneof_decl.add(name="_o")
+            field.oneof_index, field.proto3_optional = 0, True
+    message.field.add(name="m", number=4, type=MESSAGE, label=3, type_name=".p.M.MEntry")
+    message.field.add(name="inner", number=5, type=MESSAGE, label=1, type_name=".p.M")
+    return descriptor_pb2.FileDescriptorSet(file=[file]).SerializeToString()
+
+
+def message_of(descriptors, **fields):
+    pool = DescriptorPool()
+    for file in descriptor_pb2.FileDescriptorSet.FromString(descriptors).file:
+        pool.Add(file)
+    return GetMessageClass(pool.FindMessageTypeByName("p.M"))(**fields).SerializeToString()
+
+
+CHANGED = [
+    # what the descriptor has, what the producer writes, a value that fits, and one that does not
+    (INT32, INT64, 2**31 - 1, 2**32 + 5),
+    (INT32, INT64, -(2**31), -(2**31) - 1),
+    (INT32, UINT32, 7, 2**32 - 1),
+    (UINT32, INT64, 2**32 - 1, 2**32),
+    (UINT32, INT32, 7, -1),
+    (SINT32, SINT64, -(2**31), 2**32 + 2),
+    (ENUM, INT64, 1, 2**32 + 1),
+    (BOOL, INT64, 1, 2**32),
+    (BOOL, INT32, 0, 2),
+]
+COLUMNS = {ENUM: "text", BOOL: "boolean"}
+
+
+@pytest.mark.parametrize("syntax", ["proto2", "proto3"])
+@pytest.mark.parametrize(("declared", "written_as", "fits", "does_not"), CHANGED)
+def test_a_number_that_the_descriptors_type_does_not_have_is_a_reject(
+    declared, written_as, fits, does_not, syntax
+):
+    """Protobuf's parser cuts it to 32 bits, or takes it for true."""
+    type_ = COLUMNS.get(declared, "bigint")
+    known = {"descriptor": of_type(declared, syntax=syntax), "message": "p.M"}
+    writer = of_type(written_as)
+    places = {
+        f"v {type_} from 'x'": lambda value: {"x": value},
+        f"v {type_} from 'o'": lambda value: {"o": value},
+        f"v {type_}[] from 'r'": lambda value: {"r": [fits, value]},
+        f"v {type_} from 'r[1]'": lambda value: {"r": [fits, value]},
+        f"v {type_} from 'inner.x'": lambda value: {"inner": {"x": value}},
+        "v jsonb from 'x'": lambda value: {"x": value},
+        "v jsonb from 'r'": lambda value: {"r": [value]},
+        "v jsonb from 'm'": lambda value: {"m": {1: value}},
+        "v jsonb from 'inner'": lambda value: {"inner": {"inner": {"m": {1: value}}}},
+        "v jsonb from '$'": lambda value: {"r": [value]},
+    }
+    for schema, fields in places.items():
+        good, bad = message_of(writer, **fields(fits)), message_of(writer, **fields(does_not))
+        decoded = decode(Protobuf(schema, **known), good, bad, good)
+        assert len(decoded.rows) == 2, schema
+        [(index, why)] = decoded.rejects
+        assert (index, why.startswith("column 'v', ")) == (1, True), (schema, why)
+        # Where no column takes the field, it does not matter.
+        assert not decode(
+            Protobuf("v bigint[] from 'r'", **{**known, "descriptor": of_type(INT64)}), bad
+        ).rejects
+    key = message_of(of_type(INT32, key_type=INT64), m={2**32 + 1: 1})
+    for schema in ("v jsonb from 'm'", "v jsonb from '$'"):
+        assert decode(Protobuf(schema, descriptor=of_type(INT32), message="p.M"), key).rejects
+
+
+@pytest.mark.parametrize("syntax", ["proto2", "proto3"])
+@pytest.mark.parametrize(
+    ("declared", "written_as", "value"),
+    [
+        (INT32, FIXED32, 5),
+        (INT32, STRING, "5"),
+        (INT32, DOUBLE, 5.0),
+        (ENUM, STRING, "Y"),
+        (STRING, INT64, 5),
+    ],
+)
+def test_a_field_with_another_wire_type_is_a_reject(declared, written_as, value, syntax):
+    """The parser moves it to the unknown fields, so that the field looks unset."""
+    type_, zero = ("text", "'0'") if declared in (ENUM, STRING) else ("bigint", "0")
+    known = {"descriptor": of_type(declared, syntax=syntax), "message": "p.M"}
+    writer = of_type(written_as)
+    for schema, fields in {
+        f"v {type_} from 'x'": {"x": value},
+        f"v {type_} from 'o' default {zero}": {"o": value},
+        f"v {type_} from 'inner.x'": {"inner": {"x": value}},
+        "v jsonb from '$'": {"inner": {"x": value}},
+    }.items():
+        message = message_of(writer, **fields)
+        assert "which is not that of the descriptor's type" in reason(Protobuf(schema, **known), message)
+    unknown = message_of(writer, x=value)
+    assert (
+        decode(Protobuf("v bigint[] from 'r'", **{**known, "descriptor": of_type(INT64)}), unknown).rejects
+        == ()
+    )
+
+
+def test_a_wrapper_or_time_with_another_wire_type_is_a_reject():
+    text = b"\x0a\x015"  # field 1, "5"
+    for number, column in (
+        (73, "x timestamptz from 'at'"),
+        (74, "x interval from 'took'"),
+        (75, "x numeric from 'wrapped'"),
+    ):
+        tag = bytes([(number << 3 | 2) & 0x7F | 0x80, (number << 3 | 2) >> 7])
+        assert "descriptor's type" in reason(protobuf(column), tag + bytes([len(text)]) + text)
+
+
+_MESSAGES = st.fixed_dictionaries(
+    {},
+    optional={
+        **{
+            f"{prefix}{name}": values if prefix != "r_" else st.lists(values, max_size=3)
+            for prefix in ("f_", "o_", "r_")
+            for name, values in {
+                "int32": st.integers(-(2**31), 2**31 - 1),
+                "sint32": st.integers(-(2**31), 2**31 - 1),
+                "sfixed32": st.integers(-(2**31), 2**31 - 1),
+                "uint32": st.integers(0, 2**32 - 1),
+                "int64": st.integers(-(2**63), 2**63 - 1),
+                "uint64": st.integers(0, 2**64 - 1),
+                "bool": st.booleans(),
+                "double": st.floats(allow_nan=False, allow_infinity=False),
+                "string": st.text("ab\u00e9", max_size=3),
+                "bytes": st.binary(max_size=3),
+            }.items()
+        },
+        "mood": st.integers(0, 1),
+        "items": st.lists(st.fixed_dictionaries({}, optional={"quantity": st.integers(-5, 5)}), max_size=2),
+        "first": st.fixed_dictionaries({"tags": st.lists(st.text("ab", max_size=2), max_size=2)}),
+        "counts": st.dictionaries(st.text("ab", max_size=2), st.integers(0, 9), max_size=2),
+        "at": st.fixed_dictionaries({"seconds": st.integers(0, 10**9), "nanos": st.integers(0, 999)}),
+    },
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(_MESSAGES)
+def test_json_is_that_of_protobufs_own_mapping(fields):
+    message = Order(**fields)
+    expected = json_format.MessageToDict(message, preserving_proto_field_name=True)
+    value = message.SerializeToString()
+    [row] = rows(protobuf("x jsonb from '$'"), value)
+    assert json.loads(row["x"]) == expected
+    for name in set(expected) & {
+        "items",
+        "counts",
+        "r_bool",
+        "r_int32",
+        "r_uint64",
+        "mood",
+        "o_bool",
+        "first",
+        "at",
+    }:
+        [row] = rows(protobuf(f"x jsonb from '{name}'"), value)
+        assert json.loads(row["x"]) == expected[name]
 
 
 # With a registry.

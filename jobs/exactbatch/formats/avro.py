@@ -131,6 +131,8 @@ class _Body:
         self._columns = columns
         parsed, own_fields = parse(schema, columns[0].name)
         self._is_record = _is_record(parsed)
+        if not self._is_record and len(columns) > 1:
+            raise ValueError(f"expected a record for {len(columns)} columns, found {own_fields[0].type}")
         fields = {field.name: field for field in own_fields}
         self._fields = [fields.get(column.name) for column in columns]
         self._readings: dict[Column, Reading] = {}

@@ -6,6 +6,7 @@ has the same names.
 
 import base64
 import json
+import re
 from collections.abc import Collection, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 _IMAGES: Final = ("before", "after")
 # How a document begins in JSON; inside of a string, its quotation marks have backslashes.
 _BEGINS: Final = r'"(?:before|after)"\s*:\s*"\s*\{'
+_INTEGER: Final = re.compile(r"[+-]?[0-9]{1,19}")
+_FINITE: Final = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -109,9 +112,11 @@ def _plain(value: Any) -> Any:
             return [_plain(element) for element in value]
         case {"$oid": str(text), **rest} if not rest:
             return text
-        case {"$numberInt": str(text), **rest} | {"$numberLong": str(text), **rest} if not rest:
-            return int(text)
-        case {"$numberDecimal": str(text), **rest} if not rest:
+        case {"$numberInt": str(text), **rest} if not rest:
+            return _integer(text, bits=32)
+        case {"$numberLong": str(text), **rest} if not rest:
+            return _integer(text, bits=64)
+        case {"$numberDecimal": str(text), **rest} if not rest and _FINITE.fullmatch(text):
             return text
         case {"$numberDouble": str(text), **rest} if not rest:
             return float(text)
@@ -125,6 +130,12 @@ def _plain(value: Any) -> Any:
             return _bytes(text)
         case _:
             return value
+
+
+def _integer(text: str, *, bits: int) -> int:
+    if _INTEGER.fullmatch(text) is None or not -(2 ** (bits - 1)) <= int(text) < 2 ** (bits - 1):
+        raise ValueError(f"expected an integer of {bits} bits, found {text!r}")
+    return int(text)
 
 
 def _moment(moment: Any) -> str:

@@ -23,6 +23,7 @@ from exactbatch.formats.json_members import default_of
 from exactbatch.formats.postgres_limits import check_rows
 from exactbatch.formats.protobuf_fields import Way, followed, way_of
 from exactbatch.formats.protobuf_types import files_of_set, message_at, message_named, named_files, pool_of
+from exactbatch.formats.protobuf_wire import widen
 from exactbatch.formats.raw_json_fields import json_texts
 from exactbatch.formats.schema_registry import protobuf_files
 from exactbatch.formats.wire_format import HEADER, check_address, schema_id_of
@@ -30,6 +31,7 @@ from exactbatch.options import check_types
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
     from exactbatch.formats.json_fields import Positions
 
@@ -154,16 +156,24 @@ class Protobuf:
 class _Type:
     """A message type, and how each column takes its values from messages of it."""
 
-    def __init__(self, descriptor: Any, fields: Sequence[Field], *, may_lack: bool) -> None:
+    def __init__(
+        self,
+        files: "Sequence[FileDescriptorProto]",
+        descriptor: Any,
+        fields: Sequence[Field],
+        *,
+        may_lack: bool,
+    ) -> None:
         from google.protobuf.message_factory import GetMessageClass
 
-        self._class = GetMessageClass(descriptor)
         self._name = descriptor.full_name
+        self._class = GetMessageClass(message_named(pool_of(files, widen), self._name))
         self.ways = [way_of(descriptor, each, may_lack=may_lack) for each in fields]
 
     @classmethod
     def of_set(cls, descriptors: bytes, message: str, fields: Sequence[Field], *, may_lack: bool) -> "_Type":
-        return cls(message_named(pool_of(files_of_set(descriptors)), message), fields, may_lack=may_lack)
+        files = files_of_set(descriptors)
+        return cls(files, message_named(pool_of(files), message), fields, may_lack=may_lack)
 
     def parsed(self, value: bytes) -> Any:
         from google.protobuf.message import DecodeError
@@ -184,7 +194,7 @@ def _type_at(
     files: tuple[tuple[str, bytes], ...], indexes: tuple[int, ...], fields: tuple[Field, ...]
 ) -> _Type:
     parsed = named_files(files)
-    return _Type(message_at(pool_of(parsed), parsed[-1], indexes), fields, may_lack=True)
+    return _Type(parsed, message_at(pool_of(parsed), parsed[-1], indexes), fields, may_lack=True)
 
 
 def _header(value: bytes) -> tuple[int, tuple[int, ...], int]:

@@ -1,14 +1,17 @@
-"""The fields of Protobuf messages as values of columns: which fit, and how each is converted."""
+"""The fields of Protobuf messages as values of columns: which fit, and how each is converted.
+
+Descriptors are those that are declared; the messages are of the wide types of protobuf_wire.py.
+"""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from exactbatch.columns import Column, Field
-from exactbatch.formats.protobuf_enums import check_named, check_named_below, has_closed_enum
+from exactbatch.formats.protobuf_wire import check_of, narrow, narrow_message
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -68,7 +71,10 @@ def way_of(message: "Descriptor", field: Field, *, may_lack: bool) -> Way:
                 return Way((*parts, (*converts, _nothing), *[()] * rest), _nothing)
             converts.append(_getter(at, field.column))
         parts.append(tuple(converts))
-    convert = _message_json if at is message else _conversion(at, field.column, is_element=is_element)
+    if at is message:
+        convert = _in_column(field.column, lambda whole: _message_json(whole, message))
+    else:
+        convert = _conversion(at, field.column, is_element=is_element)
     return Way(tuple(parts), convert)
 
 
@@ -116,17 +122,25 @@ def _is_map(at: Any) -> bool:
 def _getter(field: "FieldDescriptor", column: Column) -> Convert:
     name, has_no_presence = field.name, field.is_repeated or not field.has_presence
 
+    check = _in_column(column, check_of(field))
+
     def get(message: Any) -> Any:
+        check(message)
         return getattr(message, name) if has_no_presence or message.HasField(name) else None
 
-    def get_named(message: Any) -> Any:
+    return get
+
+
+def _in_column(column: Column, convert: Convert) -> Convert:
+    """Return the conversion with errors that name the column."""
+
+    def converted(value: Any) -> Any:
         try:
-            check_named(message, field)
+            return convert(value)
         except ValueError as error:
             raise ValueError(f"column {column.name!r}, {column.type}: {error}") from None
-        return get(message)
 
-    return get_named if has_closed_enum(field) else get
+    return converted
 
 
 def _conversion(field: Any, column: Column, *, is_element: bool) -> Convert:
@@ -138,7 +152,7 @@ def _conversion(field: Any, column: Column, *, is_element: bool) -> Convert:
         element = _single(field, Column(column.name, column.element))
         return lambda values: list(map(element, values))
     if column.type in _JSON:
-        return _json_of(field, is_repeated=is_repeated)
+        return _in_column(column, _json_of(field, is_repeated=is_repeated))
     if is_repeated:
         raise _misfit(field, column)
     return _single(field, column)
@@ -150,12 +164,12 @@ def _single(field: Any, column: Column) -> Convert:
     type_ = column.type
     is_text = column.staged_type == "text" and type_ not in _JSON
     if type_ in _JSON:
-        return _json_of(field, is_repeated=False)
+        return _in_column(column, _json_of(field, is_repeated=False))
     if field.cpp_type in (F.CPPTYPE_INT32, F.CPPTYPE_INT64, F.CPPTYPE_UINT32, F.CPPTYPE_UINT64):
-        return _integer(field, column)
+        return _narrowed(field, column, _integer(field, column))
     if field.cpp_type == F.CPPTYPE_ENUM:
         if type_ in _INTEGERS:
-            return _integer(field, column)
+            return _narrowed(field, column, _integer(field, column))
         if is_text:
             names = {number: value.name for number, value in field.enum_type.values_by_number.items()}
             return lambda number: _name_of(names, number, column)
@@ -169,11 +183,19 @@ def _single(field: Any, column: Column) -> Convert:
     }
     if not fits.get(field.cpp_type, False):
         raise _misfit(field, column)
-    return _same
+    return _narrowed(field, column, _same)
 
 
 def _same(value: Any) -> Any:
     return value
+
+
+def _narrowed(field: Any, column: Column, convert: Convert) -> Convert:
+    """Return the conversion of a wide field's value, which is checked to be one of the declared type."""
+    if (declared := narrow(field)) is None:
+        return convert
+    checked = _in_column(column, declared)
+    return lambda value: convert(checked(value))
 
 
 def _integer(field: Any, column: Column) -> Convert:
@@ -203,13 +225,21 @@ def _name_of(names: dict[int, str], number: int, column: Column) -> str:
 
 def _well_known(field: Any, column: Column) -> Convert:
     name = field.message_type.full_name
+
+    checks = [_in_column(column, check_of(each)) for each in field.message_type.fields]
+
+    def parsed(message: Any) -> Any:
+        for check in checks:
+            check(message)
+        return message
+
     if name in _WRAPPERS:
         inner = _single(field.message_type.fields_by_name["value"], column)
-        return lambda wrapper: inner(wrapper.value)
+        return lambda wrapper: inner(parsed(wrapper).value)
     if name == _TIMESTAMP and column.type in _TIMESTAMPS:
-        return lambda time: _microseconds(time, column)
+        return lambda time: _microseconds(parsed(time), column)
     if name == _DURATION and column.type in ("interval", "numeric"):
-        return lambda duration: _seconds(duration, column)
+        return lambda duration: _seconds(parsed(duration), column)
     raise _misfit(field, column)
 
 
@@ -245,18 +275,17 @@ def _json_of(field: Any, *, is_repeated: bool) -> Convert:
 
     name = field.name
     if not is_repeated and field.cpp_type == F.CPPTYPE_MESSAGE:
-        return _message_json
+        return lambda message: _message_json(message, field.message_type)
     parent = message_factory.GetMessageClass(field.containing_type)
+    put: Callable[[Any, FieldDescriptor, Any], None] = _put_entries if _is_map(field) else _put_elements
 
     def text(value: Any) -> str:
         # The rules of JSON are those of the field, so that a message of this field alone is written.
         message = parent()
         if not field.is_repeated:
-            setattr(message, name, value)
-        elif not is_repeated:
-            getattr(message, name).append(value)
+            setattr(message, name, (narrow(field) or _same)(value))
         else:
-            getattr(message, name).MergeFrom(value)
+            put(getattr(message, name), field, value if is_repeated else [value])
         if is_repeated and not len(value):
             return "{}" if _is_map(field) else "[]"
         written = _mapped(message, always_print_fields_with_no_presence=not field.is_repeated)[name]
@@ -267,14 +296,26 @@ def _json_of(field: Any, *, is_repeated: bool) -> Convert:
     return text
 
 
-def _message_json(message: Any) -> str:
-    return json.dumps(_mapped(message), ensure_ascii=False)
+def _put_elements(container: Any, field: "FieldDescriptor", values: Sequence[Any]) -> None:
+    container.extend(map(narrow(field) or _same, values))
+
+
+def _put_entries(container: Any, field: "FieldDescriptor", entries: Mapping[Any, Any]) -> None:
+    key, value = (narrow(field.message_type.fields_by_name[each]) or _same for each in ("key", "value"))
+    for each in entries:
+        if field.message_type.fields_by_name["value"].message_type is not None:
+            container[key(each)].CopyFrom(value(entries[each]))
+        else:
+            container[key(each)] = value(entries[each])
+
+
+def _message_json(message: Any, declared: "Descriptor") -> str:
+    return json.dumps(_mapped(narrow_message(message, declared)), ensure_ascii=False)
 
 
 def _mapped(message: Any, **options: Any) -> Any:
     from google.protobuf import json_format
 
-    check_named_below(message)
     try:
         return json_format.MessageToDict(message, preserving_proto_field_name=True, **options)
     except (json_format.Error, TypeError) as error:  # such as an Any of an unknown type

@@ -1,6 +1,6 @@
 """Message types of Protobuf, from a file of descriptors or from the files of a registry."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -8,11 +8,14 @@ if TYPE_CHECKING:
     from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
 
-def pool_of(files: "Iterable[FileDescriptorProto]") -> Any:
+def pool_of(
+    files: "Iterable[FileDescriptorProto]", change: "Callable[[FileDescriptorProto], None] | None" = None
+) -> Any:
     """Return a descriptor pool of files, and of Google's and Confluent's own files that they import.
 
-    Raises ValueError if they do not form message types.
+    `change` alters a copy of each of them first. Raises ValueError if they do not form message types.
     """
+    from google.protobuf.descriptor_pb2 import FileDescriptorProto
     from google.protobuf.descriptor_pool import DescriptorPool
 
     named = {file.name: file for file in files}
@@ -26,6 +29,10 @@ def pool_of(files: "Iterable[FileDescriptorProto]") -> Any:
         file = named.get(name) or _well_known(name)
         for dependency in file.dependency:
             add(dependency)
+        if change is not None:
+            original, file = file, FileDescriptorProto()
+            file.CopyFrom(original)
+            change(file)
         pool.Add(file)
 
     try:

@@ -1,0 +1,153 @@
+"""Refuse what the bytes of a Protobuf message hold and its parser does not return.
+
+A producer may change the type of a field before the pipeline's descriptor is replaced. The parser then cuts numbers to
+32 bits, takes every number but 0 for true, and moves to the unknown fields what has another wire type, or is a number
+without a name in a closed enum, those of proto2: the field looks unset (https://protobuf.dev/programming-guides/encoding,
+https://protobuf.dev/programming-guides/enum). So values are parsed as messages of *wide* types, whose integers, enums
+and booleans have 64 bits, and each number that a column takes is checked.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from google.protobuf.descriptor import Descriptor, FieldDescriptor
+    from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto
+
+_VARINT, _LENGTH = 0, 2  # wire types
+# FieldDescriptorProto.Type, by number.
+_INT64, _UINT64, _SINT64 = 3, 4, 18
+_INT32, _BOOL, _UINT32, _ENUM, _SINT32 = 5, 8, 13, 14, 17
+_WIDE: Final = {_INT32: _INT64, _BOOL: _UINT64, _UINT32: _UINT64, _ENUM: _INT64, _SINT32: _SINT64}
+_SIGNED: Final = range(-(2**31), 2**31)
+_RANGES: Final = {_INT32: _SIGNED, _BOOL: range(2), _UINT32: range(2**32), _ENUM: _SIGNED, _SINT32: _SIGNED}
+
+
+def widen(file: "FileDescriptorProto") -> None:
+    """Give the integers, enums and booleans of a file's message types 64 bits."""
+    _widen_fields(file.extension)
+    for message in file.message_type:
+        _widen_message(message)
+
+
+def _widen_message(message: "DescriptorProto") -> None:
+    _widen_fields(message.field)
+    _widen_fields(message.extension)
+    for nested in message.nested_type:
+        _widen_message(nested)
+
+
+def _widen_fields(fields: "list[FieldDescriptorProto] | Any") -> None:
+    for field in fields:
+        if (wide := _WIDE.get(field.type)) is not None:
+            field.type = wide
+            field.ClearField("type_name")
+            field.ClearField("default_value")  # the name of a number; a field with a default has presence
+
+
+@cache
+def narrow(field: "FieldDescriptor") -> Callable[[Any], Any] | None:
+    """Return how a single value of a wide field, or an element or entry, becomes one of the field that is declared.
+
+    It raises ValueError for a number that the declared type does not have, and for a message with such a number. None
+    if the types are the same.
+    """
+    if field.message_type is not None:
+        declared = field.message_type
+        return lambda message: narrow_message(message, declared)
+    if (numbers := _RANGES.get(field.type)) is None:
+        return None
+    names = (
+        field.enum_type.values_by_number
+        if field.enum_type is not None and field.enum_type.is_closed
+        else None
+    )
+
+    def checked(number: int) -> int:
+        if names is not None and number not in names:
+            raise ValueError(f"field {field.name!r}: the enum has no name for {number}")
+        if number not in numbers:
+            raise ValueError(
+                f"field {field.name!r}: the descriptor's type has numbers from {numbers[0]} to {numbers[-1]}, and the "
+                f"value is {number}"
+            )
+        return number
+
+    return (lambda number: bool(checked(number))) if field.type == _BOOL else checked
+
+
+def narrow_message(message: Any, declared: "Descriptor") -> Any:
+    """Return a message of a wide type as one of the declared type.
+
+    Raises ValueError for a number that its type does not have, and for what check_of() refuses of any field.
+    """
+    from google.protobuf.message_factory import GetMessageClass
+
+    written = message.SerializeToString(deterministic=True)
+    parsed = GetMessageClass(declared).FromString(written)
+    _check_parsed_below(parsed)
+    # Numbers in their range have the same bytes in both types.
+    if parsed.SerializeToString(deterministic=True) != written:
+        raise ValueError(f"{declared.full_name} has a number beyond the range of its field's type")
+    return parsed
+
+
+def check_of(field: "FieldDescriptor") -> Callable[[Any], None]:
+    """Return a check that raises ValueError for a message that holds bytes which its parser could not take for a
+    field."""
+    from google.protobuf.unknown_fields import UnknownFieldSet
+
+    def check(message: Any) -> None:
+        for unknown in UnknownFieldSet(message):
+            if unknown.field_number == field.number:
+                raise _not_parsed(field, unknown)
+
+    return check
+
+
+def _check_parsed_below(message: Any) -> None:
+    """Raise ValueError if a message, or one below it, holds bytes that its parser could not take for their field."""
+    from google.protobuf.unknown_fields import UnknownFieldSet
+
+    for unknown in UnknownFieldSet(message):
+        if (declared := _declared(message.DESCRIPTOR, unknown.field_number)) is not None:
+            raise _not_parsed(declared, unknown)
+    for field, value in message.ListFields():
+        if (type_ := field.message_type) is None:
+            continue
+        if not field.is_repeated:
+            _check_parsed_below(value)
+        elif not type_.GetOptions().map_entry:
+            for element in value:
+                _check_parsed_below(element)
+        elif type_.fields_by_name["value"].message_type is not None:
+            for element in value.values():
+                _check_parsed_below(element)
+
+
+def _declared(type_: "Descriptor", number: int) -> "FieldDescriptor | None":
+    if (field := type_.fields_by_number.get(number)) is not None or not type_.is_extendable:
+        return field
+    try:
+        return type_.file.pool.FindExtensionByNumber(type_, number)
+    except KeyError:
+        return None
+
+
+def _not_parsed(field: "FieldDescriptor", unknown: Any) -> ValueError:
+    is_map = field.message_type is not None
+    if _has_closed_enum(field) and unknown.wire_type == (_LENGTH if is_map else _VARINT):
+        found = "a value" if is_map else unknown.data
+        return ValueError(f"field {field.name!r}: the enum has no name for {found}")
+    return ValueError(
+        f"field {field.name!r}: the bytes have the wire type {unknown.wire_type}, which is not that of the "
+        f"descriptor's type"
+    )
+
+
+def _has_closed_enum(field: "FieldDescriptor") -> bool:
+    """True for a field of a closed enum, and for a map with such values."""
+    if (entry := field.message_type) is not None and entry.GetOptions().map_entry:
+        field = entry.fields_by_name["value"]
+    return field.enum_type is not None and field.enum_type.is_closed
