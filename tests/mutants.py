@@ -1531,7 +1531,7 @@ MUTANTS: Final = (
         "audit/native_reader.py",
         "        is_record = codes == 0\n",
         "        is_record = codes == codes\n",
-        (f"{_AUDIT}::test_a_target_that_holds_what_the_log_holds_is_exact",),
+        (f"{_AUDIT}::test_the_end_of_a_log_that_ends_with_a_marker_is_no_record",),
     ),
     Mutant(
         "the auditor takes no record for a tombstone",

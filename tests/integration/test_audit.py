@@ -158,6 +158,18 @@ def test_row_at_offset_that_holds_no_committed_record_is_found(make_world, make_
     assert findings(world.audit()) == {"missing": (1, [1]), "unexpected": (1, [4])}
 
 
+def test_the_end_of_a_log_that_ends_with_a_marker_is_no_record(make_world, make_topic):
+    """The reader has to wait for the event that says that it has reached the end."""
+    topic = make_topic()
+    topic.transaction(record(0), record(1))  # 2 is the marker
+    world = make_world(topic)
+    settle(KafkaBroker(world.settings.kafka), topic, 3)
+    world.load(2)
+    found = world.audit()
+    assert findings(found) == {}
+    assert (found.records, found.partitions[0].until_offset) == (2, 3)
+
+
 def test_records_that_retention_removed_after_they_were_processed_prove_nothing_and_break_nothing(
     make_world, topic, admin
 ):
