@@ -177,6 +177,11 @@ def test_a_decimal_fits_a_numeric_of_any_or_no_precision(precision, scale):
     assert value_of(type_, Decimal("5.00"), "numeric(12,3)") == (Decimal("5.000"), "numeric(12,3)")
 
 
+def test_a_decimal_of_no_bytes_is_a_reject():
+    schema = record(("d", {"type": "bytes", "logicalType": "decimal", "precision": 6, "scale": 2}))
+    assert "expected the bytes of a decimal, found none" in reason(Avro(json.dumps(schema)), b"\0")
+
+
 def test_decimals_of_an_array_fit_a_numeric_without_a_precision():
     type_ = {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 2}
     array = {"type": "array", "items": ["null", type_]}

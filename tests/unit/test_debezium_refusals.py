@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from exactbatch import Debezium
 from exactbatch.errors import ConfigurationError
-from exactbatch.formats import with_registry
+from exactbatch.formats import debezium_avro, with_registry
+from exactbatch.formats.connect_schema import from_avro
 from support.connect_avro import avro_body, avro_schema
 from support.debezium_types import (
     CONNECTORS,
@@ -119,7 +120,12 @@ def test_a_struct_given_twice_is_a_reject(name):
         ("real", decimal(0), unscaled(10**39), "found NaN or infinity"),
         ("float8[]", array(typed("double")), ["NaN", "1.5"], "expected number, found string"),
         ("float4[]", array(typed("float")), ["NaN", 1e39], "found NaN or infinity"),
-        ("int", typed("double"), "NaN", "expected number, found string"),
+        ("int", typed("double"), "NaN", "writes this field as double: declare the column as numeric"),
+        ("bigint", typed("double"), 0.9, "writes this field as double: declare the column as numeric"),
+        ("int[]", array(typed("float")), [1.5], "writes this field as float: declare the column as numeric"),
+        ("jsonb", decimal(2), unscaled(12345), "declare the column as numeric"),
+        ("json", data("bytes", "Bits", length=9), "AQE=", "declare the column as numeric"),
+        ("jsonb", time("int64", "MicroTimestamp"), 1, "declare the column as timestamp"),
         ("numeric(10,2)", typed("double"), "NaN", "NaN"),
         ("jsonb", typed("double"), "-Infinity", "JSON has no number -Infinity"),
         ("jsonb", array(record("a.B", y=typed("float"))), [{"y": 1}, {"y": "NaN"}], "JSON has no number NaN"),
@@ -271,6 +277,26 @@ def test_a_format_may_be_sent_to_a_task_after_it_has_decoded():
     bare_form = Debezium("id int, x text")
     bare_form.decode(pa.array(with_schema(typed("string"), "a"), pa.binary()))
     assert pickle.loads(pickle.dumps(bare_form)) == bare_form
+
+
+def test_no_floating_point_number_becomes_an_integer():
+    """pyarrow cuts a Python float to an integer without an error."""
+    for type_, values in ((pa.int32(), [1, 0.9]), (pa.list_(pa.int64()), [[1], [0.9]])):
+        with pytest.raises(ValueError, match="expected an integer, found a floating-point number"):
+            debezium_avro._array(values, type_)
+
+
+@pytest.mark.parametrize(
+    ("schema", "type_"),
+    [
+        ({"type": "string", "logicalType": "decimal", "precision": 6, "scale": 2}, "string"),
+        ({"type": "long", "logicalType": "date"}, "int64"),
+        ({"type": "int", "logicalType": "timestamp-micros"}, "int32"),
+    ],
+)
+def test_a_logical_type_on_another_type_of_avro_is_ignored(schema, type_):
+    written = from_avro(schema, {})
+    assert (written.type, written.name) == (type_, "")
 
 
 def test_the_properties_of_a_registry_reach_its_client():

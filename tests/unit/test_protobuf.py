@@ -96,12 +96,25 @@ def test_nan_and_float_are_what_they_are():
         ("timestamptz", "at", {"at": {"nanos": 10**9}}, "the Timestamp has 1000000000 nanos"),
         ("interval", "took", {"took": {"nanos": 1}}, "expected whole microseconds, found 1 nanos"),
         ("numeric", "took", {"took": {"seconds": 1, "nanos": -1}}, "the Duration has 1 s and -1 nanos"),
+        ("interval", "took", {"took": {"seconds": 315_576_000_001}}, "the Duration has 315576000001 s"),
     ],
 )
 def test_a_value_that_does_not_fit_is_a_reject(type_, path, fields, why):
     message = reason(protobuf(f"x {type_} from '{path}'"), written(**fields))
     assert message.startswith("column 'x', ")
     assert why in message
+
+
+@pytest.mark.parametrize(
+    ("seconds", "nanos", "text"),
+    [
+        (2**33 - 1, 1_000, "PT8589934591.000001S"),
+        (2**33, 1_000, "PT2386092H3392.000001000S"),
+        (-(2**33), -1_000, "PT-2386092H-3392.000001000S"),
+    ],
+)
+def test_a_long_duration_keeps_its_microseconds(seconds, nanos, text):
+    assert value_of("interval", "took", took={"seconds": seconds, "nanos": nanos}) == text
 
 
 def test_enums_times_wrappers_and_oneofs():
@@ -402,6 +415,52 @@ def test_a_wrapper_or_time_with_another_wire_type_is_a_reject():
     ):
         tag = bytes([(number << 3 | 2) & 0x7F | 0x80, (number << 3 | 2) >> 7])
         assert "descriptor's type" in reason(protobuf(column), tag + bytes([len(text)]) + text)
+
+
+def proto2(*fields):
+    """A file descriptor set of proto2 with a message M of such fields, each (name, type, label), and an enum."""
+    file = descriptor_pb2.FileDescriptorProto(name="p.proto", package="p", syntax="proto2")
+    enum = file.enum_type.add(name="E")
+    enum.options.allow_alias = True
+    for name, number in (("A", 0), ("ALIAS", 0), ("C", 1), ("NEW", 1)):
+        enum.value.add(name=name, number=number)
+    message = file.message_type.add(name="M")
+    for number, (name, type_, label) in enumerate(fields, 1):
+        more = {ENUM: {"type_name": ".p.E"}, MESSAGE: {"type_name": ".p.M"}}.get(type_, {})
+        message.field.add(name=name, number=number, type=type_, label=label, **more)
+    return {
+        "descriptor": descriptor_pb2.FileDescriptorSet(file=[file]).SerializeToString(),
+        "message": "p.M",
+    }
+
+
+def test_a_required_field_may_be_missing():
+    known = proto2(("a", INT32, 2), ("n", MESSAGE, 1))
+    decoded = decode(Protobuf("a int, n jsonb, w jsonb from '$'", **known), b"\x12\x00", b"")
+    assert decoded.rows.to_pylist() == [
+        {"a": None, "n": "{}", "w": '{"n": {}}'},
+        {"a": None, "n": None, "w": "{}"},
+    ]
+
+
+def test_a_string_that_is_not_utf8_is_a_reject_in_json_too():
+    known = proto2(("s", STRING, 1), ("r", STRING, 3), ("n", MESSAGE, 1))
+    for column, value in {
+        "x text from 's'": b"\x0a\x01\xff",
+        "x jsonb from 's'": b"\x0a\x01\xff",
+        "x jsonb from '$'": b"\x0a\x01\xff",
+        "w jsonb from '$'": b"\x12\x01a\x12\x01\xff",
+        "x jsonb from 'n'": b"\x1a\x03\x0a\x01\xff",
+    }.items():
+        assert decode(Protobuf(column, **known), value).rejects, column
+
+
+def test_of_two_names_of_a_number_the_first_counts():
+    value = Protobuf("x text from 'e', j jsonb from 'e', w jsonb from '$'", **proto2(("e", ENUM, 1)))
+    assert rows(value, b"\x08\x01", b"\x08\x00") == [
+        {"x": "C", "j": '"C"', "w": '{"e": "C"}'},
+        {"x": "A", "j": '"A"', "w": '{"e": "A"}'},
+    ]
 
 
 _MESSAGES = st.fixed_dictionaries(

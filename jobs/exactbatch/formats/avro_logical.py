@@ -34,6 +34,8 @@ def register() -> None:
 
 
 def _decimal(data: bytes, writer_schema: Any, _reader_schema: Any = None) -> Decimal:
+    if not data:
+        raise InvalidAvro("expected the bytes of a decimal, found none")
     unscaled = int.from_bytes(data, "big", signed=True)
     precision, scale = writer_schema["precision"], writer_schema.get("scale", 0)
     if abs(unscaled) >= 10**precision:

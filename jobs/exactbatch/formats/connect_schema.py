@@ -23,6 +23,15 @@ _LOGICAL: Final = {
     "time-micros": "io.debezium.time.MicroTime",
     "timestamp-micros": "io.debezium.time.MicroTimestamp",
 }
+# Avro ignores a logical type on any other type (https://avro.apache.org/docs/1.12.0/specification/#logical-types).
+_BASES: Final = {
+    "decimal": ("bytes", "fixed"),
+    "date": ("int",),
+    "time-millis": ("int",),
+    "timestamp-millis": ("long",),
+    "time-micros": ("long",),
+    "timestamp-micros": ("long",),
+}
 _AVRO_TYPES: Final = {
     "int": "int32",
     "long": "int64",
@@ -99,7 +108,10 @@ def from_avro(schema: Any, named: Mapping[str, Any]) -> ConnectType:
     # Connect's types of 8 and 16 bits are ints with another `connect.type`.
     return ConnectType(
         str(schema.get("connect.type") or _AVRO_TYPES.get(kind, kind)),
-        str(schema.get("connect.name") or _LOGICAL.get(str(logical), "")),
+        str(
+            schema.get("connect.name")
+            or (_LOGICAL.get(str(logical), "") if kind in _BASES.get(str(logical), ()) else "")
+        ),
         parameters,
         from_avro(schema["items"], named) if kind == "array" else None,
         {each["name"]: from_avro(each["type"], named) for each in schema.get("fields") or ()},

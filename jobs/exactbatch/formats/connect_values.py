@@ -63,6 +63,13 @@ _SPECIAL_DECIMALS: Final = {
     "POSITIVE_INFINITY": "Infinity",
     "NEGATIVE_INFINITY": "-Infinity",
 }
+# What a number or bytes of these names mean is not what JSON would show.
+_ENCODED: Final = {
+    **dict.fromkeys(MOMENTS, "timestamp"),
+    **dict.fromkeys(CLOCKS, "time"),
+    DECIMAL: "numeric",
+    _BITS: "numeric",
+}
 
 Convert = Callable[["pa.Array"], "pa.Array"]
 
@@ -115,6 +122,8 @@ def reading_of(column: Column, written: ConnectType) -> Reading:
             raise _misfit(written, "array")
         return _of_lists(reading_of(Column(column.name, column.element), written.element), written)
     if column.type in _JSON and written.type != "string":
+        if written.name in _ENCODED:
+            raise _misfit(written, _ENCODED[written.name])
         return Reading(None, partial(refuse_in_json, written=written))
     if written.name in MOMENTS:
         return _moment(column, written, MOMENTS[written.name])
@@ -290,6 +299,8 @@ def _simple(column: Column, written: ConnectType) -> Reading:
         raise ValueError(
             f"the event's schema does not say what its {written.type} counts: declare the column as bigint"
         )
+    if written.type in FLOAT_TYPES and column.type in _INTEGERS:
+        raise _misfit(written, "numeric", "double precision")
     suitable = {
         "boolean": column.type == "boolean",
         "bytes": column.type == "bytea" or _is_text(column),

@@ -134,9 +134,18 @@ def _array(values: list[Any], type_: "pa.DataType") -> "pa.Array":
             return decimals_of(
                 pa.chunked_array([pa.array(_numbers(values), pa.string())]), type_
             ).combine_chunks()
+        element = type_.value_type if pa.types.is_list(type_) else type_
+        if pa.types.is_integer(element) and _has_float(values):  # pyarrow would truncate it
+            raise ValueError("expected an integer, found a floating-point number")
         return pa.array(values, type_)
     except (TypeError, OverflowError) as error:
         raise ValueError(str(error)) from None
+
+
+def _has_float(values: list[Any]) -> bool:
+    return any(
+        isinstance(value, float) or (isinstance(value, list) and _has_float(value)) for value in values
+    )
 
 
 def _numbers(values: list[Any]) -> list[str | None]:

@@ -24,6 +24,9 @@ _TIMESTAMP: Final = "google.protobuf.Timestamp"
 _EARLIEST: Final = -62_135_596_800
 _LATEST: Final = 253_402_300_799
 _DURATION: Final = "google.protobuf.Duration"
+_LONGEST: Final = 315_576_000_000  # seconds, by duration.proto
+# Postgres reads each number of an ISO 8601 interval as a double: from 2^33 s on, microseconds beside it are rounded.
+_READ_EXACTLY: Final = 2**33
 _WRAPPERS: Final = frozenset(
     f"google.protobuf.{name}Value"
     for name in ("Double", "Float", "Int64", "UInt64", "Int32", "UInt32", "Bool", "String", "Bytes")
@@ -171,7 +174,8 @@ def _single(field: Any, column: Column) -> Convert:
         if type_ in _INTEGERS:
             return _narrowed(field, column, _integer(field, column))
         if is_text:
-            names = {number: value.name for number, value in field.enum_type.values_by_number.items()}
+            # Of names with the same number the first counts, as in Protobuf's JSON mapping.
+            names = {value.number: value.name for value in reversed(field.enum_type.values)}
             return lambda number: _name_of(names, number, column)
     if field.cpp_type == F.CPPTYPE_MESSAGE:
         return _well_known(field, column)
@@ -256,7 +260,7 @@ def _microseconds(time: Any, column: Column) -> int:
 
 def _seconds(duration: Any, column: Column) -> str:
     seconds, nanos = duration.seconds, duration.nanos
-    if abs(nanos) >= 10**9 or seconds * nanos < 0:
+    if abs(nanos) >= 10**9 or seconds * nanos < 0 or abs(seconds) > _LONGEST:
         raise ValueError(
             f"column {column.name!r}, {column.type}: the Duration has {seconds} s and {nanos} nanos"
         )
@@ -264,6 +268,9 @@ def _seconds(duration: Any, column: Column) -> str:
         raise ValueError(
             f"column {column.name!r}, interval: expected whole microseconds, found {nanos} nanos"
         )
+    if column.type == "interval" and abs(seconds) >= _READ_EXACTLY:
+        hours = int(Decimal(seconds) / 3600)  # towards 0
+        return f"PT{hours}H{(Decimal(seconds - hours * 3600) + Decimal(nanos).scaleb(-9)):f}S"
     exact = (Decimal(seconds) + Decimal(nanos).scaleb(-9)).normalize()
     return f"PT{exact:f}S" if column.type == "interval" else f"{exact:f}"
 

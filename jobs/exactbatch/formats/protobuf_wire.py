@@ -7,7 +7,7 @@ https://protobuf.dev/programming-guides/enum). So values are parsed as messages 
 and booleans have 64 bits, and each number that a column takes is checked.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _VARINT, _LENGTH = 0, 2  # wire types
 # FieldDescriptorProto.Type, by number.
 _INT64, _UINT64, _SINT64 = 3, 4, 18
-_INT32, _BOOL, _UINT32, _ENUM, _SINT32 = 5, 8, 13, 14, 17
+_INT32, _BOOL, _STRING, _UINT32, _ENUM, _SINT32 = 5, 8, 9, 13, 14, 17
 _WIDE: Final = {_INT32: _INT64, _BOOL: _UINT64, _UINT32: _UINT64, _ENUM: _INT64, _SINT32: _SINT64}
 _SIGNED: Final = range(-(2**31), 2**31)
 _RANGES: Final = {_INT32: _SIGNED, _BOOL: range(2), _UINT32: range(2**32), _ENUM: _SIGNED, _SINT32: _SIGNED}
@@ -84,11 +84,12 @@ def narrow_message(message: Any, declared: "Descriptor") -> Any:
     """
     from google.protobuf.message_factory import GetMessageClass
 
-    written = message.SerializeToString(deterministic=True)
+    # Partial: a required field may be missing.
+    written = message.SerializePartialToString(deterministic=True)
     parsed = GetMessageClass(declared).FromString(written)
     _check_parsed_below(parsed)
     # Numbers in their range have the same bytes in both types.
-    if parsed.SerializeToString(deterministic=True) != written:
+    if parsed.SerializePartialToString(deterministic=True) != written:
         raise ValueError(f"{declared.full_name} has a number beyond the range of its field's type")
     return parsed
 
@@ -114,16 +115,20 @@ def _check_parsed_below(message: Any) -> None:
         if (declared := _declared(message.DESCRIPTOR, unknown.field_number)) is not None:
             raise _not_parsed(declared, unknown)
     for field, value in message.ListFields():
-        if (type_ := field.message_type) is None:
-            continue
-        if not field.is_repeated:
-            _check_parsed_below(value)
-        elif not type_.GetOptions().map_entry:
-            for element in value:
-                _check_parsed_below(element)
-        elif type_.fields_by_name["value"].message_type is not None:
-            for element in value.values():
-                _check_parsed_below(element)
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            entry = field.message_type.fields_by_name
+            _check_values(entry["key"], value)
+            _check_values(entry["value"], value.values())
+        else:
+            _check_values(field, value if field.is_repeated else [value])
+
+
+def _check_values(field: "FieldDescriptor", values: Iterable[Any]) -> None:
+    if field.message_type is not None:
+        for message in values:
+            _check_parsed_below(message)
+    elif field.type == _STRING and any(isinstance(value, bytes) for value in values):  # allowed in proto2
+        raise ValueError(f"field {field.name!r}: a string is not UTF-8")
 
 
 def _declared(type_: "Descriptor", number: int) -> "FieldDescriptor | None":

@@ -21,9 +21,10 @@ _PARTS: Final = rf"[+-]?([0-9]+ ?({_UNITS})|{_SECONDS} ?(seconds?|secs?))"
 _CLOCK: Final = r"[+-]?[0-9]+:[0-5][0-9](:[0-5][0-9](\.[0-9]{1,6}0*)?)?"
 # With IntervalStyle sql_standard, a minus before the first of several parts without signs applies to all of them.
 _MINUS_OF_ALL: Final = r"(?!-[^+-]*[0-9][^+-]* [^+-]*[0-9][^+-]*$)"
+# Postgres reads each number of this form as a double, which holds no microseconds from 2^33 s on.
 _ISO: Final = (
-    rf"P(?=.)([+-]?[0-9]+Y)?([+-]?[0-9]+M)?([+-]?[0-9]+W)?([+-]?[0-9]+D)?"
-    rf"(T(?=.)([+-]?[0-9]+H)?([+-]?[0-9]+M)?([+-]?{_SECONDS}S)?)?"
+    r"P(?=.)([+-]?[0-9]+Y)?([+-]?[0-9]+M)?([+-]?[0-9]+W)?([+-]?[0-9]+D)?"
+    r"(T(?=.)([+-]?[0-9]+H)?([+-]?[0-9]+M)?([+-]?([0-9]+|[0-9]{1,9}\.[0-9]{1,6}0*)S)?)?"
 )
 _OCTET: Final = r"(0|[1-9][0-9]{0,2})"
 _ADDRESS: Final = rf"({_OCTET}(\.{_OCTET}){{3}}|[0-9a-fA-F:.]*:[0-9a-fA-F:.]*)(/(0|[1-9][0-9]{{0,2}}))?"
