@@ -1,4 +1,7 @@
-"""The driver of a batch: read → decode → stage on executors, then publish; or commit each range separately."""
+"""The driver of a batch: read → decode → stage on executors, then publish; or commit each range separately.
+
+The steps of a batch are in one module, in the order in which they run.
+"""
 
 import logging
 import secrets

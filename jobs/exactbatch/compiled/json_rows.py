@@ -1,7 +1,7 @@
 """The compiled loop from JSON objects to COPY rows.
 
 It takes an object only if all of it is as expected; whatever is unusual, or possibly refused, is declined, and
-formats/json.py decides about it.
+formats/json.py decides about it. The grammar is in one module, because numba compiles its functions into one loop.
 """
 
 from typing import Any, Final

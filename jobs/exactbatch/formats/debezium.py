@@ -1,4 +1,7 @@
-"""The format Debezium: change events as JSON, with or without their schema, or as Avro with a registry."""
+"""The format Debezium: change events as JSON, with or without their schema, or as Avro with a registry.
+
+It is one class, because every option of the format meets each of these three encodings.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,4 +1,7 @@
-"""Query the brokers: topics and their IDs, the offsets of their logs, consumer groups and transactions."""
+"""Query the brokers: topics and their IDs, the offsets of their logs, consumer groups and transactions.
+
+All requests other than reads are in one class, so that they share clients, retries and errors.
+"""
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence

@@ -1,7 +1,8 @@
 """Decide which Kafka client properties a connection may have, by their names in librdkafka. Pure, no I/O.
 
 Properties are allowed one by one: a property in none of these lists is refused. Names, aliases and defaults are those
-of librdkafka's CONFIGURATION.md; confluent-kafka adds callbacks and `default.topic.config`.
+of librdkafka's CONFIGURATION.md; confluent-kafka adds callbacks and `default.topic.config`. Most of the module is these
+lists.
 """
 
 import re

@@ -1,6 +1,7 @@
 """The application behind the page: static files, and JSON about pipelines whose DAGs the user may read.
 
-It writes nothing. A replay is started by the browser, which asks Airflow's own API to trigger the DAG.
+It writes nothing. A replay is started by the browser, which asks Airflow's own API to trigger the DAG. All routes are
+in one function; what they answer is in the modules beside this one.
 """
 
 from collections.abc import Awaitable, Callable, Sequence

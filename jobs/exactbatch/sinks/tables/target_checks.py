@@ -1,4 +1,7 @@
-"""Check that a table can hold what a sink writes, before anything is written."""
+"""Check that a table can hold what a sink writes, before anything is written.
+
+A third of the module is queries of Postgres's catalog, one for each check.
+"""
 
 import re
 from collections.abc import Sequence

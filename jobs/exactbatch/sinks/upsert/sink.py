@@ -1,4 +1,7 @@
-"""Upsert: the latest state of each key, derived from all of its changes."""
+"""Upsert: the latest state of each key, derived from all of its changes.
+
+The class has the whole protocol of sinks; most of its methods call the modules beside this one.
+"""
 
 from collections.abc import Mapping, Sequence
 from copy import copy
