@@ -1234,8 +1234,8 @@ MUTANTS: Final = (
     Mutant(
         "a logical type counts on any type of Avro",
         "formats/connect_schema.py",
-        "kind in _BASES.get(",
-        "kind is not _BASES.get(",
+        '_LOGICAL.get((str(logical), kind), "")',
+        'next((name for (each, _), name in _LOGICAL.items() if each == logical), "")',
         ("tests/unit/test_debezium_refusals.py::test_a_logical_type_on_another_type_of_avro_is_ignored",),
     ),
     Mutant(

@@ -14,23 +14,16 @@ from typing import Any, Final
 _CONNECT: Final = "org.apache.kafka.connect.data."
 TIME: Final = "io.debezium.time."
 DECIMAL: Final = f"{_CONNECT}Decimal"
-# Avro's logical types, as Confluent's converter writes them for Connect's.
+# Avro's logical types, as Confluent's converter writes them for Connect's, each with its type: on any other, Avro ignores
+# it (https://avro.apache.org/docs/1.12.0/specification/#logical-types).
 _LOGICAL: Final = {
-    "decimal": DECIMAL,
-    "date": f"{_CONNECT}Date",
-    "time-millis": f"{_CONNECT}Time",
-    "timestamp-millis": f"{_CONNECT}Timestamp",
-    "time-micros": "io.debezium.time.MicroTime",
-    "timestamp-micros": "io.debezium.time.MicroTimestamp",
-}
-# Avro ignores a logical type on any other type (https://avro.apache.org/docs/1.12.0/specification/#logical-types).
-_BASES: Final = {
-    "decimal": ("bytes", "fixed"),
-    "date": ("int",),
-    "time-millis": ("int",),
-    "timestamp-millis": ("long",),
-    "time-micros": ("long",),
-    "timestamp-micros": ("long",),
+    ("decimal", "bytes"): DECIMAL,
+    ("decimal", "fixed"): DECIMAL,
+    ("date", "int"): f"{_CONNECT}Date",
+    ("time-millis", "int"): f"{_CONNECT}Time",
+    ("timestamp-millis", "long"): f"{_CONNECT}Timestamp",
+    ("time-micros", "long"): "io.debezium.time.MicroTime",
+    ("timestamp-micros", "long"): "io.debezium.time.MicroTimestamp",
 }
 _AVRO_TYPES: Final = {
     "int": "int32",
@@ -108,10 +101,7 @@ def from_avro(schema: Any, named: Mapping[str, Any]) -> ConnectType:
     # Connect's types of 8 and 16 bits are ints with another `connect.type`.
     return ConnectType(
         str(schema.get("connect.type") or _AVRO_TYPES.get(kind, kind)),
-        str(
-            schema.get("connect.name")
-            or (_LOGICAL.get(str(logical), "") if kind in _BASES.get(str(logical), ()) else "")
-        ),
+        str(schema.get("connect.name") or _LOGICAL.get((str(logical), kind), "")),
         parameters,
         from_avro(schema["items"], named) if kind == "array" else None,
         {each["name"]: from_avro(each["type"], named) for each in schema.get("fields") or ()},

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from exactbatch.columns import Column, Field
-from exactbatch.formats.protobuf_wire import check_of, narrow, narrow_message
+from exactbatch.formats.protobuf_wire import check_of, is_map, narrow, narrow_message
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -94,7 +94,8 @@ def followed(nodes: list[Any], steps: Sequence[Convert]) -> list[Any]:
 
 def _member_of(at: Any, is_element: bool, name: str, field: Field) -> "FieldDescriptor":
     message = getattr(at, "message_type", at)
-    if message is None or (at is not message and (at.is_repeated and not is_element)) or _is_map(at):
+    # An element is never an entry of a map, which is repeated as a whole.
+    if message is None or (at is not message and at.is_repeated and not is_element):
         raise ValueError(
             f"column {field.column.name!r}, from '{field.path}': {name!r} is not in a single message"
         )
@@ -106,7 +107,7 @@ def _member_of(at: Any, is_element: bool, name: str, field: Field) -> "FieldDesc
 
 
 def _element_of(at: Any, is_element: bool, field: Field) -> bool:
-    if is_element or not getattr(at, "is_repeated", False) or _is_map(at):
+    if is_element or not getattr(at, "is_repeated", False) or is_map(at):
         raise ValueError(
             f"column {field.column.name!r}, from '{field.path}': [] and [n] need a repeated field"
         )
@@ -117,14 +118,8 @@ def _element(number: int, elements: Sequence[Any]) -> Any:
     return elements[number] if number < len(elements) else None
 
 
-def _is_map(at: Any) -> bool:
-    message = getattr(at, "message_type", None)
-    return message is not None and message.GetOptions().map_entry and at.is_repeated
-
-
 def _getter(field: "FieldDescriptor", column: Column) -> Convert:
     name, has_no_presence = field.name, field.is_repeated or not field.has_presence
-
     check = _in_column(column, check_of(field))
 
     def get(message: Any) -> Any:
@@ -150,7 +145,7 @@ def _conversion(field: Any, column: Column, *, is_element: bool) -> Convert:
     """Return how a value of a field, or an element of it, becomes one of a column; raise ValueError if it cannot."""
     is_repeated = field.is_repeated and not is_element
     if column.element is not None:
-        if not is_repeated or _is_map(field):
+        if not is_repeated or is_map(field):
             raise _misfit(field, column)
         element = _single(field, Column(column.name, column.element))
         return lambda values: list(map(element, values))
@@ -229,7 +224,6 @@ def _name_of(names: dict[int, str], number: int, column: Column) -> str:
 
 def _well_known(field: Any, column: Column) -> Convert:
     name = field.message_type.full_name
-
     checks = [_in_column(column, check_of(each)) for each in field.message_type.fields]
 
     def parsed(message: Any) -> Any:
@@ -284,7 +278,7 @@ def _json_of(field: Any, *, is_repeated: bool) -> Convert:
     if not is_repeated and field.cpp_type == F.CPPTYPE_MESSAGE:
         return lambda message: _message_json(message, field.message_type)
     parent = message_factory.GetMessageClass(field.containing_type)
-    put: Callable[[Any, FieldDescriptor, Any], None] = _put_entries if _is_map(field) else _put_elements
+    put: Callable[[Any, FieldDescriptor, Any], None] = _put_entries if is_map(field) else _put_elements
 
     def text(value: Any) -> str:
         # The rules of JSON are those of the field, so that a message of this field alone is written.
@@ -294,7 +288,7 @@ def _json_of(field: Any, *, is_repeated: bool) -> Convert:
         else:
             put(getattr(message, name), field, value if is_repeated else [value])
         if is_repeated and not len(value):
-            return "{}" if _is_map(field) else "[]"
+            return "{}" if is_map(field) else "[]"
         written = _mapped(message, always_print_fields_with_no_presence=not field.is_repeated)[name]
         return json.dumps(
             written[0] if field.is_repeated and not is_repeated else written, ensure_ascii=False
@@ -308,9 +302,10 @@ def _put_elements(container: Any, field: "FieldDescriptor", values: Sequence[Any
 
 
 def _put_entries(container: Any, field: "FieldDescriptor", entries: Mapping[Any, Any]) -> None:
-    key, value = (narrow(field.message_type.fields_by_name[each]) or _same for each in ("key", "value"))
+    entry = field.message_type.fields_by_name
+    key, value = (narrow(entry[each]) or _same for each in ("key", "value"))
     for each in entries:
-        if field.message_type.fields_by_name["value"].message_type is not None:
+        if entry["value"].message_type is not None:
             container[key(each)].CopyFrom(value(entries[each]))
         else:
             container[key(each)] = value(entries[each])

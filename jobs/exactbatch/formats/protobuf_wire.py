@@ -94,6 +94,11 @@ def narrow_message(message: Any, declared: "Descriptor") -> Any:
     return parsed
 
 
+def is_map(field: "FieldDescriptor") -> bool:
+    """True for a map, which is a repeated field of entries with a key and a value."""
+    return field.message_type is not None and bool(field.message_type.GetOptions().map_entry)
+
+
 def check_of(field: "FieldDescriptor") -> Callable[[Any], None]:
     """Return a check that raises ValueError for a message that holds bytes which its parser could not take for a
     field."""
@@ -115,7 +120,7 @@ def _check_parsed_below(message: Any) -> None:
         if (declared := _declared(message.DESCRIPTOR, unknown.field_number)) is not None:
             raise _not_parsed(declared, unknown)
     for field, value in message.ListFields():
-        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        if is_map(field):
             entry = field.message_type.fields_by_name
             _check_values(entry["key"], value)
             _check_values(entry["value"], value.values())
@@ -141,9 +146,8 @@ def _declared(type_: "Descriptor", number: int) -> "FieldDescriptor | None":
 
 
 def _not_parsed(field: "FieldDescriptor", unknown: Any) -> ValueError:
-    is_map = field.message_type is not None
-    if _has_closed_enum(field) and unknown.wire_type == (_LENGTH if is_map else _VARINT):
-        found = "a value" if is_map else unknown.data
+    if _has_closed_enum(field) and unknown.wire_type == (_LENGTH if is_map(field) else _VARINT):
+        found = "a value" if is_map(field) else unknown.data
         return ValueError(f"field {field.name!r}: the enum has no name for {found}")
     return ValueError(
         f"field {field.name!r}: the bytes have the wire type {unknown.wire_type}, which is not that of the "
@@ -153,6 +157,6 @@ def _not_parsed(field: "FieldDescriptor", unknown: Any) -> ValueError:
 
 def _has_closed_enum(field: "FieldDescriptor") -> bool:
     """True for a field of a closed enum, and for a map with such values."""
-    if (entry := field.message_type) is not None and entry.GetOptions().map_entry:
-        field = entry.fields_by_name["value"]
+    if is_map(field):
+        field = field.message_type.fields_by_name["value"]
     return field.enum_type is not None and field.enum_type.is_closed
