@@ -14,8 +14,8 @@ from typing import Any, Final
 _CONNECT: Final = "org.apache.kafka.connect.data."
 TIME: Final = "io.debezium.time."
 DECIMAL: Final = f"{_CONNECT}Decimal"
-# Avro's logical types, as Confluent's converter writes them for Connect's, each with its type: on any other, Avro ignores
-# it (https://avro.apache.org/docs/1.12.0/specification/#logical-types).
+# Avro's logical types, as Confluent's converter writes them for Connect's, each with its type. On any other type, Avro
+# ignores it (https://avro.apache.org/docs/1.12.0/specification/#logical-types).
 _LOGICAL: Final = {
     ("decimal", "bytes"): DECIMAL,
     ("decimal", "fixed"): DECIMAL,
