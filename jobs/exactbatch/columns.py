@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 LINEAGE_NAMES: Final = ("kafka_topic", "kafka_partition", "kafka_offset", "kafka_timestamp")
 # The column of an Upsert's changes that lists the columns whose values the source left out.
 UNCHANGED_COLUMNS: Final = "unchanged_columns"
+# The column of an Upsert for the epoch of a change's position.
+POSITION_EPOCH: Final = "position_epoch"
 # Postgres's own aliases (its documentation, table "Data Types") → the name that format_type() prints.
 _CANONICAL = {
     "int2": "smallint",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats import Format, WithMessage
-from exactbatch.formats.format import LeavesValuesOut, gives_several_rows, truncate_order
+from exactbatch.formats.format import LeavesValuesOut, gives_several_rows, position_columns, truncate_order
 from exactbatch.model import Limits, OnLoss, StoredOffset
 from exactbatch.options import check_types
 from exactbatch.sinks import Sink
@@ -138,6 +138,8 @@ class Pipeline:
         self._expect(self.max_connections >= 1, "max_connections to be 1 or more", self.max_connections)
         if isinstance(self.value, LeavesValuesOut) and not self.is_transformed:
             object.__setattr__(self, "sink", self.sink.keeping_unchanged())
+        if not self.is_transformed:
+            object.__setattr__(self, "sink", self.sink.with_positions(position_columns(self.value)))
         if (order := truncate_order(self.value)) is not None:
             object.__setattr__(self, "sink", self._applying_truncates(order))
         self._check_transform()

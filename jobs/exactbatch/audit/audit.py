@@ -109,6 +109,7 @@ def _audit(
             lock_tables(cursor, pipeline)
             ledger = Ledger(connection)
             ledger.check_registered(registered, may_double=True)  # results that are doubled are a finding
+            pipeline = pipeline.for_part(pipeline.sink.with_epochs(ledger.position_epochs(registered)))
             stored = ledger.stored_offsets(pipeline)
             topics = pipeline.known_topics(stored)
             first_advanced = ledger.first_advanced(pipeline)

@@ -26,7 +26,7 @@ from exactbatch.audit.undecoded import RowTexts, Undecoded, can_be_written
 from exactbatch.audit.violations import violations
 from exactbatch.audit.window import Window
 from exactbatch.errors import ConfigurationError
-from exactbatch.formats import WithMessage, as_changes, with_registry
+from exactbatch.formats import WithMessage, as_changes, epoch_starts, with_epochs, with_registry
 from exactbatch.formats.format import Decoded, LeavesValuesOut, gives_several_rows
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Cursor, transaction
@@ -152,6 +152,8 @@ class ExpectedValues:
                 tombstones_delete=deletes,
                 keeps_unchanged=self._pipeline.sink.keeps_unchanged,
             )
+            if epochs := self._pipeline.sink.epochs:
+                decoded = with_epochs(decoded, pa.array(offsets, pa.int64()), epoch_starts(epochs, (topic, partition)))
         self._keep(Undecoded(offsets, values, timestamps, batches), decoded, self._window)
 
     def _decode(self, values: pa.BinaryArray, records: LogRecords | None = None) -> Decoded:

@@ -28,6 +28,7 @@ from exactbatch.batch.rows.rejects import SHOWN_REJECTS, too_many_rejects
 from exactbatch.batch.stage_times import StageTimes
 from exactbatch.batch.staging.direct import DirectStager
 from exactbatch.batch.staging.engine import Engine, Executors
+from exactbatch.batch.staging.repeats import check_repeats
 from exactbatch.batch.staging.shares import spark_tasks_for
 from exactbatch.batch.staging.stage_partition import PartitionStager
 from exactbatch.batch.staging.staged_pieces import close_partition, create_partition
@@ -47,6 +48,8 @@ from exactbatch.postgres.catalog import Fact, is_plain
 from exactbatch.postgres.connection import Connection, Cursor, transaction
 from exactbatch.settings import Settings
 from exactbatch.sinks.base import PartitionStaging
+from exactbatch.sinks.staged_rows import Place
+from exactbatch.sinks.upsert.change_order import ChangesBehind
 from exactbatch.sinks.values.checks import check_expressions
 
 logger = logging.getLogger(__name__)
@@ -99,7 +102,7 @@ def process_batch(
     """
     with ledger_session(settings.postgres, "exactbatch", pipeline) as connection:
         check_schema(connection)
-        batch, ranges, epochs = _load(connection, pipeline, batch_id, plan_id)
+        pipeline, batch, ranges, epochs = _load(connection, pipeline, batch_id, plan_id)
         if batch.status == "committed":
             logger.info("batch %s is committed already: nothing to do", batch_id)
             return Published(batch, wrote=False)
@@ -123,8 +126,9 @@ def process_batch(
 
 def _load(
     connection: Connection, pipeline: Pipeline, batch_id: int, plan_id: UUID | None
-) -> tuple[Batch, tuple[OffsetRange, ...], Mapping[tuple[str, int], int | None]]:
-    """Return the batch, its ranges, and the leader epoch up to which each partition's log was processed."""
+) -> tuple[Pipeline, Batch, tuple[OffsetRange, ...], Mapping[tuple[str, int], int | None]]:
+    """Return the pipeline with the epochs of positions, the batch, its ranges, and the leader epoch up to which each
+    partition's log was processed."""
     ledger = Ledger(connection)
     with transaction(connection):
         ledger.check_registered(pipeline)
@@ -133,7 +137,7 @@ def _load(
         ranges, stored = ledger.ranges(batch_id), ledger.stored_offsets(pipeline)
         # A replay reads the log as it is now, including what replaced truncated records.
         epochs = {row.topic_partition: row.leader_epoch for row in stored if batch.kind == "advance"}
-        return batch, ranges, epochs
+        return ledger.with_epochs(pipeline), batch, ranges, epochs
 
 
 @contextmanager
@@ -268,18 +272,25 @@ def _stage_and_insert(
             staged = _without_uncastable(launch, tables, stager.columns, staged, early, cluster_id)
             # Asked after the last record was read: if the ids are the plan's now, they were all along.
             topic_ids = broker.topic_ids(launch.topics)
-        return publish(
-            early.connection or connection,
-            pipeline,
-            plan_id=batch.plan_id,
-            tables=tables,
-            columns=stager.columns,
-            staged=staged,
-            topic_ids=topic_ids,
-            seen=seen,
-            early=early if may_insert_early else None,
-            times=launch.times,
-        )
+        repeats: frozenset[Place] = frozenset()
+        while True:
+            try:
+                return publish(
+                    early.connection or connection,
+                    pipeline,
+                    plan_id=batch.plan_id,
+                    tables=tables,
+                    columns=stager.columns,
+                    staged=staged,
+                    topic_ids=topic_ids,
+                    seen=seen,
+                    early=early if may_insert_early else None,
+                    times=launch.times,
+                    repeats=repeats,
+                )
+            except ChangesBehind as error:
+                repeats |= error.places
+                check_repeats(error.places, pipeline, batch, launch.ranges, launch.settings, cluster_id)
 
 
 def _stage_partition(

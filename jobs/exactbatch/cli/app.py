@@ -17,6 +17,7 @@ from exactbatch.cli.lag import lag
 from exactbatch.cli.local import run_local
 from exactbatch.cli.merge import merge
 from exactbatch.cli.new import new
+from exactbatch.cli.new_epoch import new_epoch
 from exactbatch.cli.process import plan, rejects, replay, run
 from exactbatch.cli.prune import prune
 from exactbatch.cli.status import status
@@ -38,6 +39,7 @@ for _command in (
     forward,
     boundaries,
     compact,
+    new_epoch,
     merge,
     prune,
     status,
@@ -50,7 +52,7 @@ for _command in (
     connect,
     archive,
 ):
-    app.command(_command.__name__.rstrip("_"))(with_exit_status(_command))  # `try` is a word of Python
+    app.command(_command.__name__.rstrip("_").replace("_", "-"))(with_exit_status(_command))  # `try` is a word of Python
 
 
 # All arguments go to the app of exactbatch.local, which is imported only here: `--help` included.

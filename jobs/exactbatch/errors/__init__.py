@@ -136,6 +136,10 @@ class KeyOnTwoPartitions(ExactbatchError):
     """Changes of one key are in several partitions, and no version column orders them."""
 
 
+class PositionsWentBack(ExactbatchError):
+    """A change has a smaller position than an earlier one of its partition, and repeats none."""
+
+
 class TooManyRejects(ExactbatchError):
     """A batch has more rejects than max_rejects allows."""
 

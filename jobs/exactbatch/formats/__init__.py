@@ -11,7 +11,7 @@ from exactbatch.formats.message import WithMessage, headers_as_json
 from exactbatch.formats.protobuf import Protobuf
 from exactbatch.formats.raw import Raw
 from exactbatch.formats.text import Text
-from exactbatch.formats.upsert_changes import as_changes
+from exactbatch.formats.upsert_changes import as_changes, epoch_starts, with_epochs
 from exactbatch.formats.with_registry import with_registry
 
 __all__ = [
@@ -28,6 +28,8 @@ __all__ = [
     "Text",
     "WithMessage",
     "as_changes",
+    "epoch_starts",
     "headers_as_json",
+    "with_epochs",
     "with_registry",
 ]

@@ -46,7 +46,7 @@ from exactbatch.formats.debezium_images import (
 )
 from exactbatch.formats.debezium_placeholder import Placeholder, names_where
 from exactbatch.formats.debezium_readings import is_bytea, readings_by, readings_by_type, readings_of
-from exactbatch.formats.debezium_versions import version_columns, version_fields, versions_of, written_as
+from exactbatch.formats.debezium_versions import Position, position_of, source_types, version_columns
 from exactbatch.formats.format import Decoded, decode_block_or_halves, in_order, positions
 from exactbatch.formats.json_blocks import as_stored, objects, stored_schema, why_refused
 from exactbatch.formats.wire_format import check_address
@@ -67,9 +67,8 @@ class Debezium:
 
     schema       the columns of the row, as for Json. A column takes a field of another name with `from`, such as
                  `"is_deleted boolean from 'deleted'"`, but no path and no default
-    version      the position of a change, which becomes columns: a connector's name (postgres, mysql, mariadb,
-                 sqlserver, oracle), its fields of `source`, such as ("file", "pos", "row"), or another
-                 integer field of `source`
+    version      the position of a change's commit, which becomes columns: a connector's name (postgres, mysql,
+                 mariadb, sqlserver, oracle), or another integer field of `source`
     unavailable  the connector's unavailable.value.placeholder: the source left the value of a column out. An
                  Upsert with a history keeps the value that the row had; any other pipeline rejects the event
     binary       how the connector writes bytes into text (binary.handling.mode): "base64", "base64-url-safe" or "hex".
@@ -97,7 +96,7 @@ class Debezium:
     tombstone_deletes: ClassVar[bool] = False
 
     schema: str
-    version: str | tuple[str, ...] | None = None
+    version: str | None = None
     unavailable: str = field(default="__debezium_unavailable_value", kw_only=True)
     binary: BinaryText | None = field(default=None, kw_only=True)
     epoch: Mapping[str, str] = field(default_factory=dict, kw_only=True, hash=False)
@@ -114,11 +113,11 @@ class Debezium:
         fields = parse_fields(self.schema)
         check_fields(fields)
         row = tuple(each.column for each in fields)
-        versions = version_columns(version_fields(self.version))
+        versions = version_columns(position_of(self.version))
         for column in versions:
             if column.name in [of_row.name for of_row in row]:
                 raise ConfigurationError(
-                    f"version={self.version!r}: {column.name!r}, a field of source, is also a column of the row: "
+                    f"version={self.version!r}: {column.name!r}, a part of the position, is also a column of the row: "
                     f"rename the column, as in \"row_{column.name} bigint from '{column.name}'\""
                 )
         if not self.unavailable:
@@ -137,14 +136,19 @@ class Debezium:
     @property
     def truncate_order(self) -> tuple[str, ...] | None:
         """The columns of the version, which order truncates that are applied; None if a truncate is a reject."""
-        return self._version_fields if self.truncate == "apply" else None
+        return self.position_columns if self.truncate == "apply" else None
+
+    @property
+    def position_columns(self) -> tuple[str, ...]:
+        """The columns of the version; () if there is none."""
+        return tuple(self._position.columns) if self._position else ()
 
     @cached_property
-    def _version_fields(self) -> tuple[str, ...]:
-        return version_fields(self.version)
+    def _position(self) -> Position | None:
+        return position_of(self.version)
 
     def _of_row(self, columns: Sequence[Column]) -> Sequence[Column]:
-        return [column for column in columns if column.name not in self._version_fields]
+        return [column for column in columns if column.name not in self.position_columns]
 
     @cached_property
     def field_names(self) -> Mapping[str, str]:
@@ -313,12 +317,11 @@ class Debezium:
 
     def _version_of(self, columns: Sequence[Column]) -> Sequence[str]:
         names = [column.name for column in columns]
-        return [field for field in self._version_fields if field in names]
+        return [name for name in self.position_columns if name in names]
 
     def _source_of(self, columns: Sequence[Column]) -> "Mapping[str, pa.DataType]":
         """Return the fields of the source that the versions among some columns are made of."""
-        fields = self._version_of(columns)
-        return {field: written_as(field) for field in (*fields, *(["scn"] if "commit_scn" in fields else []))}
+        return source_types(self._position) if self._position and self._version_of(columns) else {}
 
     def _readings(self, schema: bytes | None) -> Mapping[str, Reading]:
         """Return how each column of the row is read from events with a schema, or without one."""
@@ -394,7 +397,9 @@ class Debezium:
         columns = [
             converted(readings[c.name], values) for c, values in zip(row_columns, columns, strict=True)
         ]
-        columns += versions_of(version, images.source, pc.equal(images.op, SNAPSHOT))
+        if version and self._position is not None:
+            parts = self._position.read(images.source, pc.equal(images.op, SNAPSHOT))
+            columns += [part for name, part in zip(self._position.columns, parts, strict=True) if name in version]
         schema = self._marked(read_columns)
         table = pa.Table.from_arrays([*columns, deleted, is_truncate, left_out], schema.names)
         return as_stored(table, schema, finite=False).combine_chunks().to_batches()[0]

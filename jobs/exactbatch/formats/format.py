@@ -81,6 +81,12 @@ def truncate_order(format_: object) -> tuple[str, ...] | None:
     return order
 
 
+def position_columns(format_: object) -> tuple[str, ...]:
+    """Return the columns in which a format gives the position of each change's commit; () if it gives none."""
+    columns: tuple[str, ...] = getattr(format_, "position_columns", ())
+    return columns
+
+
 def positions(values: "pa.Array") -> "pa.Int64Array":
     """Return the index of each value: 0, 1, … n-1."""
     import numpy as np

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError
-from exactbatch.formats.format import Decoded, Format, gives_several_rows, truncate_order, without_values
+from exactbatch.formats.format import Decoded, Format, gives_several_rows, position_columns, truncate_order, without_values
 from exactbatch.options import check_types
 
 if TYPE_CHECKING:
@@ -86,6 +86,11 @@ class WithMessage:
     def truncate_order(self) -> tuple[str, ...] | None:
         """The same as for the value format."""
         return truncate_order(self.value)
+
+    @property
+    def position_columns(self) -> tuple[str, ...]:
+        """The same as for the value format."""
+        return position_columns(self.value)
 
     @property
     def tombstone_deletes(self) -> bool:

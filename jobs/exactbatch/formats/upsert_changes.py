@@ -1,8 +1,11 @@
 """Turn decoded values into changes of an Upsert, in which a delete is a row as well."""
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from exactbatch.columns import UNCHANGED_COLUMNS
+from exactbatch.columns import POSITION_EPOCH, UNCHANGED_COLUMNS
+from exactbatch.offsets import TopicPartition
 from exactbatch.formats.format import Decoded, Format, without_values
 
 if TYPE_CHECKING:
@@ -65,6 +68,24 @@ def as_changes(
         all_rows, all_kept = all_rows.take(order), all_kept.take(order)
     changes = Decoded(all_rows, all_kept, tuple(rejects), tombstones, truncated=decoded.truncated)
     return _without_null_keys(changes, key_columns)
+
+
+def epoch_starts(epochs: Sequence[Mapping[TopicPartition, int]], partition: TopicPartition) -> list[int]:
+    """Return the offsets of a partition at which epochs of positions begin, in order."""
+    return sorted(epoch.get(partition, 0) for epoch in epochs)
+
+
+def with_epochs(changes: Decoded, offsets: "pa.Int64Array", starts: Sequence[int]) -> Decoded:
+    """Add the column for the epoch of positions: how many of the offsets in `starts`, which ascend, a change has reached;
+    null for none. `offsets` are those of the n records."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    reached = np.searchsorted(np.array(starts, np.int64), offsets.take(changes.kept).to_numpy(), side="right")
+    epochs = pa.array(reached, pa.int32())
+    epochs = pc.if_else(pc.equal(epochs, 0), pa.scalar(None, pa.int32()), epochs)
+    return replace(changes, rows=changes.rows.append_column(POSITION_EPOCH, epochs))
 
 
 def _deletes(keys: "pa.RecordBatch", schema: "pa.Schema") -> "pa.RecordBatch":

@@ -69,7 +69,7 @@ def preview_compaction(
 
     Without a change to drop there is nothing to do, and the horizons stay.
     """
-    compactor, ledger = _compactor_of(pipeline), Ledger(connection)
+    compactor, ledger = _compactor_of(connection, pipeline), Ledger(connection)
     situation = _observe(connection, broker, pipeline, before)
     with transaction(connection) as cursor:
         previous = ledger.horizons(pipeline)
@@ -92,7 +92,7 @@ def compact_changes(
     and, with `before`, KafkaUnavailable, TopicMissing, and TopicRecreated, PartitionGone or
     StoredOffsetBeyondLog if the log is not the one that was processed.
     """
-    compactor, ledger = _compactor_of(pipeline), Ledger(connection)
+    compactor, ledger = _compactor_of(connection, pipeline), Ledger(connection)
     situation = _observe(connection, broker, pipeline, before)
     with transaction(connection) as cursor:
         ledger.lock(pipeline)
@@ -114,7 +114,9 @@ def horizon_of(stored: int, previous: int, *since: int | None) -> int:
     return max(previous, min([stored, *(offset for offset in since if offset is not None)]))
 
 
-def _compactor_of(pipeline: Pipeline) -> Compactor:
+def _compactor_of(connection: Connection, pipeline: Pipeline) -> Compactor:
+    with transaction(connection):
+        pipeline = Ledger(connection).with_epochs(pipeline)
     if (compactor := pipeline.sink.compactor) is None:
         raise ConfigurationError(
             f"pipeline {pipeline.name!r} has a sink of type {type(pipeline.sink).__name__}, and only an Upsert "

@@ -159,6 +159,17 @@ def parse_range(text: str) -> RequestedRange:
     )
 
 
+def parse_place(text: str) -> RequestedRange:
+    """Parse a record written `topic:partition:offset`, as in "flights:0:100". Raises ConfigurationError."""
+    topic, *rest = text.rsplit(":", 2)
+    if len(rest) == 2 and topic and all(map(str.isdecimal, rest)):
+        partition, offset = map(int, rest)
+        return RequestedRange(topic, partition, offset, offset + 1)
+    raise ConfigurationError(
+        f"expected a record as topic:partition:offset, for example flights:0:100; found {text!r}"
+    )
+
+
 def _range(value: Any) -> RequestedRange:
     if not isinstance(value, Mapping) or set(value) != set(_RANGE_KEYS):
         raise ConfigurationError(

@@ -10,7 +10,7 @@ from exactbatch.columns import MAX_NAME_BYTES
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats import Debezium
 from exactbatch.formats.connect_schema import ConnectType, from_json
-from exactbatch.formats.debezium_versions import CONNECTORS, version_fields
+from exactbatch.formats.debezium_versions import CONNECTORS, position_of, version_columns
 from exactbatch.member_paths import Path
 from exactbatch.sampling.column_names import OWN, column_name, words_of
 from exactbatch.sampling.connect_columns import choices_of
@@ -99,7 +99,7 @@ def debezium_draft(
             f"Sample the topic again once it has changes, or sample more: --records."
         )
     version = connector if connector in CONNECTORS else None
-    if clash := set(version_fields(version)) & {column.name for column in usable}:
+    if clash := {column.name for column in version_columns(position_of(version))} & {column.name for column in usable}:
         notes.append(f"no version: the row has {', '.join(sorted(clash))}, like the position of a change")
         version = None
     is_truncated = any(event.envelope.get("op") == _TRUNCATE for event in changes)
@@ -118,7 +118,7 @@ def debezium_draft(
     label = f"change events of Debezium{f' from {connector}' if connector else ''}"
     label += ", as Avro" if registry else ", with their schemas" if is_typed else ", without schemas"
     key = ("_id",) if documents else None
-    return Draft(label, _named(usable), make, tuple(notes), Changes(version_fields(version), key))
+    return Draft(label, _named(usable), make, tuple(notes), Changes(tuple(column.name for column in version_columns(position_of(version))), key))
 
 
 def json_events(values: Iterable[bytes]) -> list[Event]:

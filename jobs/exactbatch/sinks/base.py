@@ -18,7 +18,7 @@ from typing import ClassVar, Literal, Protocol, runtime_checkable
 from psycopg2 import sql
 
 from exactbatch.columns import Column
-from exactbatch.offsets import OffsetRange
+from exactbatch.offsets import OffsetRange, TopicPartition
 from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.staged_rows import CheckedJson, StagedRows
 from exactbatch.sinks.tables.lineage_table import LineageTable, Part
@@ -244,6 +244,24 @@ class Sink(Protocol):
 
     def keeping_unchanged(self) -> "Sink":
         """Return the sink for a format that leaves values out: it resolves them if it can."""
+        ...
+
+    def with_positions(self, columns: Sequence[str]) -> "Sink":
+        """Return the sink for a format that gives the position of each change's commit, in these columns."""
+        ...
+
+    @property
+    def position_columns(self) -> tuple[str, ...]:
+        """The version, if it is the position of each change's commit; otherwise ()."""
+        ...
+
+    @property
+    def epochs(self) -> Sequence[Mapping[TopicPartition, int]]:
+        """For each time that the positions of the source begin again, the offsets at which they do; 0 in other partitions."""
+        ...
+
+    def with_epochs(self, epochs: Sequence[Mapping[TopicPartition, int]]) -> "Sink":
+        """Return the sink for positions that begin again at these offsets, once for each mapping."""
         ...
 
     def applying_truncates(self, order: Sequence[str]) -> "Sink":

@@ -7,7 +7,7 @@ from psycopg2 import sql
 
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError, TargetMismatch
-from exactbatch.offsets import OffsetRange
+from exactbatch.offsets import OffsetRange, TopicPartition
 from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.base import Compactor, Comparison, KeptLatest, Merger, PartitionStaging
 from exactbatch.sinks.staged_rows import CheckedJson, StagedRows
@@ -25,6 +25,8 @@ class SinkDefaults:
     keeps_deletes: ClassVar[bool] = False
     keeps_every_row: ClassVar[bool] = True
     keeps_unchanged: bool = False
+    position_columns: tuple[str, ...] = ()
+    epochs: Sequence[Mapping[TopicPartition, int]] = ()
 
     @property
     def _target(self) -> TargetTable:
@@ -91,6 +93,14 @@ class SinkDefaults:
 
     def keeping_unchanged(self) -> Self:
         """Return the sink itself: it takes only rows that have all values."""
+        return self
+
+    def with_positions(self, columns: Sequence[str]) -> Self:  # noqa: ARG002
+        """Return the sink itself: nothing orders its rows."""
+        return self
+
+    def with_epochs(self, epochs: Sequence[Mapping[TopicPartition, int]]) -> Self:  # noqa: ARG002
+        """Return the sink itself: nothing orders its rows."""
         return self
 
     def applying_truncates(self, order: Sequence[str]) -> Self:  # noqa: ARG002

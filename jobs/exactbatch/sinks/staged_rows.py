@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from psycopg2 import sql
 
@@ -22,6 +23,14 @@ class CheckedJson:
     definition: str
 
 
+class Place(NamedTuple):
+    """The place of a record in the log."""
+
+    topic: str
+    partition: int
+    offset: int
+
+
 @dataclass(frozen=True, slots=True)
 class StagedRows:
     """The rows of a staging table that task attempts of a batch have written and Spark has accepted.
@@ -30,12 +39,14 @@ class StagedRows:
               of the record (kafka_topic, kafka_partition, kafka_offset, kafka_timestamp), and task_attempt
     rows      how many rows each accepted task attempt has staged; rows of others do not count
     checked   the second columns of the columns of JSON
+    repeats   records that are known to repeat the change of an earlier record of their partition
     """
 
     table: sql.Composable
     batch_id: int
     rows: Mapping[int, int]
     checked: tuple[CheckedJson, ...] = ()
+    repeats: frozenset[Place] = frozenset()
 
     @property
     def accepted(self) -> sql.Composable:

@@ -1,14 +1,15 @@
 """Together: the rows of a batch in several targets, in one transaction."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 from psycopg2 import sql
 
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError, TargetMismatch
+from exactbatch.offsets import TopicPartition
 from exactbatch.options import check_types
 from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.append import Append
@@ -110,6 +111,24 @@ class Together(SinkDefaults):
             if isinstance(sink, Append)
         ]
         return (*appends, *upserts)
+
+    def with_positions(self, columns: Sequence[str]) -> Self:
+        """Return the sink for a format that gives the position of each change's commit, in these columns."""
+        return replace(self, sinks=tuple(sink.with_positions(columns) for sink in self.sinks))
+
+    @property
+    def position_columns(self) -> tuple[str, ...]:  # type: ignore[override]  # it depends on the sinks
+        """Those of the Upsert."""
+        return self._main.position_columns
+
+    @property
+    def epochs(self) -> Sequence[Mapping[TopicPartition, int]]:  # type: ignore[override]  # it depends on the sinks
+        """Those of the Upsert."""
+        return self._main.epochs
+
+    def with_epochs(self, epochs: Sequence[Mapping[TopicPartition, int]]) -> Self:
+        """Return the sink for positions that begin again at these offsets, once for each mapping."""
+        return replace(self, sinks=tuple(sink.with_epochs(epochs) for sink in self.sinks))
 
     @property
     def _main(self) -> Sink:

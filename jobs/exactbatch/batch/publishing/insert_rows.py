@@ -12,14 +12,20 @@ from exactbatch.errors import StagedRowsDiffer
 from exactbatch.failpoints import failpoint
 from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks import Sink, StagedRows
+from exactbatch.sinks.staged_rows import Place
 
 
 def insert_rows(
-    cursor: Cursor, sink: Sink, tables: StagingTables, staged: StagedBatch, columns: Sequence[Column]
+    cursor: Cursor,
+    sink: Sink,
+    tables: StagingTables,
+    staged: StagedBatch,
+    columns: Sequence[Column],
+    repeats: frozenset[Place] = frozenset(),
 ) -> int:
     """Insert the staged rows of a batch, or of some of its task attempts; return how many arrived.
 
-    `columns` are those of a row without its lineage. Rows in parts are inserted task attempt by task attempt, into
+    `columns` are those of a row without its lineage. `repeats` are records that repeat earlier ones. Rows in parts are inserted task attempt by task attempt, into
     a target without triggers and rules: what arrives is what was staged. Otherwise the staged rows are counted
     first.
 
@@ -28,7 +34,7 @@ def insert_rows(
     """
     if not staged.part_of:
         check_staged(cursor, tables.batch_id, tables.rows, staged.rows)
-        rows = StagedRows(identifier(tables.rows), tables.batch_id, staged.rows, tables.checked)
+        rows = StagedRows(identifier(tables.rows), tables.batch_id, staged.rows, tables.checked, repeats)
         return sink.insert_staged(cursor, rows, columns)
     inserted = 0
     for attempt, expected in staged.rows.items():

@@ -23,6 +23,7 @@ from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.catalog import Fact
 from exactbatch.postgres.connection import Connection, Cursor, transaction
 from exactbatch.sinks.base import PartitionStaging
+from exactbatch.sinks.staged_rows import Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ def publish(
     early: EarlyInserts | None = None,
     staging: PartitionStaging | None = None,
     times: StageTimes | None = None,
+    repeats: frozenset[Place] = frozenset(),
 ) -> Published:
     """Commit a staged batch, all of it or nothing.
 
@@ -64,11 +66,12 @@ def publish(
     is what the task attempts that Spark accepted have staged. `topic_ids` are the topics' ids that the broker
     returned after the last record was read. `seen` is what facts_of() returned before rows were checked against
     the target. `staging` is the table that becomes a part of the target, if rows were not staged to be inserted.
-    `times` is the clock of the launch, whose stages are recorded with the batch.
+    `times` is the clock of the launch, whose stages are recorded with the batch. `repeats` are staged records that are
+    known to repeat earlier ones of their partitions.
 
     Raises Fenced when another batch took this one's place, BatchLost when the ledger went back to before its
     plan, ReplayRefused below a horizon, TopicRecreated, StagedRowsDiffer, TargetMismatch when the target
-    refuses rows, and PostgresUnavailable, after which the outcome is unknown here but recorded in the ledger.
+    refuses rows, ChangesBehind when positions may have gone back, and PostgresUnavailable, after which the outcome is unknown here but recorded in the ledger.
     """
     if times is not None:
         times.enter("publish")
@@ -102,7 +105,7 @@ def publish(
             if staging is not None:
                 rows = publish_partition(cursor, tables, staging, staged)
             elif early is None:
-                rows = insert_rows(cursor, pipeline.sink, tables, staged, columns)
+                rows = insert_rows(cursor, pipeline.sink, tables, staged, columns, repeats)
             if dropped:
                 pipeline.sink.drop_batches(cursor, dropped)
         if outbox is not None:

@@ -13,7 +13,7 @@ from exactbatch.batch.rows.binary_copy import EncodedRows
 from exactbatch.batch.rows.rejects import SHOWN_REJECTS, PendingRejects, Rejected, reject_batch
 from exactbatch.errors import ExactbatchError
 from exactbatch.errors.translation import unexpected
-from exactbatch.formats import Decoded, Format, WithMessage, as_changes
+from exactbatch.formats import Decoded, Format, WithMessage, as_changes, with_epochs
 from exactbatch.formats.format import LeavesValuesOut, gives_several_rows
 from exactbatch.kafka.reader import read_range
 from exactbatch.kafka.records import Records
@@ -27,12 +27,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """How rows become changes: the columns of their key, the format of message keys, for tombstones, and whether a row
-    may lack columns that have not changed."""
+    """How rows become changes: the columns of their key, the format of message keys, for tombstones, whether a row may
+    lack columns that have not changed, and the offsets at which epochs of positions begin; None without epochs."""
 
     key_columns: tuple[str, ...]
     key: Format | None
     keeps_unchanged: bool = False
+    epochs: Sequence[int] | None = None
 
 
 class ReadTask(Protocol):
@@ -238,7 +239,7 @@ def _decode(value: Format | WithMessage, changes: Changes | None, records: Recor
         return decoded
     # Keys are read only where there is a null value: that costs a Python call per record.
     keys = records.keys() if decoded.tombstones else values
-    return as_changes(
+    decoded = as_changes(
         decoded,
         values,
         keys,
@@ -247,6 +248,7 @@ def _decode(value: Format | WithMessage, changes: Changes | None, records: Recor
         tombstones_delete=value.tombstone_deletes,
         keeps_unchanged=changes.keeps_unchanged,
     )
+    return decoded if changes.epochs is None else with_epochs(decoded, records.offsets(), changes.epochs)
 
 
 def rejects_of(range_: OffsetRange, records: Records, decoded: Decoded, attempt: int) -> Iterator[Rejected]:

@@ -8,7 +8,7 @@ from exactbatch.batch.rows.decode import Changes
 from exactbatch.batch.staging.staging_tables import StagingTables
 from exactbatch.batch.staging.task import StagedBatch, StageTask
 from exactbatch.columns import Column
-from exactbatch.formats import with_registry
+from exactbatch.formats import epoch_starts, with_registry
 from exactbatch.offsets import OffsetRange, split
 from exactbatch.pipeline import Pipeline
 from exactbatch.settings import Settings
@@ -90,7 +90,12 @@ def stage_tasks(
             postgres=postgres,
             value=value,
             columns=pipeline.sink.staged_columns(pipeline.value.columns),
-            changes=Changes(_decoded_key(pipeline), key, pipeline.sink.keeps_unchanged)
+            changes=Changes(
+                _decoded_key(pipeline),
+                key,
+                pipeline.sink.keeps_unchanged,
+                epoch_starts(pipeline.sink.epochs, piece.topic_partition) if pipeline.sink.epochs else None,
+            )
             if pipeline.sink.keeps_deletes
             else None,
             # If max_rejects is a share, the most that there can be: a range has no more records than offsets.

@@ -121,7 +121,10 @@ def _after_truncates(version: Sequence[str]) -> sql.Composable:
         return sql.SQL("")
     later: sql.Composable = sql.SQL("false")
     for name in reversed(version):
-        later = sql.SQL("(ranked.{0} > truncated.{0} or ranked.{0} = truncated.{0} and {1})").format(
+        later = sql.SQL(
+            "(coalesce(ranked.{0} > truncated.{0}, ranked.{0} is not null and truncated.{0} is null) "
+            "or ranked.{0} is not distinct from truncated.{0} and {1})"
+        ).format(
             sql.Identifier(name), later
         )
     return sql.SQL(" and (truncated.{} is null or coalesce({}, false))").format(_THERE, later)

@@ -7,9 +7,10 @@ from typing import Final
 
 from psycopg2 import sql
 
+from exactbatch.columns import POSITION_EPOCH
 from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.tables.lineage_table import LineageTable, Part
-from exactbatch.sinks.upsert.latest_changes import latest_first
+from exactbatch.sinks.upsert.change_order import latest_first
 from exactbatch.sinks.upsert.truncates import is_truncate, newest_first
 from exactbatch.sinks.upsert.unchanged_values import UNCHANGED
 from exactbatch.sinks.values.null_safe_groups import column_list
@@ -147,9 +148,16 @@ class ChangeCompactor:
         ).format(
             is_truncate=is_truncate(self.key, of="b"),
             truncates=truncates,
-            of_change=column_list(self.version, of="b"),
-            version=column_list(self.version),
+            of_change=self._comparable("b"),
+            version=self._comparable(None),
             newest_first=newest_first(self.version),
+        )
+
+    def _comparable(self, of: str | None) -> sql.Composable:
+        """The columns of the version; the epoch of a position is null at first, which no comparison of rows orders."""
+        return sql.SQL(", ").join(
+            sql.SQL("coalesce({}, 0)" if name == POSITION_EPOCH else "{}").format(column_list([name], of=of))
+            for name in self.version
         )
 
     def _suppliers(self, below: sql.Composable) -> sql.Composable:

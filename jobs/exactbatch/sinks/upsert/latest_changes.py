@@ -11,22 +11,23 @@ from typing import Final
 from psycopg2 import sql
 
 from exactbatch.columns import Column
-from exactbatch.errors import KeyOnTwoPartitions, StagedRowsDiffer, TargetMismatch
+from exactbatch.errors import StagedRowsDiffer, TargetMismatch
 from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.staged_rows import StagedRows
 from exactbatch.sinks.tables.affected_keys import AFFECTED
 from exactbatch.sinks.tables.lineage_table import LineageTable
 from exactbatch.sinks.tables.target import TargetTable
+from exactbatch.sinks.upsert.change_order import LAST_OFFSET, PLACE, ChangeOrder, is_greater, latest_first
 from exactbatch.sinks.values.null_safe_groups import column_list
 
-# The latest staged change of each key, without the keys of which an earlier change is the latest.
+# The latest staged change of each key and partition, and then of each key, without the keys of which an earlier change
+# is the latest.
 STAGED: Final = sql.Identifier("exactbatch_staged")
-# The latest change of each affected key that earlier batches left.
+# The latest change of each affected key and partition that earlier batches left.
 _EARLIER: Final = sql.Identifier("exactbatch_earlier")
 # The changes of these that are the latest of their keys: their places, and then their columns.
 _KEPT_PLACES: Final = sql.Identifier("exactbatch_kept_places")
 KEPT: Final = sql.Identifier("exactbatch_kept")
-_PLACE: Final = ("kafka_topic", "kafka_partition", "kafka_offset")
 # Where a change is stored: the table, and the row.
 _TABLE: Final = sql.Identifier("exactbatch stored table")
 ROW: Final = sql.Identifier("exactbatch stored row")
@@ -42,14 +43,14 @@ class LatestChanges:
 
     target: TargetTable
     changes: LineageTable
-    key: Sequence[str]
-    version: Sequence[str]
+    order: ChangeOrder
 
     def find(self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column]) -> bool:
         """Find the latest change of each affected key, before the staged changes are inserted.
 
         Returns whether all affected keys are new: without a change that an earlier batch left, or that this
-        transaction has retracted. Raises KeyOnTwoPartitions if the order of a key's changes is unknown.
+        transaction has retracted. Raises KeyOnTwoPartitions if the order of a key's changes is unknown, and
+        ChangesBehind if positions may have gone back.
         """
         keys = self._find_staged(cursor, staged, columns)
         cursor.execute(sql.SQL("select exists (select from {})").format(AFFECTED))
@@ -61,8 +62,10 @@ class LatestChanges:
             and self._is_any_known(cursor)
         )
         has_earlier = self._find_earlier(cursor, with_retracted=has_retracted, later_only=later_only)
-        if not self.version:
-            self._check_partitions(cursor)
+        if self.order.are_positions:
+            self._check_positions(cursor, staged)
+        if self.order.check(cursor, self.target.spec, *self._latest_by_partition(cursor, staged, columns)):
+            self.order.forget_older(cursor, STAGED)
         kept = self._keep_latest(cursor) if has_earlier else 0
         # Read as a whole now: what is not the latest may be compacted while this transaction goes on.
         cursor.execute(
@@ -85,7 +88,7 @@ class LatestChanges:
 
     def check_one_per_record(self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column]) -> None:
         """Raise TargetMismatch if a staged record gives several changes of a key, and nothing orders them."""
-        ordered = self._ordered
+        ordered = self.order.ordered
         casts = {cast.column.name: cast for cast in self.changes.casts(cursor, columns)}
         # The first branch gives the types and collations by which the changes are compared.
         cursor.execute(
@@ -123,19 +126,19 @@ class LatestChanges:
             )
 
     def _find_staged(self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column]) -> int:
-        """Find the latest staged change of each key; without a version, of each key and partition. Return how many
-        there are."""
+        """Find the latest staged change of each key and partition; return how many there are."""
         casts = {cast.column.name: cast for cast in self.changes.casts(cursor, columns)}
         # The first branch gives the types and collations by which the changes are compared.
         cursor.execute(
             sql.SQL(
                 "create temporary table {staged} on commit drop as "
-                "select distinct on ({group}) {ordered}, {place}, deleted, {row} from ("
+                "select distinct on ({group}) {ordered}, {place}, deleted, {row}, {last_offset} from ("
                 "select {ordered}, {place}, deleted, null::tid as {row} from {change} where false union all "
                 "select {values}, {place}, deleted, ctid from {staging} where {accepted}) change order by {order}"
             ).format(
                 **self._names,
-                values=sql.SQL(", ").join(casts[name].expression for name in self._ordered),
+                last_offset=self.order.last_offset,
+                values=sql.SQL(", ").join(casts[name].expression for name in self.order.ordered),
                 staging=staged.table,
                 accepted=staged.accepted,
             )
@@ -151,7 +154,7 @@ class LatestChanges:
             "select coalesce(bool_and(t.typtype = 'b' and t.typnamespace = 'pg_catalog'::regnamespace), true) "
             "from pg_attribute a join pg_type t on t.oid = a.atttypid "
             "where a.attrelid = %s::regclass and a.attname = any(%s)",
-            (self.changes.identifier.as_string(cursor), list(self.version)),
+            (self.changes.identifier.as_string(cursor), list(self.order.version)),
         )
         return bool(cursor.fetchone()[0])
 
@@ -166,7 +169,8 @@ class LatestChanges:
         return bool(cursor.fetchone()[0])
 
     def _find_earlier(self, cursor: Cursor, *, with_retracted: bool, later_only: bool) -> bool:
-        """Find the latest change of each affected key that earlier batches left; return whether there are any.
+        """Find the latest change of each affected key and partition that earlier batches left; return whether there are
+        any.
 
         With `later_only`, changes are left out that a staged change in the same partition, or with a version, follows.
         """
@@ -196,9 +200,9 @@ class LatestChanges:
                 "create temporary table {places} on commit drop as select * from ("
                 "select distinct on ({key}) {key}, {table}, {row} from ("
                 "select {ordered}, {place}, null::oid as {table}, {row} from {staged} union all "
-                "select {ordered}, {place}, {table}, {row} from {earlier}) change order by {order}) latest "
+                "select {ordered}, {place}, {table}, {row} from {earlier}) change order by {key}, {latest_first}) latest "
                 "where {table} is not null"
-            ).format(**self._names, places=_KEPT_PLACES)
+            ).format(**self._names, places=_KEPT_PLACES, latest_first=latest_first(self.order.version))
         )
         if kept := cursor.rowcount:
             cursor.execute(sql.SQL("analyze {}").format(_KEPT_PLACES))
@@ -209,12 +213,45 @@ class LatestChanges:
             )
         return kept
 
+    def _check_positions(self, cursor: Cursor, staged: StagedRows) -> None:
+        """Raise ChangesBehind if the last staged change of a key in a partition is not the latest one there."""
+        self.order.check_behind(
+            cursor,
+            sql.SQL(
+                "select kafka_topic, kafka_partition, {last} from {staged} where kafka_offset < {last} union "
+                "select s.kafka_topic, s.kafka_partition, s.{last} from {staged} s "
+                "join {earlier} c using ({group}) where c.kafka_offset < s.{last} and {is_greater}"
+            ).format(**self._names, last=LAST_OFFSET, is_greater=is_greater(self.order.version, "c", "s")),
+            staged.repeats,
+        )
+
+    def _latest_by_partition(
+        self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column]
+    ) -> tuple[sql.Composable, sql.Composable]:
+        """A query for the latest changes of each key and partition, and an expression for the text of their rows."""
+        casts = self.changes.casts(cursor, columns)
+        changes = sql.SQL(
+            "select {ordered}, {place}, null::oid as {table}, {row} from {staged} union all "
+            "select {ordered}, {place}, {table}, {row} from {earlier}"
+        ).format(**self._names)
+        image = sql.SQL(
+            "case when {table} is null then (select row({values}, deleted)::text from {staging} where ctid = {row}) "
+            "else (select row({names}, deleted)::text from {change} c where c.tableoid = {table} and c.ctid = {row}) "
+            "end"
+        ).format(
+            **self._names,
+            values=sql.SQL(", ").join(cast.expression for cast in casts),
+            names=column_list(cast.column.name for cast in casts),
+            staging=staged.table,
+        )
+        return changes, image
+
     @property
     def _staged_versions(self) -> sql.Composable:
         """A query for the keys of the latest staged changes, their versions and places."""
         versions = [
             sql.SQL("{} as {}, ").format(sql.Identifier(name), staged)
-            for name, staged in zip(self.version, self._staged_version, strict=True)
+            for name, staged in zip(self.order.version, self._staged_version, strict=True)
         ]
         return sql.SQL(
             "select {key}, {versions} kafka_topic as exactbatch_topic, "
@@ -223,18 +260,13 @@ class LatestChanges:
 
     @property
     def _is_not_followed(self) -> sql.Composable:
-        """The condition of an earlier change `c` that is later than the staged change, or in another partition if only
-        the offset orders changes."""
-        if not self.version:
-            return sql.SQL(
-                "(c.kafka_topic, c.kafka_partition) <> (exactbatch_topic, exactbatch_partition) "
-                "or c.kafka_offset >= exactbatch_offset"
-            )
+        """The condition of an earlier change `c` that is later than the staged change, or in another partition with an
+        equal version."""
         later: sql.Composable = sql.SQL(
-            "(c.kafka_topic, c.kafka_partition, c.kafka_offset) >= "
-            "(exactbatch_topic, exactbatch_partition, exactbatch_offset)"
+            "((c.kafka_topic, c.kafka_partition) <> (exactbatch_topic, exactbatch_partition) "
+            "or c.kafka_offset >= exactbatch_offset)"
         )
-        for name, staged in reversed([*zip(self.version, self._staged_version, strict=True)]):
+        for name, staged in reversed([*zip(self.order.version, self._staged_version, strict=True)]):
             later = sql.SQL(
                 "(c.{version} > {staged} or c.{version} is not null and {staged} is null "
                 "or c.{version} is not distinct from {staged} and {later})"
@@ -244,12 +276,7 @@ class LatestChanges:
     @property
     def _staged_version(self) -> list[sql.Identifier]:
         """The names of the version of a staged change, next to those of an earlier one."""
-        return [sql.Identifier(f"exactbatch_version_{number}") for number, _ in enumerate(self.version)]
-
-    @property
-    def _ordered(self) -> list[str]:
-        """The columns that order the changes of all keys, before their places."""
-        return [*self.key, *self.version]
+        return [sql.Identifier(f"exactbatch_version_{number}") for number, _ in enumerate(self.order.version)]
 
     @property
     def _names(self) -> dict[str, sql.Composable]:
@@ -259,43 +286,12 @@ class LatestChanges:
             "earlier": _EARLIER,
             "table": _TABLE,
             "row": ROW,
-            "key": column_list(self.key),
-            "ordered": column_list(self._ordered),
-            "place": column_list(_PLACE),
-            "group": column_list(self.key if self.version else [*self.key, *_PLACE[:2]]),
-            "order": sql.SQL(", ").join([*map(sql.Identifier, self.key), latest_first(self.version)]),
+            "key": column_list(self.order.key),
+            "ordered": column_list(self.order.ordered),
+            "place": column_list(PLACE),
+            "group": self.order.by_partition,
+            "order": self.order.latest_first_by_partition,
             "same_key": sql.SQL(" and ").join(
-                sql.SQL("l.{0} = t.{0}").format(sql.Identifier(name)) for name in self.key
+                sql.SQL("l.{0} = t.{0}").format(sql.Identifier(name)) for name in self.order.key
             ),
         }
-
-    def _check_partitions(self, cursor: Cursor) -> None:
-        # psycopg2's named tuples cannot have every column name that a key can have.
-        aliased = sql.SQL(", ").join(
-            sql.SQL("{} as {}").format(sql.Identifier(name), sql.Identifier(f"key_{index}"))
-            for index, name in enumerate(self.key)
-        )
-        cursor.execute(
-            sql.SQL(
-                "select {aliased}, array_agg(distinct kafka_topic || '[' || kafka_partition || ']') as partitions "
-                "from (select {key}, {place} from {staged} union all select {key}, {place} from {earlier}) change "
-                "group by {key} having min(kafka_topic) <> max(kafka_topic) "
-                "or min(kafka_partition) <> max(kafka_partition) order by {key} limit {limit}"
-            ).format(**self._names, aliased=aliased, limit=sql.Literal(_KEYS_SHOWN))
-        )
-        if rows := cursor.fetchall():
-            shown = "; ".join(
-                f"({', '.join(map(repr, row[:-1]))}) in {' and '.join(row[-1])}" for row in rows
-            )
-            raise KeyOnTwoPartitions(
-                f"target {self.target.spec}: changes of one key are in several partitions, so that offsets do not "
-                f"give their order: ({', '.join(self.key)}) = {shown}. Nothing was written. Name the column that "
-                f"orders them, Upsert(…, version=…), or let producers send a key to one partition."
-            )
-
-
-def latest_first(version: Sequence[str]) -> sql.Composable:
-    """Return the order of a key's changes, the latest first."""
-    by_version = [sql.SQL("{} desc nulls last").format(sql.Identifier(name)) for name in version]
-    place = ("kafka_topic", "kafka_partition", "kafka_offset")
-    return sql.SQL(", ").join([*by_version, *(sql.SQL("{} desc").format(sql.Identifier(n)) for n in place)])

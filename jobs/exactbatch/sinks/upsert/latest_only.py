@@ -12,7 +12,7 @@ from typing import Final
 from psycopg2 import sql
 
 from exactbatch.columns import Column
-from exactbatch.errors import KeyOnTwoPartitions, TargetMismatch
+from exactbatch.errors import TargetMismatch
 from exactbatch.errors.sqlstates import UNIQUE_VIOLATION
 from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.staged_rows import StagedRows
@@ -20,12 +20,12 @@ from exactbatch.sinks.tables.constraint_errors import candidates_of
 from exactbatch.sinks.tables.counted_writes import delete_rows, write_rows
 from exactbatch.sinks.tables.lineage_table import LINEAGE, Part
 from exactbatch.sinks.tables.target import TargetTable
-from exactbatch.sinks.upsert.latest_changes import latest_first
+from exactbatch.sinks.upsert.change_order import LAST_OFFSET, PLACE, ChangeOrder, is_greater
 from exactbatch.sinks.values.byte_equality import differs, has_one_image
 from exactbatch.sinks.values.cast import Cast
 from exactbatch.sinks.values.null_safe_groups import column_list
 
-# The latest staged change of each key; without a version, of each key and partition.
+# The latest staged change of each key and partition, and then of each key.
 _STAGED: Final = sql.Identifier("exactbatch_latest")
 _ROW: Final = sql.Identifier("exactbatch stored row")
 # The ranges that a replay processes again, and the batches whose rows and markers it may replace.
@@ -33,8 +33,6 @@ _REPLAYED: Final = sql.Identifier("exactbatch_replayed")
 # The keys and places of all changes that a replay has staged.
 _AGAIN: Final = sql.Identifier("exactbatch_again")
 _LINEAGE: Final = [column.name for column in LINEAGE[:-1]]
-_PLACE: Final = ("kafka_topic", "kafka_partition", "kafka_offset")
-_KEYS_SHOWN: Final = 5
 
 
 @dataclass(frozen=True)
@@ -43,8 +41,7 @@ class LatestOnly:
 
     target: TargetTable
     markers: TargetTable
-    key: Sequence[str]
-    version: Sequence[str]
+    order: ChangeOrder
 
     def let_replace(self, cursor: Cursor, parts: Sequence[Part]) -> None:
         """Let the next write() replace what these batches wrote for these ranges, even with an older change.
@@ -68,13 +65,13 @@ class LatestOnly:
         """Apply the latest staged change of each key if it is later than what is there; return how many changes
         are staged, which the caller has counted.
 
-        Raises KeyOnTwoPartitions if the order of a key's changes is unknown, and TargetMismatch if a table refuses,
-        alters or drops a row.
+        Raises KeyOnTwoPartitions if the order of a key's changes is unknown, ChangesBehind if positions may have gone
+        back, and TargetMismatch if a table refuses, alters or drops a row.
         """
         casts = self.target.casts(cursor, columns)
         self._find_staged(cursor, staged, casts)
-        if not self.version:
-            self._check_partitions(cursor, self.markers)
+        if self._check_staged(cursor, staged, casts):
+            self.order.forget_older(cursor, _STAGED)
         cursor.execute("select to_regclass('pg_temp.exactbatch_replayed') is not null")
         is_replay = bool(cursor.fetchone()[0])
         if is_replay:
@@ -82,10 +79,10 @@ class LatestOnly:
         later = self._is_later("l", is_replay=is_replay)
         # Looking up rows takes less time than Postgres expects, and compiling such a statement takes more.
         cursor.execute("set local jit to off")
-        self._settle_markers(cursor, later)
+        self._settle_markers(cursor, staged, casts, later)
         deletes, others = self._count_staged(cursor)
         if deletes:
-            self._delete(cursor, staged, later, deletes)
+            self._delete(cursor, staged, casts, later, deletes)
         written = self._insert_or_update(
             cursor, staged, casts, self._is_later("excluded", is_replay=is_replay)
         )
@@ -99,13 +96,15 @@ class LatestOnly:
         cursor.execute(
             sql.SQL(
                 "create temporary table {staged} on commit drop as "
-                "select distinct on ({group}) {ordered}, {lineage}, deleted, {row} from ("
+                "select distinct on ({group}) {ordered}, {lineage}, deleted, {row}, {last_offset} from ("
                 "select {ordered}, {lineage}, null::boolean as deleted, null::tid as {row} from {target} where false "
                 "union all select {values}, {lineage}, deleted, ctid from {staging} where {accepted}) change "
-                "order by {key}, {order}"
+                "order by {order}"
             ).format(
                 **self._names,
-                values=sql.SQL(", ").join(expressions[name] for name in (*self.key, *self.version)),
+                last_offset=self.order.last_offset,
+                order=self.order.latest_first_by_partition,
+                values=sql.SQL(", ").join(expressions[name] for name in self.order.ordered),
                 staging=staged.table,
                 accepted=staged.accepted,
             )
@@ -125,20 +124,22 @@ class LatestOnly:
             ).format(
                 **self._names,
                 again=_AGAIN,
-                place=column_list(_PLACE),
-                values=sql.SQL(", ").join(expressions[name] for name in self.key),
+                values=sql.SQL(", ").join(expressions[name] for name in self.order.key),
                 staging=staged.table,
                 accepted=staged.accepted,
             )
         )
-        cursor.execute(sql.SQL("create index on {} ({})").format(_AGAIN, column_list(_PLACE)))
+        cursor.execute(sql.SQL("create index on {} ({})").format(_AGAIN, column_list(PLACE)))
         cursor.execute(sql.SQL("analyze {}").format(_AGAIN))
 
-    def _settle_markers(self, cursor: Cursor, later: sql.Composable) -> None:
+    def _settle_markers(
+        self, cursor: Cursor, staged: StagedRows, casts: Sequence[Cast], later: sql.Composable
+    ) -> None:
         """Delete the markers that a staged change is later than, and forget staged changes that are older."""
         cursor.execute(sql.SQL("select exists (select from {})").format(self.markers.identifier))
         if not cursor.fetchone()[0]:
             return
+        self._check_stored(cursor, staged, casts, self.markers)
         followed = sql.SQL("{markers} t using {staged} l where {same_key} and {later}").format(
             **self._names, later=later
         )
@@ -147,10 +148,11 @@ class LatestOnly:
             sql.SQL("delete from {staged} l using {markers} t where {same_key}").format(**self._names)
         )
 
-    def _delete(self, cursor: Cursor, staged: StagedRows, later: sql.Composable, deletes: int) -> None:
+    def _delete(
+        self, cursor: Cursor, staged: StagedRows, casts: Sequence[Cast], later: sql.Composable, deletes: int
+    ) -> None:
         """Delete the rows that a staged delete is later than, and leave a marker for each key without a row."""
-        if not self.version:
-            self._check_partitions(cursor, self.target)
+        self._check_stored(cursor, staged, casts, self.target)
         deleted = sql.SQL("l.deleted and {same_key} and {later}").format(**self._names, later=later)
         delete_rows(
             cursor,
@@ -193,7 +195,7 @@ class LatestOnly:
         names = [*(cast.column.name for cast in casts), *_LINEAGE, "batch_id"]
         # Equal keys can look different: the row has the key as its latest change writes it.
         alike = {
-            cast.column.name for cast in casts if cast.column.name in self.key and has_one_image(cast.type)
+            cast.column.name for cast in casts if cast.column.name in self.order.key and has_one_image(cast.type)
         }
         insert = sql.SQL(
             "insert into {target} as t ({names}) select {values}, {lineage}, {batch_id} from ("
@@ -236,8 +238,7 @@ class LatestOnly:
     ) -> None:
         """Check that each staged change is in the target, unchanged, or that the row of its key is later."""
         triggers = self.target.triggers(cursor)
-        if not self.version:
-            self._check_partitions(cursor, self.target)
+        self._check_stored(cursor, staged, casts, self.target)
         names = [*(cast.column.name for cast in casts), *_LINEAGE]
         cursor.execute(
             sql.SQL(
@@ -284,17 +285,16 @@ class LatestOnly:
         In a replay, a row or marker of a replayed record that gives its key again is never later. An operator compares
         versions here as `order by` does, because their types are Postgres's own.
         """
-        # Rows that were there before the pipeline have no lineage. Without a version, offsets only order one partition.
-        later: sql.Composable = sql.SQL("coalesce(({}) >= ({}){}, true)").format(
-            column_list(_PLACE, of=change),
-            column_list(_PLACE, of="t"),
-            sql.SQL(
-                ""
-                if self.version
-                else " and ({0}.kafka_topic, {0}.kafka_partition) = (t.kafka_topic, t.kafka_partition)"
-            ).format(sql.Identifier(change)),
+        # Rows that were there before the pipeline have no lineage. Offsets only order one partition.
+        later: sql.Composable = sql.SQL(
+            "coalesce(({0}) >= ({1}) and ({2}.kafka_topic, {2}.kafka_partition) = (t.kafka_topic, t.kafka_partition), "
+            "true)"
+        ).format(
+            column_list(PLACE, of=change),
+            column_list(PLACE, of="t"),
+            sql.Identifier(change),
         )
-        for name in reversed(self.version):
+        for name in reversed(self.order.version):
             later = sql.SQL(
                 "coalesce({staged} > {stored}, {staged} is not null and {stored} is null) "
                 "or {staged} is not distinct from {stored} and ({later})"
@@ -311,40 +311,73 @@ class LatestOnly:
             later=later,
             replayed=_REPLAYED,
             again=_AGAIN,
-            of_again=column_list(_PLACE, of="l"),
-            of_row=column_list(_PLACE, of="t"),
+            of_again=column_list(PLACE, of="l"),
+            of_row=column_list(PLACE, of="t"),
         )
 
-    def _check_partitions(self, cursor: Cursor, table: TargetTable) -> None:
-        """Raise KeyOnTwoPartitions if changes of a key are in several partitions, staged ones or that of its row."""
-        # psycopg2's named tuples cannot have every column name that a key can have.
-        aliased = sql.SQL(", ").join(
-            sql.SQL("{} as {}").format(sql.Identifier(name), sql.Identifier(f"key_{index}"))
-            for index, name in enumerate(self.key)
+    def _check_staged(self, cursor: Cursor, staged: StagedRows, casts: Sequence[Cast]) -> bool:
+        """Return whether a key has staged changes in several partitions.
+
+        Raises KeyOnTwoPartitions if their order is unknown, and ChangesBehind if the last one in a partition is not the
+        latest.
+        """
+        if self.order.are_positions:
+            behind = sql.SQL(
+                "select kafka_topic, kafka_partition, {last} from {staged} where kafka_offset < {last}"
+            ).format(last=LAST_OFFSET, staged=_STAGED)
+            self.order.check_behind(cursor, behind, staged.repeats)
+        changes = sql.SQL("select {ordered}, {place}, {row} from {staged}").format(**self._names)
+        image = sql.SQL("(select row({values}, deleted)::text from {staging} where ctid = {row})").format(
+            values=sql.SQL(", ").join(cast.expression for cast in casts),
+            staging=staged.table,
+            row=_ROW,
         )
-        cursor.execute(
-            sql.SQL(
-                "with staged as (select {key}, kafka_topic, kafka_partition from {staged}) "
-                "select {aliased}, array_agg(distinct kafka_topic || '[' || kafka_partition || ']') as partitions "
-                "from (select * from staged union all select t.* from (select {key}, kafka_topic, kafka_partition "
-                "from {table} where kafka_topic is not null) t where exists (select from staged l where {same_key})) c "
-                "group by {key} having count(distinct (kafka_topic, kafka_partition)) > 1 order by {key} limit {limit}"
-            ).format(
-                **self._names,
-                table=table.identifier,
-                aliased=aliased,
-                limit=sql.Literal(_KEYS_SHOWN),
-            )
+        return self.order.check(cursor, self.target.spec, changes, image)
+
+    def _check_stored(
+        self, cursor: Cursor, staged: StagedRows, casts: Sequence[Cast], table: TargetTable
+    ) -> None:
+        """Raise KeyOnTwoPartitions if the order of a staged change and the row or marker of its key is unknown, and
+        ChangesBehind if the row or marker is later and at a smaller offset of the partition."""
+        names = {**self._names, "table": table.identifier, "last": LAST_OFFSET}
+        if self.order.are_positions:
+            behind = sql.SQL(
+                "select l.kafka_topic, l.kafka_partition, l.{last} from {staged} l join {table} t on {same_key} "
+                "and (l.kafka_topic, l.kafka_partition) = (t.kafka_topic, t.kafka_partition) "
+                "where t.kafka_offset < l.{last} and {is_greater}"
+            ).format(**names, is_greater=is_greater(self.order.version, "t", "l"))
+            self.order.check_behind(cursor, behind, staged.repeats)
+        changes = sql.SQL(
+            "select {ordered}, {place}, {row}, null::tid as stored from {staged} union all "
+            "select {ordered}, {place}, null, ctid from {table} t where kafka_topic is not null "
+            "and exists (select from {staged} l where {same_key})"
+        ).format(**names)
+        image = sql.SQL(
+            "case when stored is null then (select row({values}, deleted)::text from {staging} where ctid = {row}) "
+            "else {of_stored} end"
+        ).format(
+            row=_ROW,
+            values=sql.SQL(", ").join(cast.expression for cast in casts),
+            staging=staged.table,
+            of_stored=self._stored_image(casts, table),
         )
-        if rows := cursor.fetchall():
-            shown = "; ".join(
-                f"({', '.join(map(repr, row[:-1]))}) in {' and '.join(row[-1])}" for row in rows
+        self.order.check(cursor, self.target.spec, changes, image)
+
+    def _stored_image(self, casts: Sequence[Cast], table: TargetTable) -> sql.Composable:
+        """The text of a row, or of a delete that left a marker: unlike any that is staged, if it has other columns."""
+        if table is self.markers:
+            return sql.SQL("(select row({names}, true)::text from {markers} t where t.ctid = stored)").format(
+                names=sql.SQL(", ").join(
+                    sql.Identifier(cast.column.name)
+                    if cast.column.name in self.order.ordered
+                    else sql.SQL("null")
+                    for cast in casts
+                ),
+                markers=table.identifier,
             )
-            raise KeyOnTwoPartitions(
-                f"target {self.target.spec}: changes of one key are in several partitions, so that offsets do not "
-                f"give their order: ({', '.join(self.key)}) = {shown}. Nothing was written. Name the column that "
-                f"orders them, Upsert(…, version=…), or let producers send a key to one partition."
-            )
+        return sql.SQL("(select row({names}, false)::text from {target} t where t.ctid = stored)").format(
+            names=column_list(cast.column.name for cast in casts), target=table.identifier
+        )
 
     @property
     def _names(self) -> dict[str, sql.Composable]:
@@ -353,13 +386,13 @@ class LatestOnly:
             "markers": self.markers.identifier,
             "staged": _STAGED,
             "row": _ROW,
-            "key": column_list(self.key),
-            "ordered": column_list([*self.key, *self.version]),
+            "key": column_list(self.order.key),
+            "ordered": column_list(self.order.ordered),
+            "place": column_list(PLACE),
             "lineage": column_list(_LINEAGE),
-            "group": column_list(self.key if self.version else [*self.key, *_PLACE[:2]]),
-            "order": latest_first(self.version),
+            "group": self.order.by_partition,
             "same_key": sql.SQL(" and ").join(
-                sql.SQL("l.{0} = t.{0}").format(sql.Identifier(name)) for name in self.key
+                sql.SQL("l.{0} = t.{0}").format(sql.Identifier(name)) for name in self.order.key
             ),
         }
 

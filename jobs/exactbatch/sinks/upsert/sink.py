@@ -11,8 +11,9 @@ from typing import Any, ClassVar, Final, Literal, Self
 
 from psycopg2 import sql
 
-from exactbatch.columns import Column, renamed
+from exactbatch.columns import POSITION_EPOCH, Column, renamed
 from exactbatch.errors import ConfigurationError, TargetMismatch
+from exactbatch.offsets import TopicPartition
 from exactbatch.options import check_types
 from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.base import Compactor, Comparison, SinkIdentity
@@ -27,6 +28,7 @@ from exactbatch.sinks.tables.target_definition import Evolve, add_columns, prepa
 from exactbatch.sinks.upsert.audit import compare_with_changes
 from exactbatch.sinks.upsert.change_compaction import ChangeCompactor
 from exactbatch.sinks.upsert.change_index import ChangeIndex
+from exactbatch.sinks.upsert.change_order import ChangeOrder
 from exactbatch.sinks.upsert.latest_changes import LatestChanges
 from exactbatch.sinks.upsert.latest_rows import LatestRows
 from exactbatch.sinks.upsert.truncates import Truncates
@@ -34,6 +36,8 @@ from exactbatch.sinks.upsert.unchanged_values import UNCHANGED, UnchangedValues
 from exactbatch.sinks.values.cast import RejectRule, check_two_steps, reject_rules
 
 DELETED: Final = Column("deleted", "boolean")
+# How many times the positions of the source had begun again when a change was made; null before the first time.
+EPOCH: Final = Column(POSITION_EPOCH, "integer")
 _CHANGE: Final = "_change"
 
 
@@ -69,6 +73,8 @@ class Upsert(SinkDefaults):
     history: bool = field(default=True, kw_only=True)
     keeps_unchanged: bool = field(default=False, init=False, repr=False)
     applies_truncates: bool = field(default=False, init=False, repr=False)
+    position_columns: tuple[str, ...] = field(default=(), init=False, repr=False)
+    epochs: Sequence[Mapping[TopicPartition, int]] = field(default=(), init=False, repr=False, hash=False)
 
     def __new__(cls, *_: Any, **options: Any) -> "Upsert":
         """Return an UpsertWithoutHistory for history=False."""
@@ -86,7 +92,7 @@ class Upsert(SinkDefaults):
             raise ConfigurationError(
                 f'expected the key of {self.target} as a tuple of columns, key=("id",), found {self.key!r}'
             )
-        versions = self.version_columns
+        versions = self._named_version
         if self.version is not None and (not versions or len(set(versions)) < len(versions)):
             raise ConfigurationError(
                 f"expected the version of {self.target} as a column or as several different ones, "
@@ -100,7 +106,7 @@ class Upsert(SinkDefaults):
     @property
     def identity(self) -> SinkIdentity:
         """The part of the sink that the ledger registers."""
-        versions = self.version_columns
+        versions = self._named_version
         # No name of a version contains a double quote, so that several names cannot be taken for one.
         version = versions[0] if len(versions) == 1 else ", ".join(f'"{name}"' for name in versions)
         return SinkIdentity(self.target, self.kind, tuple(self.key), version, self.lineage)
@@ -108,9 +114,23 @@ class Upsert(SinkDefaults):
     @property
     def version_columns(self) -> tuple[str, ...]:
         """The columns that order the changes of a key; () if their offsets do."""
+        return (*(column.name for column in self._epoch), *self._named_version)
+
+    @property
+    def _epoch(self) -> tuple[Column, ...]:
+        """The column of the epoch, once positions have begun again."""
+        return (EPOCH,) if self.epochs else ()
+
+    @property
+    def _named_version(self) -> tuple[str, ...]:
         if self.version is None:
             return ()
         return (self.version,) if isinstance(self.version, str) else tuple(self.version)
+
+    @property
+    def change_order(self) -> ChangeOrder:
+        """What orders the changes of a key."""
+        return ChangeOrder(self.key, self.version_columns, bool(self.position_columns))
 
     @property
     def needs_last_records_only(self) -> bool:
@@ -138,7 +158,7 @@ class Upsert(SinkDefaults):
 
     @property
     def _latest_changes(self) -> LatestChanges:
-        return LatestChanges(self._target, self.lineage_table, self.key, self.version_columns)
+        return LatestChanges(self._target, self.lineage_table, self.change_order)
 
     @property
     def compactor(self) -> Compactor:
@@ -148,19 +168,19 @@ class Upsert(SinkDefaults):
     def check(self, columns: Sequence[Column]) -> None:
         """Raise ConfigurationError if key or version is not a column, or a column's name is reserved."""
         names = [column.name for column in columns]
-        roles = [*(("key", name) for name in self.key), *(("version", name) for name in self.version_columns)]
+        roles = [*(("key", name) for name in self.key), *(("version", name) for name in self._named_version)]
         for role, name in roles:
             if name not in names:
                 raise ConfigurationError(
                     f"expected the {role} of {self.target} among the pipeline's columns, {', '.join(names)}, "
                     f"found {name!r}"
                 )
-        if both := [name for name in self.version_columns if name in self.key]:
+        if both := [name for name in self._named_version if name in self.key]:
             raise ConfigurationError(
                 f"target {self.target}: {both[0]!r} is a version and part of the key. Choose a version "
                 f"that is not part of the key."
             )
-        ordered = [*self.key, *self.version_columns]
+        ordered = [*self.key, *self._named_version]
         if plain := [c.name for c in columns if c.name in ordered and (c.element or c.type) == "json"]:
             raise ConfigurationError(
                 f"{self.target}: the values of key and version must be comparable, and {', '.join(plain)} "
@@ -171,6 +191,11 @@ class Upsert(SinkDefaults):
                 f"target {self.target}: the pipeline has a column {DELETED.name!r}, the name by which an Upsert marks "
                 f"deletes. {renamed(DELETED.name)}"
             )
+        if self.position_columns and EPOCH.name in names:
+            raise ConfigurationError(
+                f"target {self.target}: the pipeline has a column {EPOCH.name!r}, in which an Upsert counts how often the "
+                f"positions of the source have begun again. {renamed(EPOCH.name)}"
+            )
         if self.keeps_unchanged and UNCHANGED.name in names:
             raise ConfigurationError(
                 f"target {self.target}: the pipeline has a column {UNCHANGED.name!r}, under which an Upsert lists the "
@@ -179,8 +204,10 @@ class Upsert(SinkDefaults):
         self.lineage_table.check(columns)
 
     def staged_columns(self, columns: Sequence[Column]) -> tuple[Column, ...]:
-        """Return the pipeline's columns and `deleted`: a staged row is a change. It may list unchanged columns."""
-        return (*columns, DELETED, UNCHANGED) if self.keeps_unchanged else (*columns, DELETED)
+        """Return the pipeline's columns and `deleted`: a staged row is a change. It may list unchanged columns, and have
+        the epoch of its position."""
+        unchanged = (UNCHANGED,) if self.keeps_unchanged else ()
+        return (*columns, DELETED, *unchanged, *self._epoch)
 
     def keeping_unchanged(self) -> Self:
         """Return the sink for a format that leaves out values that have not changed."""
@@ -188,17 +215,34 @@ class Upsert(SinkDefaults):
         object.__setattr__(sink, "keeps_unchanged", True)
         return sink
 
+    def with_positions(self, columns: Sequence[str]) -> Self:
+        """Return the sink for a format that gives the position of each change's commit, in these columns.
+
+        If they are the version, positions that go back are an error.
+        """
+        sink = copy(self)
+        object.__setattr__(sink, "position_columns", tuple(columns) if self._named_version == tuple(columns) else ())
+        return sink
+
+    def with_epochs(self, epochs: Sequence[Mapping[TopicPartition, int]]) -> Self:
+        """Return the sink for positions that begin again at these offsets, once for each mapping."""
+        if not self.position_columns:
+            return self
+        sink = copy(self)
+        object.__setattr__(sink, "epochs", epochs)
+        return sink
+
     def applying_truncates(self, order: Sequence[str]) -> Self:
         """Return the sink for a format with truncates, which the columns of `order` order among changes.
 
         Raises ConfigurationError unless the version is made of these columns.
         """
-        if not self.version_columns or (others := sorted({*self.version_columns} - {*order})):
-            found = f"its version has {others[0]!r}" if self.version_columns else "it has no version"
+        if not self._named_version or (others := sorted({*self._named_version} - {*order})):
+            found = f"its version has {others[0]!r}" if self._named_version else "it has no version"
             raise ConfigurationError(
                 f"target {self.target}: truncate='apply' needs the position of a truncate among the changes, which has "
                 f"no message key and may be in any partition, and {found}. Give the format and the Upsert the version "
-                f"of the connector, such as Debezium(…, version='postgres') and Upsert(…, version='lsn')."
+                f"of the connector, such as Debezium(…, version='postgres') and Upsert(…, version=('commit_lsn', 'lsn'))."
             )
         sink = copy(self)
         object.__setattr__(sink, "applies_truncates", True)
@@ -213,9 +257,9 @@ class Upsert(SinkDefaults):
         self._target.lock(cursor)
         if not prepare_table(cursor, self._target, columns, key=self.key, evolve=evolve):
             check_unique(cursor, self._target, self.key)
-        if self.keeps_unchanged:
-            # A table of changes from before has whole changes.
-            add_columns(cursor, self.lineage_table.table, [UNCHANGED])
+        # A table of changes from before has whole changes, in the first epoch.
+        added = [*([UNCHANGED] if self.keeps_unchanged else []), *self._epoch]
+        add_columns(cursor, self.lineage_table.table, added)
         self.lineage_table.prepare(cursor, self.staged_columns(columns), evolve=evolve)
         check_same_keys(cursor, self._target, self.lineage_table.table, self.key)
         check_operators(cursor, self._target, self.key)
@@ -241,7 +285,7 @@ class Upsert(SinkDefaults):
             )
         own_columns = {
             column.name
-            for column in (*self.staged_columns(columns), *self.lineage_table.lineage_columns, UNCHANGED)
+            for column in (*self.staged_columns(columns), *self.lineage_table.lineage_columns, UNCHANGED, EPOCH)
         }
         if pipelines and (extra := sorted(self.lineage_table.table.columns(cursor).keys() - own_columns)):
             raise TargetMismatch(
@@ -278,7 +322,7 @@ class Upsert(SinkDefaults):
                 ),
                 sql.Literal(f"column {name!r}: the source left out the version, which orders the changes"),
             )
-            for name in self.version_columns
+            for name in self._named_version
         ]
 
     def find_unknown(
@@ -288,7 +332,7 @@ class Upsert(SinkDefaults):
         if not self.keeps_unchanged:
             return None
         return self._unchanged_values.find_unknown(
-            cursor, staged, columns, without=without, truncates=self._truncates
+            cursor, staged, (*columns, *self._epoch), without=without, truncates=self._truncates
         )
 
     @property
@@ -303,7 +347,7 @@ class Upsert(SinkDefaults):
 
     def check_staged(self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column]) -> None:
         """Raise TargetMismatch if a staged record gives several changes of a key, and nothing orders them."""
-        self._latest_changes.check_one_per_record(cursor, staged, columns)
+        self._latest_changes.check_one_per_record(cursor, staged, (*columns, *self._epoch))
 
     def insert_staged(self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column]) -> int:
         """Insert staged changes, and bring the target up to date; return how many changes arrived.
@@ -312,8 +356,9 @@ class Upsert(SinkDefaults):
         the target refuses a row.
         """
         self._begin(cursor)
-        are_truncated = self._truncates.find(cursor, staged, columns)
-        all_new = self._latest_changes.find(cursor, staged, columns)
+        with_epoch = (*columns, *self._epoch)
+        are_truncated = self._truncates.find(cursor, staged, with_epoch)
+        all_new = self._latest_changes.find(cursor, staged, with_epoch)
         with forbid_changes(cursor, self._target, while_writing=self.lineage_table.table):
             inserted = ChangeIndex(self.lineage_table, self.key).insert(
                 cursor, lambda: self.lineage_table.insert_staged(cursor, staged, self.staged_columns(columns))

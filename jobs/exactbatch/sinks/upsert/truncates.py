@@ -21,6 +21,7 @@ from exactbatch.sinks.tables.affected_keys import AFFECTED, BY_TRUNCATE
 from exactbatch.sinks.tables.lineage_table import LineageTable, Part
 from exactbatch.sinks.tables.target import TargetTable
 from exactbatch.sinks.tables.target_checks import check_own_types
+from exactbatch.sinks.upsert.change_order import is_greater
 from exactbatch.sinks.upsert.latest_changes import KEPT, STAGED
 from exactbatch.sinks.values.null_safe_groups import column_list
 
@@ -97,7 +98,7 @@ class Truncates:
             cursor.execute(
                 sql.SQL(
                     "update {latest} c set deleted = true from {newest} t where not c.deleted and not {is_newer}"
-                ).format(latest=latest, newest=NEWEST_TRUNCATE, is_newer=is_newer(self.version, "c", "t"))
+                ).format(latest=latest, newest=NEWEST_TRUNCATE, is_newer=is_greater(self.version, "c", "t"))
             )
 
     def note(self, cursor: Cursor, parts: Sequence[Part]) -> bool:
@@ -141,8 +142,8 @@ class Truncates:
                 "and bool_or(not c.deleted and (t.is_there is null or {is_newer}))"
             ).format(
                 **{**self._names, "key": column_list(self.key, of="c")},
-                is_newer_than_retracted=is_newer(self.version, "c", "r"),
-                is_newer=is_newer(self.version, "c", "t"),
+                is_newer_than_retracted=is_greater(self.version, "c", "r"),
+                is_newer=is_greater(self.version, "c", "t"),
             )
         )
 
@@ -194,11 +195,4 @@ def newest_first(version: Sequence[str]) -> sql.Composable:
     """Return the clauses that leave the newest of truncates, which all have a version."""
     return sql.SQL("order by {} limit 1").format(
         sql.SQL(", ").join(sql.SQL("{} desc nulls last").format(sql.Identifier(name)) for name in version)
-    )
-
-
-def is_newer(version: Sequence[str], change: str, truncate: str) -> sql.Composable:
-    """Return the condition that a change is newer than a truncate; null is less than any version."""
-    return sql.SQL("((({}) > ({})) is true)").format(
-        column_list(version, of=change), column_list(version, of=truncate)
     )

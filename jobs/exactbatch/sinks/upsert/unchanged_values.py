@@ -18,8 +18,9 @@ from exactbatch.sinks.ledger_conditions import is_replaced_by
 from exactbatch.sinks.staged_rows import StagedRows
 from exactbatch.sinks.tables.affected_keys import AFFECTED, BY_TRUNCATE
 from exactbatch.sinks.tables.lineage_table import LineageTable
-from exactbatch.sinks.upsert.latest_changes import KEPT, STAGED, latest_first
-from exactbatch.sinks.upsert.truncates import NEWEST_TRUNCATE, Truncates, is_newer, is_truncate
+from exactbatch.sinks.upsert.change_order import is_greater, latest_first
+from exactbatch.sinks.upsert.latest_changes import KEPT, STAGED
+from exactbatch.sinks.upsert.truncates import NEWEST_TRUNCATE, Truncates, is_truncate
 from exactbatch.sinks.values.null_safe_groups import column_list
 
 UNCHANGED: Final = Column(UNCHANGED_COLUMNS, "text[]")
@@ -232,7 +233,7 @@ class UnchangedValues:
             ).format(
                 is_retracted=is_retracted,
                 newest=NEWEST_TRUNCATE,
-                is_newer=is_newer(self.version, "found", "t"),
+                is_newer=is_greater(self.version, "found", "t"),
             )
             if are_truncated
             else sql.SQL(""),

@@ -21,7 +21,7 @@ from exactbatch.sinks.tables.target_checks import (
     check_same_keys,
     check_unique,
 )
-from exactbatch.sinks.tables.target_definition import Evolve, prepare_table
+from exactbatch.sinks.tables.target_definition import Evolve, add_columns, prepare_table
 from exactbatch.sinks.upsert.latest_changes import LatestChanges
 from exactbatch.sinks.upsert.latest_only import LatestOnly
 from exactbatch.sinks.upsert.marker_compaction import MarkerCompactor
@@ -70,7 +70,7 @@ class UpsertWithoutHistory(Upsert):
 
     @property
     def _latest_only(self) -> LatestOnly:
-        return LatestOnly(self._target, self._markers, self.key, self.version_columns)
+        return LatestOnly(self._target, self._markers, self.change_order)
 
     @property
     def compactor(self) -> Compactor:
@@ -85,6 +85,9 @@ class UpsertWithoutHistory(Upsert):
         """
         # The target first, as in publish: two pipelines may share it.
         self._target.lock(cursor)
+        columns = (*columns, *self._epoch)
+        for table in (self._target, self._markers):
+            add_columns(cursor, table, self._epoch)
         if not prepare_table(cursor, self._target, columns, lineage=LINEAGE, key=self.key, evolve=evolve):
             check_unique(cursor, self._target, self.key)
             check_lineage(cursor, self._target, self._target.casts(cursor, LINEAGE))
@@ -124,17 +127,17 @@ class UpsertWithoutHistory(Upsert):
 
     def check_staged(self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column]) -> None:
         """Raise TargetMismatch if a staged record gives several changes of a key, and nothing orders them."""
-        LatestChanges(self._target, self.lineage_table, self.key, self.version_columns).check_one_per_record(
-            cursor, staged, columns
+        LatestChanges(self._target, self.lineage_table, self.change_order).check_one_per_record(
+            cursor, staged, (*columns, *self._epoch)
         )
 
     def insert_staged(self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column]) -> int:
         """Apply the staged changes that are the latest of their keys; return how many were staged.
 
-        Raises KeyOnTwoPartitions if the order of a key's changes is unknown, and TargetMismatch if a constraint of
-        the target refuses a row.
+        Raises KeyOnTwoPartitions if the order of a key's changes is unknown, ChangesBehind if positions may have gone
+        back, and TargetMismatch if a constraint of the target refuses a row.
         """
-        return self._latest_only.write(cursor, staged, columns)
+        return self._latest_only.write(cursor, staged, (*columns, *self._epoch))
 
     def retract(self, cursor: Cursor, parts: Sequence[Part]) -> int:
         """Let the staged changes replace the rows and markers of these ranges; delete none, and return 0."""

@@ -1,0 +1,143 @@
+"""Tell changes that a connector has sent once more from positions that went back.
+
+After it starts again, a connector may send a run of changes a second time, each as it was. The log has both. A change
+whose position is smaller than that of an earlier change, and which no earlier record of its partition equals, shows that
+the positions of the source went back.
+"""
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from typing import Final
+
+from exactbatch.batch.rows.decode import RangeReader
+from exactbatch.batch.staging.stager import stage_tasks
+from exactbatch.batch.staging.staging_tables import StagingTables, decoded_schema
+from exactbatch.columns import LINEAGE_NAMES, POSITION_EPOCH
+from exactbatch.errors import PositionsWentBack
+from exactbatch.kafka.broker import KafkaBroker
+from exactbatch.ledger import Batch
+from exactbatch.offsets import OffsetRange
+from exactbatch.pipeline import Pipeline
+from exactbatch.settings import Settings
+from exactbatch.sinks.staged_rows import Place
+
+logger = logging.getLogger(__name__)
+
+# Offsets that are read at first before the first change in doubt, and then twice as many each time.
+_READ_BACK: Final = 50_000
+_PLACE: Final = frozenset({*LINEAGE_NAMES, POSITION_EPOCH})
+
+
+def check_repeats(
+    places: frozenset[Place],
+    pipeline: Pipeline,
+    batch: Batch,
+    ranges: Sequence[OffsetRange],
+    settings: Settings,
+    cluster_id: str | None,
+) -> None:
+    """Raise PositionsWentBack unless each change at these places repeats an earlier record of its partition.
+
+    Reads the log backwards from the first of these changes until all are found. Raises the errors of read_range().
+    """
+    by_partition: dict[tuple[str, int], list[int]] = defaultdict(list)
+    for place in sorted(places):
+        by_partition[place.topic, place.partition].append(place.offset)
+    earliest = {
+        partition.topic_partition: partition.earliest
+        for partition in KafkaBroker(settings.kafka).known_partitions(sorted({place.topic for place in places}))
+    }
+    for topic_partition, offsets in by_partition.items():
+        logger.info(
+            "%s[%s] offset %s: the positions of %s changes are smaller than those of earlier ones; reading the log "
+            "to see whether they repeat earlier records",
+            *topic_partition,
+            offsets[0],
+            f"{len(offsets):,}",
+        )
+        any_range = next(range_ for range_ in ranges if range_.topic_partition == topic_partition)
+        search = _Search(pipeline, any_range, settings, cluster_id)
+        until, size = offsets[0], _READ_BACK
+        search.look_for(offsets)
+        while search.missing and until > earliest[topic_partition]:
+            begin = max(earliest[topic_partition], until - size)
+            search.read_before(begin, until)
+            until, size = begin, 2 * size
+        if search.missing:
+            _raise(min(search.missing.values()), search, pipeline, batch, any_range, earliest[topic_partition])
+
+
+@dataclass
+class _Search:
+    """Looks for records of one partition that have the rows of others.
+
+    `missing` has the digests of rows that no earlier record is known to have, with the offsets of their records.
+    """
+
+    pipeline: Pipeline
+    any_range: OffsetRange
+    settings: Settings
+    cluster_id: str | None
+    missing: dict[bytes, int] = field(default_factory=dict)
+    positions: dict[int, tuple[object, ...]] = field(default_factory=dict)
+
+    def look_for(self, offsets: Sequence[int]) -> None:
+        """Begin to look for the rows of the records at these offsets, between the first and the last of them."""
+        wanted, seen = {*offsets}, set()
+        for offset, digest, position in self._rows(offsets[0], offsets[-1] + 1):
+            if offset in wanted and digest not in seen:
+                self.missing[digest] = offset
+                self.positions[offset] = position
+            seen.add(digest)
+
+    def read_before(self, begin: int, until: int) -> None:
+        """Look for them among the records from one offset to another."""
+        for _, digest, _ in self._rows(begin, until):
+            self.missing.pop(digest, None)
+
+    def _rows(self, begin: int, until: int) -> Iterator[tuple[int, bytes, tuple[object, ...]]]:
+        """Yield the offset, the digest and the key and position of the rows of each record."""
+        range_ = replace(self.any_range, from_offset=begin, until_offset=until)
+        tasks = stage_tasks(
+            self.pipeline, [range_], {}, StagingTables(0, 0), self.settings, 1, self.cluster_id
+        )
+        schema = decoded_schema(self.pipeline.sink.staged_columns(self.pipeline.value.columns))
+        names = [name for name in schema.names if name not in _PLACE]
+        shown = [names.index(name) for name in self.shown]
+        for task in tasks:
+            reader = RangeReader(replace(task, max_rejects=len(task.range)), 0, schema, {})
+            for rows in reader.batches():
+                columns = [rows.column(name).to_pylist() for name in names]
+                for offset, row in zip(rows.column("kafka_offset").to_pylist(), zip(*columns, strict=True), strict=True):
+                    digest = blake2b(repr(row).encode(), digest_size=16).digest()
+                    yield offset, digest, tuple(row[at] for at in shown)
+
+    @property
+    def shown(self) -> list[str]:
+        """The columns of the key and the position."""
+        versions = self.pipeline.sink.position_columns
+        return [*self.pipeline.sink.key_columns, *versions]
+
+
+def _raise(
+    offset: int, search: _Search, pipeline: Pipeline, batch: Batch, range_: OffsetRange, earliest: int
+) -> None:
+    where = f"{range_.topic}[{range_.partition}]"
+    change = ", ".join(
+        f"{name} = {value}" for name, value in zip(search.shown, search.positions[offset], strict=True)
+    )
+    repeated = f", as far as the log goes back, to offset {earliest:,}" if earliest else ""
+    raise PositionsWentBack(
+        f"{where} offset {offset}: the position of the change ({change}) is smaller than that of an earlier change of "
+        f"its key, and no earlier record is equal to it{repeated}. The positions of the source went back: after a "
+        f"restore, a failover to another server, or a second snapshot. Nothing was written. If the changes from there on "
+        f"are the newer ones, run `exactbatch new-epoch {pipeline.name} --from {range_.topic}:{range_.partition}:{offset}`.",
+        batch_id=batch.batch_id,
+        topic=range_.topic,
+        partition=range_.partition,
+        from_offset=offset,
+        until_offset=offset + 1,
+    )

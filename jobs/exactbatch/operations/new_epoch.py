@@ -1,0 +1,85 @@
+"""Begin a new epoch of positions: the source's positions began again, and its changes from here on are the newer ones."""
+
+from collections.abc import Mapping
+from datetime import datetime
+
+from exactbatch.errors import ConfigurationError
+from exactbatch.kafka.broker import KafkaBroker
+from exactbatch.ledger import Ledger
+from exactbatch.offsets import TopicPartition
+from exactbatch.pipeline import Pipeline
+from exactbatch.postgres.connection import Connection, transaction
+
+
+def begin_epoch(
+    connection: Connection,
+    broker: KafkaBroker,
+    pipeline: Pipeline,
+    *,
+    starts: Mapping[TopicPartition, int] | None = None,
+    at: datetime | None = None,
+) -> dict[TopicPartition, int]:
+    """Let changes from an offset of each partition on count as newer than all before; return these offsets.
+
+    `starts` has the offsets, and `at` the Kafka timestamp at which the positions began again. A partition whose records
+    are all processed need not be named: its epoch begins at the stored offset. No epoch begins before the stored offset.
+    Pipelines that share the target begin theirs with it.
+
+    Raises ConfigurationError if the version of the pipeline is no position, or an offset is missing or processed.
+    """
+    if not pipeline.sink.position_columns:
+        raise ConfigurationError(
+            f"pipeline {pipeline.name!r} orders no changes by the positions of a source: only Debezium(…, version=…) with "
+            f"an Upsert that has its columns as version does. There is no epoch to begin."
+        )
+    ledger = Ledger(connection)
+    with transaction(connection):
+        ledger.check_registered(pipeline)
+        ledger.lock(pipeline)
+        epoch = len(ledger.position_epochs(pipeline)) + 1
+        begun: dict[TopicPartition, int] = {}
+        for name in sorted({pipeline.name, *ledger.sharing(pipeline)}):
+            stored = {each.topic_partition: each.next_offset for each in ledger.stored_offsets(ledger.registered_as(name))}
+            partitions = broker.known_partitions(sorted({topic for topic, _ in stored}))
+            times = broker.offsets_at(partitions, at) if at is not None else {}
+            begins = {
+                each.topic_partition: _begin(
+                    each.topic_partition,
+                    stored.get(each.topic_partition, each.earliest),
+                    each.high_watermark,
+                    times if at is not None else dict(starts or {}),
+                    is_time=at is not None,
+                )
+                for each in partitions
+            }
+            ledger.begin_epoch(name, epoch, begins)
+            begun |= begins
+        if unknown := sorted({*(starts or {})} - {*begun}):
+            topic, partition = unknown[0]
+            raise ConfigurationError(
+                f"pipeline {pipeline.name!r} has no partition {topic}[{partition}]. Nothing was written."
+            )
+    return begun
+
+
+def _begin(
+    partition: TopicPartition, stored: int, end: int, given: Mapping[TopicPartition, int], *, is_time: bool
+) -> int:
+    begin = given.get(partition)
+    if is_time:
+        return stored if begin is None else max(begin, stored)
+    where = f"{partition[0]}[{partition[1]}]"
+    if begin is None:
+        if stored < end:
+            raise ConfigurationError(
+                f"{where}: the records from offset {stored} to {end} are not processed yet, and nothing says which of "
+                f"them are of the new epoch. Nothing was written. Name the first one, --from "
+                f"{partition[0]}:{partition[1]}:{stored}, or give --at."
+            )
+        return stored
+    if not stored <= begin <= end:
+        raise ConfigurationError(
+            f"{where}: an epoch can begin at an offset from {stored}, which is stored, to {end}, the end of the log; found "
+            f"{begin}. Nothing was written."
+        )
+    return begin

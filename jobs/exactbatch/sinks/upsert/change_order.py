@@ -1,0 +1,192 @@
+"""The order of a key's changes: by version, and by offset within a partition. What that leaves open is an error.
+
+The latest change of a key is found partition by partition first. Several partitions with an equally great version, or
+without a version, do not say which change is the latest.
+
+Positions of a source ascend within a partition, as its commits do. A connector that starts again may send a run of
+changes once more. Every other change at a later offset with a smaller position shows that positions went back: another
+server, a restored one, or a second snapshot after a lost slot.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from psycopg2 import sql
+
+from exactbatch.errors import KeyOnTwoPartitions
+from exactbatch.postgres.connection import Cursor
+from exactbatch.sinks.staged_rows import Place
+from exactbatch.sinks.values.null_safe_groups import column_list
+
+PLACE: Final = ("kafka_topic", "kafka_partition", "kafka_offset")
+# The greatest offset of a staged change of the key in the partition.
+LAST_OFFSET: Final = sql.Identifier("exactbatch last offset")
+_RANK: Final = sql.Identifier("exactbatch rank")
+_IN_SEVERAL: Final = sql.SQL(
+    "min(kafka_topic) <> max(kafka_topic) or min(kafka_partition) <> max(kafka_partition)"
+)
+_KEYS_SHOWN: Final = 5
+
+
+class ChangesBehind(Exception):
+    """Staged changes that are older by their position than changes at smaller offsets of their partitions.
+
+    `places` are those that have not been found to repeat an earlier change. Whoever publishes looks for them in the
+    log, and publishes again or raises PositionsWentBack.
+    """
+
+    def __init__(self, places: Collection[Place]) -> None:
+        super().__init__(f"{len(places)} changes")
+        self.places = frozenset(places)
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeOrder:
+    """What orders the changes of a key. `are_positions` is true for a version that is the position of a commit."""
+
+    key: Sequence[str]
+    version: Sequence[str]
+    are_positions: bool = False
+
+    @property
+    def ordered(self) -> list[str]:
+        """The columns that order the changes of all keys, before their places."""
+        return [*self.key, *self.version]
+
+    @property
+    def by_partition(self) -> sql.Composable:
+        """The columns whose groups have one latest change: key, topic and partition."""
+        return column_list([*self.key, *PLACE[:2]])
+
+    @property
+    def latest_first_by_partition(self) -> sql.Composable:
+        """The order in which the latest change of each key and partition comes first in its group."""
+        by_version = [_descending(self.version)] if self.version else []
+        return sql.SQL(", ").join([self.by_partition, *by_version, sql.SQL("kafka_offset desc")])
+
+    @property
+    def last_offset(self) -> sql.Composable:
+        """What to select as LAST_OFFSET next to the latest staged changes."""
+        if not self.are_positions:
+            return sql.SQL("kafka_offset as {}").format(LAST_OFFSET)
+        # Sorted as the changes are, so that they are sorted once.
+        return sql.SQL(
+            "max(kafka_offset) over (partition by {} order by {} "
+            "rows between unbounded preceding and unbounded following) as {}"
+        ).format(self.by_partition, self.latest_first_by_partition, LAST_OFFSET)
+
+    def check(self, cursor: Cursor, spec: str, changes: sql.Composable, image: sql.Composable) -> bool:
+        """Return whether a key has changes in several partitions.
+
+        `changes` is a query that gives the columns of the key, the version and the place of changes, among them the
+        latest of each key and partition, and whatever `image`, the text of a change's row, refers to. Raises
+        KeyOnTwoPartitions if the order of the latest changes of a key is unknown. Changes with equal rows need none.
+        """
+        several = sql.SQL(
+            "select {key} from ({changes}) change group by {key} having {in_several}"
+        ).format(key=column_list(self.key), changes=changes, in_several=_IN_SEVERAL)
+        cursor.execute(sql.SQL("select exists ({})").format(several))
+        if not cursor.fetchone()[0]:
+            return False
+        # psycopg2's named tuples cannot have every column name that a key can have.
+        aliased = sql.SQL(", ").join(
+            sql.SQL("{} as {}").format(sql.Identifier(name), sql.Identifier(f"key_{index}"))
+            for index, name in enumerate(self.key)
+        )
+        cursor.execute(
+            sql.SQL(
+                "select {aliased}, array_agg(distinct kafka_topic || '[' || kafka_partition || ']') as partitions from ("
+                "select *, rank() over (partition by {key}{by_version}) as {rank} from ({changes}) change "
+                "join ({several}) several using ({key})) ranked "
+                "where {rank} = 1 group by {key} having ({in_several}){differ} order by {key} limit {limit}"
+            ).format(
+                aliased=aliased,
+                key=column_list(self.key),
+                by_version=sql.SQL(" order by {}").format(_descending(self.version)) if self.version else sql.SQL(""),
+                rank=_RANK,
+                changes=changes,
+                several=several,
+                in_several=_IN_SEVERAL,
+                # Without a version, nothing is known about the order of changes to come, either.
+                differ=sql.SQL(" and count(distinct {}) > 1").format(image) if self.version else sql.SQL(""),
+                limit=sql.Literal(_KEYS_SHOWN),
+            )
+        )
+        if rows := cursor.fetchall():
+            shown = "; ".join(
+                f"({', '.join(map(repr, row[:-1]))}) in {' and '.join(row[-1])}" for row in rows
+            )
+            raise KeyOnTwoPartitions(
+                f"target {spec}: changes of one key are in several partitions, {self._undecided}: "
+                f"({', '.join(self.key)}) = {shown}. Nothing was written. {self._remedy}"
+            )
+        return True
+
+    def forget_older(self, cursor: Cursor, staged: sql.Identifier) -> None:
+        """Keep the latest change of each key in a table that has those of each key and partition."""
+        cursor.execute(
+            sql.SQL(
+                "delete from {staged} t using (select {key}, {place}, "
+                "row_number() over (partition by {key} order by {latest_first}) as {rank} from {staged}) l "
+                "where {same_key} and {same_place} and l.{rank} > 1"
+            ).format(
+                staged=staged,
+                key=column_list(self.key),
+                place=column_list(PLACE),
+                latest_first=latest_first(self.version),
+                rank=_RANK,
+                same_key=_same(self.key),
+                same_place=_same(PLACE),
+            )
+        )
+
+    @property
+    def _undecided(self) -> str:
+        if not self.version:
+            return "so that offsets do not give their order"
+        return f"and the latest have the same version, ({', '.join(self.version)}), or none"
+
+    @property
+    def _remedy(self) -> str:
+        if not self.version:
+            return (
+                "Name the column that orders them, Upsert(…, version=…), or let producers send a key to one partition."
+            )
+        return (
+            "Use a version that differs between all changes of a key. A later change of these keys, with a greater "
+            "version, lets the next run go on."
+        )
+
+    def check_behind(self, cursor: Cursor, behind: sql.Composable, repeats: Collection[Place]) -> None:
+        """Raise ChangesBehind if a query (topic, partition, offset) gives staged changes that are not known to repeat
+        others."""
+        cursor.execute(behind)
+        if places := {Place(*row) for row in cursor.fetchall()} - {*repeats}:
+            raise ChangesBehind(places)
+
+
+def is_greater(version: Sequence[str], change: str, other: str) -> sql.Composable:
+    """Return the condition that a change has a greater version than another; null is less than any value."""
+    greater: sql.Composable = sql.SQL("false")
+    for name in reversed(version):
+        ours, theirs = sql.Identifier(change, name), sql.Identifier(other, name)
+        greater = sql.SQL(
+            "(coalesce({ours} > {theirs}, {ours} is not null and {theirs} is null) "
+            "or {ours} is not distinct from {theirs} and {greater})"
+        ).format(ours=ours, theirs=theirs, greater=greater)
+    return greater
+
+
+def latest_first(version: Sequence[str]) -> sql.Composable:
+    """Return the order of a key's changes, the latest first, where ChangeOrder.check() has found it to be known."""
+    by_version = [_descending(version)] if version else []
+    return sql.SQL(", ").join([*by_version, *(sql.SQL("{} desc").format(sql.Identifier(n)) for n in PLACE)])
+
+
+def _descending(version: Sequence[str]) -> sql.Composable:
+    return sql.SQL(", ").join(sql.SQL("{} desc nulls last").format(sql.Identifier(name)) for name in version)
+
+
+def _same(names: Sequence[str]) -> sql.Composable:
+    return sql.SQL(" and ").join(sql.SQL("l.{0} = t.{0}").format(sql.Identifier(name)) for name in names)
