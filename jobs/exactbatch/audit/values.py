@@ -153,7 +153,9 @@ class ExpectedValues:
                 keeps_unchanged=self._pipeline.sink.keeps_unchanged,
             )
             if epochs := self._pipeline.sink.epochs:
-                decoded = with_epochs(decoded, pa.array(offsets, pa.int64()), epoch_starts(epochs, (topic, partition)))
+                decoded = with_epochs(
+                    decoded, pa.array(offsets, pa.int64()), epoch_starts(epochs, (topic, partition))
+                )
         self._keep(Undecoded(offsets, values, timestamps, batches), decoded, self._window)
 
     def _decode(self, values: pa.BinaryArray, records: LogRecords | None = None) -> Decoded:

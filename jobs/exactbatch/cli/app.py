@@ -52,7 +52,8 @@ for _command in (
     connect,
     archive,
 ):
-    app.command(_command.__name__.rstrip("_").replace("_", "-"))(with_exit_status(_command))  # `try` is a word of Python
+    # `try` is a word of Python.
+    app.command(_command.__name__.rstrip("_").replace("_", "-"))(with_exit_status(_command))
 
 
 # All arguments go to the app of exactbatch.local, which is imported only here: `--help` included.

@@ -24,7 +24,9 @@ def new_epoch(
     ] = None,
     at: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="The new epoch begins with the first record from this time or later."),
+        typer.Option(
+            metavar="TIME", help="The new epoch begins with the first record from this time or later."
+        ),
     ] = None,
     yes: Yes = False,
     as_json: AsJson = False,

@@ -399,7 +399,9 @@ class Debezium:
         ]
         if version and self._position is not None:
             parts = self._position.read(images.source, pc.equal(images.op, SNAPSHOT))
-            columns += [part for name, part in zip(self._position.columns, parts, strict=True) if name in version]
+            columns += [
+                part for name, part in zip(self._position.columns, parts, strict=True) if name in version
+            ]
         schema = self._marked(read_columns)
         table = pa.Table.from_arrays([*columns, deleted, is_truncate, left_out], schema.names)
         return as_stored(table, schema, finite=False).combine_chunks().to_batches()[0]

@@ -80,8 +80,9 @@ def _postgres(source: "Source", is_snapshot: "pa.BooleanArray") -> "Sequence[pa.
         placed = pc.if_else(has_no_place, pa.scalar(None, values.type), values)
         if pc.any(pc.and_(placed.is_null(), pc.invert(has_no_place))).as_py():
             raise ValueError(
-                f"the event has no source.{name}, which orders the changes: Debezium writes source.sequence from 1.5 on. "
-                f"Upgrade the connector, or leave out the version: offsets order the changes of a key in one partition"
+                f"the event has no source.{name}, which orders the changes: Debezium writes source.sequence from 1.5 "
+                f"on. Upgrade the connector, or leave out the version: offsets order the changes of a key in one "
+                f"partition"
             )
         columns.append(placed)
     return columns
@@ -189,9 +190,7 @@ def source_types(position: Position) -> "Mapping[str, pa.DataType]":
     return {field: pa.int64() if field in position.numbers else pa.string() for field in position.fields}
 
 
-def _complete(
-    field: str, values: "pa.Array", is_snapshot: "pa.BooleanArray", first: int | str
-) -> "pa.Array":
+def _complete(field: str, values: "pa.Array", is_snapshot: "pa.BooleanArray", first: int | str) -> "pa.Array":
     """Return positions in which a row of a snapshot without one has the first of all."""
     import pyarrow as pa
     import pyarrow.compute as pc

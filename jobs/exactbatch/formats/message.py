@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError
-from exactbatch.formats.format import Decoded, Format, gives_several_rows, position_columns, truncate_order, without_values
+from exactbatch.formats.format import (
+    Decoded,
+    Format,
+    gives_several_rows,
+    position_columns,
+    truncate_order,
+    without_values,
+)
 from exactbatch.options import check_types
 
 if TYPE_CHECKING:

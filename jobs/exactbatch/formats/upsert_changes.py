@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from exactbatch.columns import POSITION_EPOCH, UNCHANGED_COLUMNS
-from exactbatch.offsets import TopicPartition
 from exactbatch.formats.format import Decoded, Format, without_values
+from exactbatch.offsets import TopicPartition
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -76,8 +76,8 @@ def epoch_starts(epochs: Sequence[Mapping[TopicPartition, int]], partition: Topi
 
 
 def with_epochs(changes: Decoded, offsets: "pa.Int64Array", starts: Sequence[int]) -> Decoded:
-    """Add the column for the epoch of positions: how many of the offsets in `starts`, which ascend, a change has reached;
-    null for none. `offsets` are those of the n records."""
+    """Add the column for the epoch of positions: how many of the offsets in `starts`, which ascend, a change has
+    reached; null for none. `offsets` are those of the n records."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc

@@ -21,7 +21,9 @@ class PositionEpochs(Registration):
         """
         names = [pipeline.name, *self.sharing(pipeline)]
         rows = list(_QUERIES.position_epochs(self._connection, pipelines=names))
-        epochs: list[dict[TopicPartition, int]] = [{} for _ in range(max((row.epoch for row in rows), default=0))]
+        epochs: list[dict[TopicPartition, int]] = [
+            {} for _ in range(max((row.epoch for row in rows), default=0))
+        ]
         for row in rows:
             if row.pipeline == pipeline.name:
                 epochs[row.epoch - 1][row.topic, row.partition] = row.from_offset

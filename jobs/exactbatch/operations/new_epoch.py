@@ -1,4 +1,4 @@
-"""Begin a new epoch of positions: the source's positions began again, and its changes from here on are the newer ones."""
+"""Begin a new epoch: the positions of the source began again, and its changes from here on are the newer ones."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -22,15 +22,14 @@ def begin_epoch(
     """Let changes from an offset of each partition on count as newer than all before; return these offsets.
 
     `starts` has the offsets, and `at` the Kafka timestamp at which the positions began again. A partition whose records
-    are all processed need not be named: its epoch begins at the stored offset. No epoch begins before the stored offset.
-    Pipelines that share the target begin theirs with it.
+    are all processed need not be named: its epoch begins at the stored offset, and never before it. Pipelines that share the target begin theirs with it.
 
     Raises ConfigurationError if the version of the pipeline is no position, or an offset is missing or processed.
     """
     if not pipeline.sink.position_columns:
         raise ConfigurationError(
-            f"pipeline {pipeline.name!r} orders no changes by the positions of a source: only Debezium(…, version=…) with "
-            f"an Upsert that has its columns as version does. There is no epoch to begin."
+            f"pipeline {pipeline.name!r} orders no changes by the positions of a source: only Debezium(…, version=…) "
+            f"with an Upsert that has its columns as version does. There is no epoch to begin."
         )
     ledger = Ledger(connection)
     with transaction(connection):
@@ -39,7 +38,8 @@ def begin_epoch(
         epoch = len(ledger.position_epochs(pipeline)) + 1
         begun: dict[TopicPartition, int] = {}
         for name in sorted({pipeline.name, *ledger.sharing(pipeline)}):
-            stored = {each.topic_partition: each.next_offset for each in ledger.stored_offsets(ledger.registered_as(name))}
+            offsets = ledger.stored_offsets(ledger.registered_as(name))
+            stored = {each.topic_partition: each.next_offset for each in offsets}
             partitions = broker.known_partitions(sorted({topic for topic, _ in stored}))
             times = broker.offsets_at(partitions, at) if at is not None else {}
             begins = {
@@ -79,7 +79,7 @@ def _begin(
         return stored
     if not stored <= begin <= end:
         raise ConfigurationError(
-            f"{where}: an epoch can begin at an offset from {stored}, which is stored, to {end}, the end of the log; found "
-            f"{begin}. Nothing was written."
+            f"{where}: an epoch can begin at an offset from {stored}, which is stored, to {end}, the end of the log; "
+            f"found {begin}. Nothing was written."
         )
     return begin

@@ -99,7 +99,9 @@ def debezium_draft(
             f"Sample the topic again once it has changes, or sample more: --records."
         )
     version = connector if connector in CONNECTORS else None
-    if clash := {column.name for column in version_columns(position_of(version))} & {column.name for column in usable}:
+    if clash := {column.name for column in version_columns(position_of(version))} & {
+        column.name for column in usable
+    }:
         notes.append(f"no version: the row has {', '.join(sorted(clash))}, like the position of a change")
         version = None
     is_truncated = any(event.envelope.get("op") == _TRUNCATE for event in changes)
@@ -118,7 +120,8 @@ def debezium_draft(
     label = f"change events of Debezium{f' from {connector}' if connector else ''}"
     label += ", as Avro" if registry else ", with their schemas" if is_typed else ", without schemas"
     key = ("_id",) if documents else None
-    return Draft(label, _named(usable), make, tuple(notes), Changes(tuple(column.name for column in version_columns(position_of(version))), key))
+    positions = tuple(column.name for column in version_columns(position_of(version)))
+    return Draft(label, _named(usable), make, tuple(notes), Changes(positions, key))
 
 
 def json_events(values: Iterable[bytes]) -> list[Event]:

@@ -257,7 +257,7 @@ class Sink(Protocol):
 
     @property
     def epochs(self) -> Sequence[Mapping[TopicPartition, int]]:
-        """For each time that the positions of the source begin again, the offsets at which they do; 0 in other partitions."""
+        """The offsets at which the positions of the source begin again, each time; 0 in other partitions."""
         ...
 
     def with_epochs(self, epochs: Sequence[Mapping[TopicPartition, int]]) -> "Sink":

@@ -25,9 +25,9 @@ def insert_rows(
 ) -> int:
     """Insert the staged rows of a batch, or of some of its task attempts; return how many arrived.
 
-    `columns` are those of a row without its lineage. `repeats` are records that repeat earlier ones. Rows in parts are inserted task attempt by task attempt, into
-    a target without triggers and rules: what arrives is what was staged. Otherwise the staged rows are counted
-    first.
+    `columns` are those of a row without its lineage. `repeats` are records that repeat earlier ones. Rows in parts are
+    inserted task attempt by task attempt, into a target without triggers and rules: what arrives is what was staged.
+    Otherwise the staged rows are counted first.
 
     Raises StagedRowsDiffer unless each attempt has staged exactly the rows that it reported, and TargetMismatch
     when the target refuses rows.

@@ -70,8 +70,9 @@ def publish(
     known to repeat earlier ones of their partitions.
 
     Raises Fenced when another batch took this one's place, BatchLost when the ledger went back to before its
-    plan, ReplayRefused below a horizon, TopicRecreated, StagedRowsDiffer, TargetMismatch when the target
-    refuses rows, ChangesBehind when positions may have gone back, and PostgresUnavailable, after which the outcome is unknown here but recorded in the ledger.
+    plan, ReplayRefused below a horizon, TopicRecreated, StagedRowsDiffer, TargetMismatch when the target refuses rows,
+    ChangesBehind when positions may have gone back, and PostgresUnavailable, after which the outcome is unknown here
+    but recorded in the ledger.
     """
     if times is not None:
         times.enter("publish")

@@ -1,8 +1,8 @@
 """Tell changes that a connector has sent once more from positions that went back.
 
 After it starts again, a connector may send a run of changes a second time, each as it was. The log has both. A change
-whose position is smaller than that of an earlier change, and which no earlier record of its partition equals, shows that
-the positions of the source went back.
+whose position is smaller than that of an earlier change, and which no earlier record of its partition equals, shows
+that the positions of the source went back.
 """
 
 import logging
@@ -48,7 +48,9 @@ def check_repeats(
         by_partition[place.topic, place.partition].append(place.offset)
     earliest = {
         partition.topic_partition: partition.earliest
-        for partition in KafkaBroker(settings.kafka).known_partitions(sorted({place.topic for place in places}))
+        for partition in KafkaBroker(settings.kafka).known_partitions(
+            sorted({place.topic for place in places})
+        )
     }
     for topic_partition, offsets in by_partition.items():
         logger.info(
@@ -67,7 +69,9 @@ def check_repeats(
             search.read_before(begin, until)
             until, size = begin, 2 * size
         if search.missing:
-            _raise(min(search.missing.values()), search, pipeline, batch, any_range, earliest[topic_partition])
+            _raise(
+                min(search.missing.values()), search, pipeline, batch, any_range, earliest[topic_partition]
+            )
 
 
 @dataclass
@@ -111,7 +115,8 @@ class _Search:
             reader = RangeReader(replace(task, max_rejects=len(task.range)), 0, schema, {})
             for rows in reader.batches():
                 columns = [rows.column(name).to_pylist() for name in names]
-                for offset, row in zip(rows.column("kafka_offset").to_pylist(), zip(*columns, strict=True), strict=True):
+                offsets = rows.column("kafka_offset").to_pylist()
+                for offset, row in zip(offsets, zip(*columns, strict=True), strict=True):
                     digest = blake2b(repr(row).encode(), digest_size=16).digest()
                     yield offset, digest, tuple(row[at] for at in shown)
 
@@ -133,8 +138,9 @@ def _raise(
     raise PositionsWentBack(
         f"{where} offset {offset}: the position of the change ({change}) is smaller than that of an earlier change of "
         f"its key, and no earlier record is equal to it{repeated}. The positions of the source went back: after a "
-        f"restore, a failover to another server, or a second snapshot. Nothing was written. If the changes from there on "
-        f"are the newer ones, run `exactbatch new-epoch {pipeline.name} --from {range_.topic}:{range_.partition}:{offset}`.",
+        f"restore, a failover to another server, or a second snapshot. Nothing was written. If the changes from there "
+        f"on are the newer ones, run `exactbatch new-epoch {pipeline.name} --from "
+        f"{range_.topic}:{range_.partition}:{offset}`.",
         batch_id=batch.batch_id,
         topic=range_.topic,
         partition=range_.partition,

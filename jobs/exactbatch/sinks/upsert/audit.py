@@ -124,9 +124,7 @@ def _after_truncates(version: Sequence[str]) -> sql.Composable:
         later = sql.SQL(
             "(coalesce(ranked.{0} > truncated.{0}, ranked.{0} is not null and truncated.{0} is null) "
             "or ranked.{0} is not distinct from truncated.{0} and {1})"
-        ).format(
-            sql.Identifier(name), later
-        )
+        ).format(sql.Identifier(name), later)
     return sql.SQL(" and (truncated.{} is null or coalesce({}, false))").format(_THERE, later)
 
 

@@ -83,9 +83,9 @@ class ChangeOrder:
         latest of each key and partition, and whatever `image`, the text of a change's row, refers to. Raises
         KeyOnTwoPartitions if the order of the latest changes of a key is unknown. Changes with equal rows need none.
         """
-        several = sql.SQL(
-            "select {key} from ({changes}) change group by {key} having {in_several}"
-        ).format(key=column_list(self.key), changes=changes, in_several=_IN_SEVERAL)
+        several = sql.SQL("select {key} from ({changes}) change group by {key} having {in_several}").format(
+            key=column_list(self.key), changes=changes, in_several=_IN_SEVERAL
+        )
         cursor.execute(sql.SQL("select exists ({})").format(several))
         if not cursor.fetchone()[0]:
             return False
@@ -96,14 +96,16 @@ class ChangeOrder:
         )
         cursor.execute(
             sql.SQL(
-                "select {aliased}, array_agg(distinct kafka_topic || '[' || kafka_partition || ']') as partitions from ("
-                "select *, rank() over (partition by {key}{by_version}) as {rank} from ({changes}) change "
+                "select {aliased}, array_agg(distinct kafka_topic || '[' || kafka_partition || ']') as partitions "
+                "from (select *, rank() over (partition by {key}{by_version}) as {rank} from ({changes}) change "
                 "join ({several}) several using ({key})) ranked "
                 "where {rank} = 1 group by {key} having ({in_several}){differ} order by {key} limit {limit}"
             ).format(
                 aliased=aliased,
                 key=column_list(self.key),
-                by_version=sql.SQL(" order by {}").format(_descending(self.version)) if self.version else sql.SQL(""),
+                by_version=sql.SQL(" order by {}").format(_descending(self.version))
+                if self.version
+                else sql.SQL(""),
                 rank=_RANK,
                 changes=changes,
                 several=several,
@@ -150,9 +152,7 @@ class ChangeOrder:
     @property
     def _remedy(self) -> str:
         if not self.version:
-            return (
-                "Name the column that orders them, Upsert(…, version=…), or let producers send a key to one partition."
-            )
+            return "Name the column that orders them, Upsert(…, version=…), or let producers send a key to one partition."
         return (
             "Use a version that differs between all changes of a key. A later change of these keys, with a greater "
             "version, lets the next run go on."

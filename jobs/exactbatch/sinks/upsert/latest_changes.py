@@ -200,8 +200,8 @@ class LatestChanges:
                 "create temporary table {places} on commit drop as select * from ("
                 "select distinct on ({key}) {key}, {table}, {row} from ("
                 "select {ordered}, {place}, null::oid as {table}, {row} from {staged} union all "
-                "select {ordered}, {place}, {table}, {row} from {earlier}) change order by {key}, {latest_first}) latest "
-                "where {table} is not null"
+                "select {ordered}, {place}, {table}, {row} from {earlier}) change "
+                "order by {key}, {latest_first}) latest where {table} is not null"
             ).format(**self._names, places=_KEPT_PLACES, latest_first=latest_first(self.order.version))
         )
         if kept := cursor.rowcount:

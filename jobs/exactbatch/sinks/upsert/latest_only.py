@@ -195,7 +195,9 @@ class LatestOnly:
         names = [*(cast.column.name for cast in casts), *_LINEAGE, "batch_id"]
         # Equal keys can look different: the row has the key as its latest change writes it.
         alike = {
-            cast.column.name for cast in casts if cast.column.name in self.order.key and has_one_image(cast.type)
+            cast.column.name
+            for cast in casts
+            if cast.column.name in self.order.key and has_one_image(cast.type)
         }
         insert = sql.SQL(
             "insert into {target} as t ({names}) select {values}, {lineage}, {batch_id} from ("

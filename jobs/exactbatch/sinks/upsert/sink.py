@@ -193,8 +193,8 @@ class Upsert(SinkDefaults):
             )
         if self.position_columns and EPOCH.name in names:
             raise ConfigurationError(
-                f"target {self.target}: the pipeline has a column {EPOCH.name!r}, in which an Upsert counts how often the "
-                f"positions of the source have begun again. {renamed(EPOCH.name)}"
+                f"target {self.target}: the pipeline has a column {EPOCH.name!r}, in which an Upsert counts how often "
+                f"the positions of the source have begun again. {renamed(EPOCH.name)}"
             )
         if self.keeps_unchanged and UNCHANGED.name in names:
             raise ConfigurationError(
@@ -204,8 +204,8 @@ class Upsert(SinkDefaults):
         self.lineage_table.check(columns)
 
     def staged_columns(self, columns: Sequence[Column]) -> tuple[Column, ...]:
-        """Return the pipeline's columns and `deleted`: a staged row is a change. It may list unchanged columns, and have
-        the epoch of its position."""
+        """Return the pipeline's columns and `deleted`: a staged row is a change. It may list unchanged columns, and
+        have the epoch of its position."""
         unchanged = (UNCHANGED,) if self.keeps_unchanged else ()
         return (*columns, DELETED, *unchanged, *self._epoch)
 
@@ -221,7 +221,9 @@ class Upsert(SinkDefaults):
         If they are the version, positions that go back are an error.
         """
         sink = copy(self)
-        object.__setattr__(sink, "position_columns", tuple(columns) if self._named_version == tuple(columns) else ())
+        object.__setattr__(
+            sink, "position_columns", tuple(columns) if self._named_version == tuple(columns) else ()
+        )
         return sink
 
     def with_epochs(self, epochs: Sequence[Mapping[TopicPartition, int]]) -> Self:
@@ -242,7 +244,8 @@ class Upsert(SinkDefaults):
             raise ConfigurationError(
                 f"target {self.target}: truncate='apply' needs the position of a truncate among the changes, which has "
                 f"no message key and may be in any partition, and {found}. Give the format and the Upsert the version "
-                f"of the connector, such as Debezium(…, version='postgres') and Upsert(…, version=('commit_lsn', 'lsn'))."
+                f"of the connector, such as Debezium(…, version='postgres') and "
+                f"Upsert(…, version=('commit_lsn', 'lsn'))."
             )
         sink = copy(self)
         object.__setattr__(sink, "applies_truncates", True)
@@ -285,7 +288,12 @@ class Upsert(SinkDefaults):
             )
         own_columns = {
             column.name
-            for column in (*self.staged_columns(columns), *self.lineage_table.lineage_columns, UNCHANGED, EPOCH)
+            for column in (
+                *self.staged_columns(columns),
+                *self.lineage_table.lineage_columns,
+                UNCHANGED,
+                EPOCH,
+            )
         }
         if pipelines and (extra := sorted(self.lineage_table.table.columns(cursor).keys() - own_columns)):
             raise TargetMismatch(
