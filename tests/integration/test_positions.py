@@ -20,10 +20,11 @@ def event(op: str, key: int, name: str | None, commit: int | None, lsn: int, **s
     """An event of Postgres's connector."""
     row = {"id": key, "name": name}
     sequence = json.dumps([None if commit is None else str(commit), str(lsn)], separators=(",", ":"))
+    placed = {} if source.get("snapshot") == "incremental" else {"lsn": lsn}
     value = {
         "before": {"id": key, "name": None} if op == "d" else None,
         "after": None if op == "d" else row,
-        "source": {"lsn": lsn, "sequence": sequence, "snapshot": "false", **source},
+        "source": {**placed, "sequence": sequence, "snapshot": "false", **source},
         "op": op,
     }
     return json.dumps(value).encode()
@@ -136,7 +137,7 @@ def test_positions_that_went_back_are_an_error_until_an_epoch_begins(
 def test_rows_of_an_incremental_snapshot_are_as_new_as_the_stream_is(world, load, history):
     pipeline, run = load(history=history)
     run(event("c", 1, "a", 900, 1000), event("c", 2, "b", 1100, 1200))
-    run(event("r", 1, "healed", 1300, 1400, lsn=None, snapshot="incremental"))
+    run(event("r", 1, "healed", 1300, 1400, snapshot="incremental"))
     run(event("u", 2, "c", 1300, 1500))
     assert rows(world, pipeline) == [(1, "healed"), (2, "c")]
 
