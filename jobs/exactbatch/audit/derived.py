@@ -20,10 +20,13 @@ _DIFFERENCE: Final = (
     "select count(*) filter (where m.{present} is null or t.{present} is null or {differ}) "
     "+ count(*) filter (where m.{present}) - (select count(*) from expected) "
     "+ count(*) filter (where t.{present}) - ({actual_count}) "
-    "from (select *, true as {present} from expected) m "
-    "full join (select *, true as {present} from actual) t on {same_row}"
+    "from (select *{image}, true as {present} from expected) m "
+    "full join (select *{image}, true as {present} from actual) t on {same_row}"
 )
 _PRESENT: Final = sql.Identifier("exactbatch present")
+# The compared columns of a row as one value. A join of two tables has at most 1,664 columns.
+IMAGE: Final = sql.Identifier("exactbatch image")
+_MOST_COLUMNS: Final = 800
 
 
 def stale_rows(snapshot: Snapshot, pipeline: Pipeline) -> int:
@@ -45,7 +48,11 @@ def stale_rows(snapshot: Snapshot, pipeline: Pipeline) -> int:
 def difference(comparison: Comparison) -> sql.Composable:
     """Return a query that counts what differs between the CTEs `expected` and `actual` of a comparison."""
     conditions: list[sql.Composable] = []
-    if comparison.compared:
+    image: sql.Composable = sql.SQL("")
+    if len(comparison.compared) > _MOST_COLUMNS:
+        image = sql.SQL(", row({}) as {}").format(column_list(comparison.compared), IMAGE)
+        conditions.append(sql.SQL("record_image_ne(m.{0}, t.{0})").format(IMAGE))
+    elif comparison.compared:
         conditions.append(
             sql.SQL("record_image_ne(row({}), row({}))").format(
                 column_list(comparison.compared, of="m"), column_list(comparison.compared, of="t")
@@ -55,6 +62,7 @@ def difference(comparison: Comparison) -> sql.Composable:
         conditions.append(comparison.also_wrong)
     return sql.SQL(_DIFFERENCE).format(
         present=_PRESENT,
+        image=image,
         same_row=comparison.same_row,
         differ=sql.SQL(" or ").join(conditions or [sql.SQL("false")]),
         actual_count=comparison.actual_count,

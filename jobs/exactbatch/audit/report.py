@@ -106,6 +106,8 @@ class TargetAudit:
     changed        partial results that differ from what their records give; compared with `values` only
     stale          rows of a derived target that differ from what its changes or partial results give; with `values`,
                    rows of an Upsert without history that are not the latest change in the log
+    unordered      keys of an Upsert whose latest change nothing determines, and changes whose position in the source
+                   goes back within a partition; with history=False, counted with `values` only
     misplaced      rows, rejects and event times that claim a topic, partition or offset at which their batch
                    cannot have put them, or a batch that has not written to this target
     miscounted     batches that now have a different number of rows or rejects than when they were committed
@@ -123,6 +125,7 @@ class TargetAudit:
 
     changed: int = 0
     stale: int = 0
+    unordered: int = 0
     misplaced: int = 0
     miscounted: int = 0
     contradictory: int = 0
@@ -138,6 +141,7 @@ class TargetAudit:
         return {
             "changed": self.changed,
             "stale": self.stale,
+            "unordered": self.unordered,
             "misplaced": self.misplaced,
             "miscounted": self.miscounted,
             "contradictory": self.contradictory,
