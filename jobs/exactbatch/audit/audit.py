@@ -18,7 +18,7 @@ from exactbatch.audit.change_order import change_order_of, unordered_changes
 from exactbatch.audit.derived import stale_rows
 from exactbatch.audit.latest_values import LatestValues
 from exactbatch.audit.places import find_places, pipeline_counts_batches, sharing_pipelines
-from exactbatch.audit.report import AuditReport, Compared, PartitionAudit, TargetAudit, joined_reports
+from exactbatch.audit.report import SHOWN, AuditReport, Compared, PartitionAudit, TargetAudit, joined_reports
 from exactbatch.audit.rows import has_other_incarnations
 from exactbatch.audit.snapshot import Snapshot
 from exactbatch.audit.unit_comparison import AuditedLog
@@ -161,10 +161,12 @@ def _audit(
             is_shared=bool(sharing) or has_other_incarnations(snapshot, pipeline),
         )
         rows_of_batches: Counter[int] = Counter()
+        notes: list[str] = []
         earliest = {key: partition.earliest for key, partition in partitions.items()}
         for compared in _compare(audited, audits, snapshot, expected, spark, progress):
             earliest |= {key: max(offset, earliest[key]) for key, offset in compared.earliest.items()}
             rows_of_batches.update(compared.rows_of_batches)
+            notes += compared.notes
             for result in compared.partitions:
                 audits[result.topic, result.partition].merge(result)
         report = AuditReport(list(audits.values()), TargetAudit())
@@ -172,7 +174,7 @@ def _audit(
             return report
         find_places(report.target, snapshot, pipeline, topics, list(audits), rows_of_batches)
         report.target.unsafe = len(unsafe)
-        report.target.notes += unsafe
+        report.target.notes += [*unsafe, *notes[:SHOWN]]
         if pipeline_counts_batches(pipeline):
             compare_batches(snapshot, pipeline, report.partitions)
         if pipeline.sink.is_derived:

@@ -46,7 +46,7 @@ class PartitionAudit:
     duplicated    offsets with more than one row or reject
     unexpected    rows or rejects without a record, at a lost or uncovered offset, or of another batch than the one
                   that covers their offset; and rows of records that give none, as tombstones
-    changed       rows whose values differ from those of their record; compared with `values` only
+    changed       rows and rejects whose values differ from those of their record; compared with `values` only
     gaps          offsets that the ledger accounts for neither as processed nor as lost
 
     With lineage="batch", and with a transform, which may give any number of rows for a record, rows are counted
@@ -91,12 +91,13 @@ class PartitionAudit:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """What a worker found: its part of each partition; the number of rows of each batch, -1 for no batch; and the
-    offset at which the log of each partition started when it was read."""
+    """What a worker found: its part of each partition; the number of rows of each batch, -1 for no batch; the offset
+    at which the log of each partition started when it was read; and the first of its findings in words."""
 
     partitions: Sequence[PartitionAudit]
     rows_of_batches: Mapping[int, int]
     earliest: Mapping[TopicPartition, int]
+    notes: Sequence[str] = ()
 
 
 @dataclass(slots=True)

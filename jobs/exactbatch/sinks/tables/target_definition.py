@@ -199,7 +199,7 @@ def _check_columns(cursor: Cursor, table: TargetTable, columns: Sequence[Column]
 def check_castable(
     cursor: Cursor, table: TargetTable, columns: Sequence[Column], *, exact: bool = False
 ) -> None:
-    """Raise TargetMismatch, as prepare_table() does, if a column that the table has cannot hold what is written into it.
+    """Raise TargetMismatch, as prepare_table() does, if a column that the table has cannot hold what is written there.
 
     With `exact`, no column may need a cast.
     """
