@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import pytest
@@ -21,12 +22,11 @@ from exactbatch.postgres.connection import transaction
 from support.batch_runner import BatchRunner
 
 PIPELINE_TYPES: Final = (
-    "smallint", "integer", "bigint", "real", "double precision", "numeric", "numeric(10,2)", "boolean", "text", "bytea",
-    "date", "timestamptz", "timestamp", "interval", "uuid", "jsonb", "real[]", "integer[]", "text[]", "bytea[]",
+    "smallint", "bigint", "real", "numeric", "numeric(10,2)", "boolean", "text", "bytea", "date", "timestamptz", "uuid",
+    "real[]", "text[]",
 )  # fmt: skip
 TARGET_TYPES: Final = (
-    *PIPELINE_TYPES, "varchar(5)", "char(4)", "oid", "money", "point", "xml", "regclass", "timestamptz(3)", "real_domain",
-    "mood", "pair", "int4range",
+    *PIPELINE_TYPES, "varchar(5)", "oid", "money", "point", "regclass", "real_domain", "mood", "pair",
 )  # fmt: skip
 SINKS: Final = {
     "append": lambda name: Append(name),
@@ -60,14 +60,14 @@ def test_an_audit_refuses_a_type_exactly_if_a_batch_does(database: str, connecti
         with connect_arrow(database, application="test", read_only=True) as arrow:
             for of_target in TARGET_TYPES:
                 create_tables(connection, sink, value, of_target)
-                by_batch = refusal(lambda: prepared(connection, sink, value))
-                by_audit = refusal(lambda: audited(Snapshot(arrow, connection), pipeline))
+                by_batch = refusal(partial(prepared, connection, sink, value))
+                by_audit = refusal(partial(audited, Snapshot(arrow, connection), pipeline))
                 arrow.rollback()
                 outcomes[by_batch] += 1
                 if by_batch is not by_audit:
                     differing.append((of_pipeline, of_target, by_batch, by_audit))
     assert not differing
-    assert min(outcomes[None], outcomes[TargetMismatch]) > 50, outcomes
+    assert min(outcomes[None], outcomes[TargetMismatch]) > 40, outcomes
 
 
 def create_tables(connection: Any, sink: Any, value: Json, of_target: str) -> None:
@@ -119,7 +119,7 @@ def test_keys_and_versions_may_have_other_types_in_the_target(
 ) -> None:
     topic = make_topic(1)
     names = [f"c{number}" for number, _ in enumerate(PAIRS)]
-    key, version = (tuple(names), ("n",)) if role == "key" else (("n",), tuple(names))
+    key, version = (tuple(names), None) if role == "key" else (("n",), tuple(names))
     sink = Upsert(f'public."{topic.name}"', key=key, version=version, history=history)
     table = sink.table.as_string(world.connection)
     columns = ", ".join(f"{name} {pair[1]}" for name, pair in zip(names, PAIRS, strict=True))
@@ -128,14 +128,20 @@ def test_keys_and_versions_may_have_other_types_in_the_target(
     value = Json(
         "n int, w text, " + ", ".join(f"{n} {pair[0]}" for n, pair in zip(names, PAIRS, strict=True))
     )
-    pipeline = make_pipeline(topic, sink=sink, value=value)
+    keys = None
+    if role == "key":
+        keys = Json(", ".join(f"{name} {pair[0]}" for name, pair in zip(names, PAIRS, strict=True)))
+    pipeline = make_pipeline(topic, sink=sink, value=value, key=keys)
     values = {name: pair[2] for name, pair in zip(names, PAIRS, strict=True)}
-    for number in (1, 2, 3):
-        topic.produce(json.dumps({"n": number, "w": f"w{number}", **values}).encode())
+    others = values | {"c0": 1}
+    topic.produce(*(json.dumps({"n": number, "w": f"w{number}", **values}).encode() for number in (1, 2)))
+    topic.produce(json.dumps({"n": 3, "w": "w3", **others}).encode())
+    if role == "key":
+        topic.produce(None, key=json.dumps(others).encode())
     world.run(pipeline)
     report = audit(pipeline, world.settings, values=True)
     assert report.is_exact, report
-    world.execute(f"update {table} set w = 'x' where n = 3")
+    world.execute(f"update {table} set w = 'x' where n = 2")
     assert audit(pipeline, world.settings, values=True).findings["stale"] == 1
 
 
