@@ -11,6 +11,7 @@ from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.tables.target_checks import check_operators
 from exactbatch.sinks.tables.target_definition import check_castable
+from exactbatch.sinks.values.cast import check_two_steps
 
 _LEDGER: Final = (
     "exactbatch.pipeline",
@@ -94,6 +95,11 @@ def _check_types(cursor: Cursor, pipeline: Pipeline) -> None:
     columns = sink.result_columns(pipeline.value.columns)
     for table in (table for table in sink.tables if table != sink.event_times):
         check_castable(cursor, table, columns, exact=sink.lineage == "batch")
+    if sink.is_derived and sink.lineage == "record":
+        kept, target = sink.lineage_table.table, sink.tables[-1]
+        stored = kept.columns(cursor).keys() & target.columns(cursor).keys()
+        both = [column for column in columns if column.name in stored]
+        check_two_steps(sink.target, kept.casts(cursor, both), target.casts(cursor, both))
 
 
 def _check_temporary(cursor: Cursor) -> None:
