@@ -6,6 +6,7 @@ month, 1.0 and 1.00. Rows are paired by their keys, with `=`, as a unique constr
 that alone unless the sink names them among the compared columns.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 from psycopg2 import sql
@@ -24,8 +25,7 @@ _DIFFERENCE: Final = (
     "full join (select *{image}, true as {present} from actual) t on {same_row}"
 )
 _PRESENT: Final = sql.Identifier("exactbatch present")
-# The compared columns of a row as one value. A join of two tables has at most 1,664 columns.
-IMAGE: Final = sql.Identifier("exactbatch image")
+_IMAGE: Final = sql.Identifier("exactbatch image")
 _MOST_COLUMNS: Final = 800
 
 
@@ -49,15 +49,9 @@ def difference(comparison: Comparison) -> sql.Composable:
     """Return a query that counts what differs between the CTEs `expected` and `actual` of a comparison."""
     conditions: list[sql.Composable] = []
     image: sql.Composable = sql.SQL("")
-    if len(comparison.compared) > _MOST_COLUMNS:
-        image = sql.SQL(", row({}) as {}").format(column_list(comparison.compared), IMAGE)
-        conditions.append(sql.SQL("record_image_ne(m.{0}, t.{0})").format(IMAGE))
-    elif comparison.compared:
-        conditions.append(
-            sql.SQL("record_image_ne(row({}), row({}))").format(
-                column_list(comparison.compared, of="m"), column_list(comparison.compared, of="t")
-            )
-        )
+    if comparison.compared:
+        image, differ = images_differ(comparison.compared, "m", "t")
+        conditions.append(differ)
     if comparison.also_wrong is not None:
         conditions.append(comparison.also_wrong)
     return sql.SQL(_DIFFERENCE).format(
@@ -66,4 +60,19 @@ def difference(comparison: Comparison) -> sql.Composable:
         same_row=comparison.same_row,
         differ=sql.SQL(" or ").join(conditions or [sql.SQL("false")]),
         actual_count=comparison.actual_count,
+    )
+
+
+def images_differ(names: Sequence[str], one: str, other: str) -> tuple[sql.Composable, sql.Composable]:
+    """Return what to add to the columns of two relations that are joined, and the condition that columns of the two
+    differ in any byte.
+
+    A join has at most 1,664 columns: of many, the bytes become one column of each relation.
+    """
+    if len(names) <= _MOST_COLUMNS:
+        columns = [column_list(names, of=each) for each in (one, other)]
+        return sql.SQL(""), sql.SQL("record_image_ne(row({}), row({}))").format(*columns)
+    image = sql.SQL(", row({}) as {}").format(column_list(names), _IMAGE)
+    return image, sql.SQL("record_image_ne({}, {})").format(
+        *(sql.SQL(".").join([sql.Identifier(each), _IMAGE]) for each in (one, other))
     )

@@ -7,6 +7,7 @@ from typing import Final
 from psycopg2 import sql
 
 from exactbatch.audit.change_order import PLACE, ChangeOrder
+from exactbatch.audit.derived import images_differ
 from exactbatch.audit.report import PartitionAudit
 from exactbatch.audit.snapshot import Snapshot
 from exactbatch.audit.values import BATCH
@@ -15,8 +16,6 @@ from exactbatch.sinks.values.null_safe_groups import column_list
 
 _IS_FOLD: Final = sql.Identifier("exactbatch is fold")
 _WRITER: Final = sql.Identifier("exactbatch writer")
-# The values of a row as one value: a join of two tables has at most 1,664 columns.
-_IMAGE: Final = sql.Identifier("exactbatch image")
 
 
 @dataclass(slots=True)
@@ -120,6 +119,7 @@ def compare_latest(
     A key with a change of the same version in another partition is unordered, and may have either.
     """
     ordered = [*order.key, *order.version]
+    image, differ = images_differ(tables.names, "f", "r")
     query = sql.SQL(
         "with log (topic, partition, first, until, horizon) as ({log}), "
         "tied as (select {of_tie} from {ties} t join {fold} f on {key_of_tie}{version_of_tie}), "
@@ -141,15 +141,14 @@ def compare_latest(
         # Another pipeline over the topic has written the same record later.
         "or (f.{batch} is distinct from r.{batch} and coalesce(r.{writer}, $1) = $1) "
         "or case when r.deleted then {marker_differs} "
-        "else record_image_ne(f.{image}, r.{image}) end then 'wrong' else 'right' end "
+        "else {differ} end then 'wrong' else 'right' end "
         "when (f.kafka_topic, f.kafka_partition) <> (r.kafka_topic, r.kafka_partition){version_of_row} "
         "then 'unordered' "
         "when r.{writer} = $1 and exists (select from log where topic = r.kafka_topic "
         "and partition = r.kafka_partition and r.kafka_offset >= first and r.kafka_offset < until) then 'wrong' "
         "when f.deleted is null then 'unknown' "
         "when {fold_is_later} then 'wrong' else 'unknown' end as outcome "
-        "from (select *, row({names}) as {image} from folded) f "
-        "full join (select *, row({names}) as {image} from found) r on {same_key}) compared"
+        "from (select *{image} from folded) f full join (select *{image} from found) r on {same_key}) compared"
     ).format(
         log=log.table,
         of_tie=column_list(order.key, of="t"),
@@ -171,7 +170,8 @@ def compare_latest(
         place=column_list(PLACE),
         batch=BATCH,
         writer=_WRITER,
-        image=_IMAGE,
+        image=image,
+        differ=differ,
         target=tables.target,
         markers=tables.markers,
         of_fold=column_list(order.key, of="f"),
