@@ -199,6 +199,13 @@ def test_what_adbc_asks_for_itself_tells_no_sqlstate():
     )
 
 
+def test_a_value_with_the_words_of_another_error_is_the_servers_refusal_of_it():
+    said = 'invalid input syntax for type integer: "Python exception: no connection to the server"'
+    refused = adbc(f"INVALID_ARGUMENT: {said}", "22P02", PG_DIAG_MESSAGE_PRIMARY=said)
+    assert type(refused) is StatementRefused
+    assert said in str(refused)
+
+
 def test_a_mistake_in_what_adbc_is_given_is_no_lost_connection():
     wrapped = adbc(
         "IO: nanoarrow call failed: (22) Invalid argument. Type error: a bug. Detail: Python exception: Traceback "

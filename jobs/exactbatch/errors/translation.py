@@ -158,7 +158,7 @@ def _of_airflow(error: Any, where: str) -> ExactbatchError | None:
 
 def _of_adbc(error: Any, where: str) -> ExactbatchError:
     text = _adbc_text(error)
-    if _OF_PYTHON in text:
+    if error.sqlstate is None and _OF_PYTHON in text:
         # Raised by the Python code that produces ADBC's rows, and wrapped.
         return UnexpectedError(_unexpected(_in_one_line(text.rstrip().splitlines()[-1])))
     if is_not_connected(error):
