@@ -27,7 +27,7 @@ VERSION = tuple(column.name for column in version_columns(version_fields("postgr
 VALUE = Debezium("id int, name text", version="postgres")
 
 
-def event(id_: int, position: int | None, op: str = "c") -> bytes:
+def event(id_: int, position: int | None) -> bytes:
     """A change of a row at a position of Postgres's log, or a row of a snapshot without one."""
     row = {"id": id_, "name": f"at {position}"}
     source: dict[str, Any] = {
@@ -36,8 +36,8 @@ def event(id_: int, position: int | None, op: str = "c") -> bytes:
         "lsn": position,
     }
     source["sequence"] = None if position is None else json.dumps([str(position - 1), str(position)])
-    before, after = (row, None) if op == "d" else (None, row)
-    return json.dumps({"op": op, "before": before, "after": after, "source": source, "ts_ms": 1}).encode()
+    op = "c" if position else "r"
+    return json.dumps({"op": op, "before": None, "after": row, "source": source, "ts_ms": 1}).encode()
 
 
 def fold(

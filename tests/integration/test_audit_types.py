@@ -103,7 +103,7 @@ PAIRS: Final = (
     ("int", "smallint", 5), ("bigint", "int", 6), ("bigint", "smallint", 7), ("smallint", "int", 8),
     ("int", "bigint", 9), ("int", "numeric", 10), ("bigint", "numeric(10,2)", 11), ("smallint", "bigint", 12),
     ("numeric(6,2)", "numeric", 1.5), ("numeric", "numeric(8,2)", 2.25), ("text", "varchar", "a"),
-    ("text", "varchar(5)", "b"), ("varchar(5)", "text", "c"), ("date", "date", "2026-01-01"),
+    ("text", "varchar(5)", "b"), ("text", "text", "c"), ("date", "date", "2026-01-01"),
     ("timestamptz", "timestamptz(3)", "2026-01-01T00:00:00Z"),
 )  # fmt: skip
 
@@ -139,6 +139,21 @@ def test_keys_and_versions_may_have_other_types_in_the_target(
     assert report.is_exact, report
     world.execute(f"update {table} set w = 'x' where n = 2")
     assert audit(pipeline, world.settings, values=True).findings["stale"] == 1
+
+
+def test_a_decimal_keeps_its_scale_in_a_wider_column(
+    world: BatchRunner, make_topic: Any, make_pipeline: Any
+) -> None:
+    topic = make_topic(1)
+    table = f'public."{topic.name}"'
+    world.execute(f"create table {table} (v numeric, {LINEAGE})")
+    pipeline = make_pipeline(topic, sink=Append(table), value=Json("v numeric(6,2)"))
+    topic.produce(b'{"v": 1.5}', b'{"v": 2.00}')
+    world.run(pipeline)
+    assert [str(v) for (v,) in world.rows(f"select v from {table} order by 1")] == ["1.50", "2.00"]
+    assert audit(pipeline, world.settings, values=True).is_exact
+    world.execute(f"update {table} set v = 1.5 where v = 1.5")
+    assert audit(pipeline, world.settings, values=True).findings["changed"] == 1
 
 
 def test_an_upsert_of_as_many_columns_as_a_table_may_have_is_audited(

@@ -101,10 +101,7 @@ class LatestValues(ExpectedValues):
 
     def _fold(self) -> None:
         """Add the records of the window to the fold, and keep the latest change of each of their keys."""
-        values = [
-            sql.SQL("{0}::{1} as {0}").format(sql.Identifier(name), sql.SQL(self._types[name]))
-            for name in self._names
-        ]
+        values = [self._as_stored(name) for name in self._names]
         self._snapshot.rows(
             sql.SQL(
                 # Each is materialized: a check may raise for a rejected record, and a cast of an unstorable value fail.
