@@ -61,6 +61,9 @@ _TRUNCATES: Final = "tests/integration/test_truncates.py"
 _UNCHANGED: Final = "tests/integration/test_unchanged_values.py"
 _KINDS: Final = "tests/integration/test_target_kinds.py"
 _FAST_RANGES: Final = "tests/integration/test_fast_path_ranges.py"
+_AUDIT_ORDER: Final = "tests/integration/test_audit_order.py"
+_AUDIT_REJECTS: Final = "tests/integration/test_audit_rejects.py"
+_AUDIT_TYPES: Final = "tests/integration/test_audit_types.py"
 _FORWARD: Final = "tests/integration/test_forward.py"
 
 
@@ -957,7 +960,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "the audit takes a column writer for the pipeline that wrote a row",
-        "audit/latest_values.py",
+        "audit/latest_comparison.py",
         'sql.Identifier("exactbatch writer")',
         'sql.Identifier("writer")',
         ("tests/integration/test_column_names.py::test_upsert",),
@@ -3502,6 +3505,103 @@ MUTANTS: Final = (
         '_IN_USE = ("address already in use", "failed to bind to address")',
         '_IN_USE = ("address already in use",)',
         ("tests/unit/test_local_connect.py::test_a_server_that_could_not_bind_its_port_may_have_another",),
+    ),
+    Mutant(
+        "the audit finds no key whose changes in two partitions have one version",
+        "audit/change_order.py",
+        "group by {of_ranked} having count(*) > 1",
+        "group by {of_ranked} having count(*) > 2",
+        (
+            f"{_AUDIT_ORDER}::test_changes_with_one_version_in_two_partitions_are_unordered_if_they_are_the_latest",
+        ),
+    ),
+    Mutant(
+        "the fold of an audit does not look at the partition of a change with the same version",
+        "audit/latest_values.py",
+        "        if len(self._partitions) < 2:\n",
+        "        if len(self._partitions) < 3:\n",
+        (
+            f"{_AUDIT_ORDER}::test_changes_with_one_version_in_two_partitions_are_unordered_if_they_are_the_latest",
+        ),
+    ),
+    Mutant(
+        "an audit takes older changes with one version for the latest",
+        "audit/latest_comparison.py",
+        "from {ties} t join {fold} f on {key_of_tie}{version_of_tie}), ",
+        "from {ties} t join {fold} f on {key_of_tie}), ",
+        (
+            f"{_AUDIT_ORDER}::test_changes_with_one_version_in_two_partitions_are_unordered_if_they_are_the_latest",
+        ),
+    ),
+    Mutant(
+        "the audit does not know that a position went back",
+        "audit/change_order.py",
+        "where {rank} < {most} and {times} = 1",
+        "where {rank} < {most} and {times} = 0",
+        (
+            f"{_AUDIT_ORDER}::test_positions_that_go_back_in_a_partition_are_found_unless_they_repeat_earlier_ones",
+        ),
+    ),
+    Mutant(
+        "the audit takes a repetition for a position that went back",
+        "audit/change_order.py",
+        "where {rank} < {most} and {times} = 1",
+        "where {rank} < {most}",
+        (
+            f"{_AUDIT_ORDER}::test_positions_that_go_back_in_a_partition_are_found_unless_they_repeat_earlier_ones",
+        ),
+    ),
+    Mutant(
+        "the audit compares a position with the one before it alone",
+        "audit/change_order.py",
+        "rows between unbounded preceding and 1 preceding",
+        "rows between 1 preceding and 1 preceding",
+        (
+            f"{_AUDIT_ORDER}::test_positions_that_go_back_in_a_partition_are_found_unless_they_repeat_earlier_ones",
+        ),
+    ),
+    Mutant(
+        "the audit judges positions below the horizon of compaction",
+        "audit/change_order.py",
+        '            "and c.kafka_offset >= l.horizon)"\n',
+        '            ")"\n',
+        (f"{_AUDIT_ORDER}::test_changes_below_the_horizon_of_compaction_say_nothing_about_positions",),
+    ),
+    *(
+        Mutant(
+            f"the audit does not compare the {part} of a reject",
+            "audit/rejected_records.py",
+            old,
+            new,
+            (f"{_AUDIT_REJECTS}::test_a_reject_that_differs_from_its_record_is_found[append]",),
+        )
+        for part, old, new in (
+            ("key", "key != found_key", "False"),
+            ("value", "value != found_value", "False"),
+            ("headers", "json.loads(headers_as_json(headers)) != json.loads(found_headers)", "False"),
+            ("reason", "reason is not None and reason != found_reason", "False"),
+        )
+    ),
+    Mutant(
+        "an audit takes a row without lineage for one from before the pipeline",
+        "audit/latest_comparison.py",
+        "when r.kafka_topic is null and {is_complete} then 'foreign' ",
+        "when r.kafka_topic is null and {is_complete} then 'unknown' ",
+        (f"{_AUDIT_REJECTS}::test_a_row_without_lineage_is_not_exact_if_the_log_has_every_change",),
+    ),
+    Mutant(
+        "an audit holds a row without lineage against a log that does not have every change",
+        "audit/latest_comparison.py",
+        "            each.from_offset == 0\n",
+        "            each.from_offset >= 0\n",
+        (f"{_AUDIT_REJECTS}::test_a_row_without_lineage_is_not_exact_if_the_log_has_every_change",),
+    ),
+    Mutant(
+        "an audit compares values of types that a batch refuses",
+        "audit/access.py",
+        '        check_castable(cursor, table, columns, exact=sink.lineage == "batch")\n',
+        "        pass\n",
+        (f"{_AUDIT_TYPES}::test_an_audit_refuses_a_type_exactly_if_a_batch_does",),
     ),
 )
 

@@ -55,7 +55,7 @@ def test_the_audit_finds_every_row_that_is_not_the_latest_change_in_the_log(
     topic.produce(event(1, "first", 1), event(2, "a", 1), event(3, "a", None), b"{")  # type: ignore[arg-type]
     world.run(pipeline)
     topic.produce(event(1, "second", 2), event(2, "late", 0), partition=1)
-    topic.produce(None, key=b'{"id": 3}', partition=1)
+    topic.produce(None, key=b'{"id": 3}')
     topic.produce(event(4, "d", 1))
     world.run(pipeline)
 

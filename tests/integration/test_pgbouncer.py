@@ -66,7 +66,7 @@ def pooled(database: str, mode: str, more: str = DROPPED, size: int = 20, **sett
 def test_pgbouncer_as_it_is_installed_is_refused_with_line_that_it_needs(database, mode, opener):
     with pooled(database, mode, more="") as dsn, pytest.raises(ConfigurationError) as caught:
         opener(dsn, application="tests")
-    assert "PgBouncer, refuses the startup parameter `options`" in str(caught.value)
+    assert "PgBouncer in front of it, refuses the startup parameter `options`" in str(caught.value)
     assert "Set ignore_startup_parameters = options in pgbouncer.ini" in str(caught.value)
 
 

@@ -98,6 +98,32 @@ def test_a_trigger_that_alters_what_is_written_is_refused(db, batches, sink):
     made.replay()
 
 
+@pytest.mark.parametrize("sink", ["append", "upsert"])
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        ("new.kafka_timestamp := '2000-01-01 00:00Z';", "kafka_timestamp"),
+        ("new.kafka_offset := new.kafka_offset + 1000;", "kafka_offset"),
+        ("new.kafka_timestamp := '2000-01-01 00:00Z'; new.b := 0;", "kafka_timestamp, b"),
+        (
+            "new.kafka_timestamp := '2000-01-01 00:00Z'; new.kafka_partition := 7;",
+            "kafka_partition, kafka_timestamp",
+        ),
+        ("new.c := 0;", "c"),
+    ],
+)
+def test_a_column_of_the_lineage_that_a_trigger_alters_is_named_alone(db, batches, sink, body, named):
+    chosen = Append("public.t") if sink == "append" else Upsert("public.t", key=("id",))
+    made = batches("id int, a int, b int, c int", chosen)
+    more = () if sink == "append" else (False,)
+    made.run((1, 1, 1, 1, *more))
+    table = "t_change" if sink == "upsert" else "t"
+    db.execute(trigger(table, "before insert", f"{body} return new;"))
+    with pytest.raises(TargetMismatch) as caught:
+        made.run((2, 2, 2, 2, *more), (3, 3, 3, 3, *more))
+    assert f", column {named}: 2 of 2 rows are not stored as they were written" in str(caught.value)
+
+
 # Triggers that change rows which the batch does not write: sink, the table that they are on, when, the body.
 OTHERS = {
     "append, deletes older rows": ("append", "t", "after insert", "delete from t where v < 100;"),

@@ -18,6 +18,7 @@ ALL = sorted(
 )
 RETRYABLE = {
     "RetryableError",
+    "AirflowUnavailable",
     "KafkaUnavailable",
     "LogEndedEarly",
     "PostgresUnavailable",

@@ -69,6 +69,15 @@ def test_only_a_staging_table_that_is_gone_is_read_again():
     assert type(error_for("42P01", 'relation "public.flights" does not exist')) is StatementRefused
 
 
+def test_a_row_with_the_words_of_a_pooler_is_not_the_poolers_error():
+    detail = (
+        "duplicate key value violates unique constraint (Key (word)=(query_wait_timeout) already exists.)"
+    )
+    assert type(error_for("23505", detail)) is StatementRefused
+    for sqlstate in (None, "08P01"):
+        assert "no free connection" in str(error_for(sqlstate, "query_wait_timeout"))
+
+
 def test_what_refuses_rows_is_told_from_the_servers_own_trouble():
     assert all(
         map(is_refusal, ("22003", "23505", "42501", "42P01", "44000", "54000", "55000", "0A000", "P0001"))
@@ -86,6 +95,8 @@ CONNECTING: Final = [
     ('connection to server at "h", port 1 failed: FATAL:  role "r" is not permitted to log in', "28000"),
     ('Failed to connect: connection to server at "h" failed: FATAL:  database "d" does not exist', "3D000"),
     ('connection to server at "h", port 1 failed: FATAL:  permission denied for database "d"', "42501"),
+    ('connection to server at "h", port 1 failed: FATAL:  no such user: u', "28000"),
+    ('connection to server at "h", port 1 failed: FATAL:  no such database: d', "3D000"),
 ]  # fmt: skip
 
 
@@ -188,6 +199,13 @@ def test_what_adbc_asks_for_itself_tells_no_sqlstate():
     assert "t[0] 0..5: the pooler had no free connection within its query_wait_timeout: FATAL: " in str(
         waited
     )
+
+
+def test_a_value_with_the_words_of_another_error_is_the_servers_refusal_of_it():
+    said = 'invalid input syntax for type integer: "Python exception: no connection to the server"'
+    refused = adbc(f"INVALID_ARGUMENT: {said}", "22P02", PG_DIAG_MESSAGE_PRIMARY=said)
+    assert type(refused) is StatementRefused
+    assert said in str(refused)
 
 
 def test_a_mistake_in_what_adbc_is_given_is_no_lost_connection():

@@ -10,6 +10,8 @@ from exactbatch.errors import ConfigurationError, TargetMismatch
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.tables.target_checks import check_operators
+from exactbatch.sinks.tables.target_definition import check_castable
+from exactbatch.sinks.values.cast import check_two_steps
 
 _LEDGER: Final = (
     "exactbatch.pipeline",
@@ -46,8 +48,9 @@ def lock_tables(cursor: Cursor, pipeline: Pipeline) -> None:
 def check_visible(cursor: Cursor, pipeline: Pipeline, *, values: bool) -> None:
     """Raise an error unless this login sees all rows of target and ledger.
 
-    Raises TargetMismatch if a table does not exist; ConfigurationError if row security hides rows, a privilege is
-    missing, or `values` needs a temporary table that this server or login cannot create.
+    Raises TargetMismatch if a table does not exist, or has a column into which no batch could write; ConfigurationError
+    if row security hides rows, a privilege is missing, or `values` needs a temporary table that this server or login
+    cannot create.
     """
     names = [table.as_string(cursor) for table in tables_of(pipeline)]
     for name in names:
@@ -78,8 +81,25 @@ def check_visible(cursor: Cursor, pipeline: Pipeline, *, values: bool) -> None:
     sink = pipeline.sink
     if sink.key_columns:
         check_operators(cursor, sink.tables[-1], sink.key_columns)
+    if values or sink.is_derived:
+        _check_types(cursor, pipeline)
     if values:
         _check_temporary(cursor)
+
+
+def _check_types(cursor: Cursor, pipeline: Pipeline) -> None:
+    """Raise TargetMismatch for a column whose type a batch refuses: its values cannot be compared."""
+    if pipeline.is_transformed:  # only Spark knows the columns
+        return
+    sink = pipeline.sink
+    columns = sink.result_columns(pipeline.value.columns)
+    for table in (table for table in sink.tables if table != sink.event_times):
+        check_castable(cursor, table, columns, exact=sink.lineage == "batch")
+    if sink.is_derived and sink.lineage == "record":
+        kept, target = sink.lineage_table.table, sink.tables[-1]
+        stored = kept.columns(cursor).keys() & target.columns(cursor).keys()
+        both = [column for column in columns if column.name in stored]
+        check_two_steps(sink.target, kept.casts(cursor, both), target.casts(cursor, both))
 
 
 def _check_temporary(cursor: Cursor) -> None:

@@ -14,10 +14,11 @@ from psycopg2 import sql
 
 from exactbatch.audit.access import check_visible, lock_tables, tables_of, unsafe_tables
 from exactbatch.audit.batches import compare_batches, whole_batches
+from exactbatch.audit.change_order import change_order_of, unordered_changes
 from exactbatch.audit.derived import stale_rows
 from exactbatch.audit.latest_values import LatestValues
 from exactbatch.audit.places import find_places, pipeline_counts_batches, sharing_pipelines
-from exactbatch.audit.report import AuditReport, Compared, PartitionAudit, TargetAudit, joined_reports
+from exactbatch.audit.report import SHOWN, AuditReport, Compared, PartitionAudit, TargetAudit, joined_reports
 from exactbatch.audit.rows import has_other_incarnations
 from exactbatch.audit.snapshot import Snapshot
 from exactbatch.audit.unit_comparison import AuditedLog
@@ -161,10 +162,12 @@ def _audit(
             is_shared=bool(sharing) or has_other_incarnations(snapshot, pipeline),
         )
         rows_of_batches: Counter[int] = Counter()
+        notes: list[str] = []
         earliest = {key: partition.earliest for key, partition in partitions.items()}
         for compared in _compare(audited, audits, snapshot, expected, spark, progress):
             earliest |= {key: max(offset, earliest[key]) for key, offset in compared.earliest.items()}
             rows_of_batches.update(compared.rows_of_batches)
+            notes += compared.notes
             for result in compared.partitions:
                 audits[result.topic, result.partition].merge(result)
         report = AuditReport(list(audits.values()), TargetAudit())
@@ -172,15 +175,21 @@ def _audit(
             return report
         find_places(report.target, snapshot, pipeline, topics, list(audits), rows_of_batches)
         report.target.unsafe = len(unsafe)
-        report.target.notes += unsafe
+        report.target.notes += [*unsafe, *notes[:SHOWN]]
         if pipeline_counts_batches(pipeline):
             compare_batches(snapshot, pipeline, report.partitions)
         if pipeline.sink.is_derived:
             report.target.stale = stale_rows(snapshot, pipeline)
+            if (order := change_order_of(pipeline)) is not None:
+                report.target.unordered, notes = unordered_changes(
+                    snapshot, pipeline, order, _judged(audited, snapshot)
+                )
+                report.target.notes += notes
         if isinstance(expected, LatestValues):
-            report.target.stale, report.target.undecided = expected.compare(
-                report.partitions, earliest, audited.horizons, audited.compacted
-            )
+            latest = expected.compare(report.partitions, earliest, audited.horizons, audited.compacted)
+            report.target.stale, report.target.undecided = latest.wrong, latest.unknown
+            report.target.unordered = latest.unordered
+            report.target.notes += latest.notes
             if report.target.undecided:
                 report.target.notes.append(
                     f"{report.target.undecided} keys: the log no longer holds the record of their row, so that nothing "
@@ -245,6 +254,20 @@ def _compare(
 def _slice(result: PartitionAudit) -> Slice:
     """Return the whole of a partition. A stored offset that somebody has moved back may be below where it began."""
     return Slice(result.partition, min(result.from_offset, result.until_offset), result.until_offset)
+
+
+def _judged(audited: AuditedLog, snapshot: Snapshot) -> sql.Composable:
+    """Return a query (topic, partition, horizon) for the partitions whose positions are judged: none if a topic was
+    created again, whose offsets begin again."""
+    has_others = has_other_incarnations(snapshot, audited.pipeline)
+    keys = [] if has_others else [*audited.horizons]
+    return sql.SQL(
+        "select * from unnest({}::text[], {}::int[], {}::bigint[]) l (topic, partition, horizon)"
+    ).format(
+        sql.Literal([topic for topic, _ in keys]),
+        sql.Literal([partition for _, partition in keys]),
+        sql.Literal([audited.horizons[key] for key in keys]),
+    )
 
 
 def _first_covered(snapshot: Snapshot, pipeline: Pipeline) -> dict[PartitionKey, int]:

@@ -6,6 +6,7 @@ month, 1.0 and 1.00. Rows are paired by their keys, with `=`, as a unique constr
 that alone unless the sink names them among the compared columns.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 from psycopg2 import sql
@@ -20,10 +21,12 @@ _DIFFERENCE: Final = (
     "select count(*) filter (where m.{present} is null or t.{present} is null or {differ}) "
     "+ count(*) filter (where m.{present}) - (select count(*) from expected) "
     "+ count(*) filter (where t.{present}) - ({actual_count}) "
-    "from (select *, true as {present} from expected) m "
-    "full join (select *, true as {present} from actual) t on {same_row}"
+    "from (select *{image}, true as {present} from expected) m "
+    "full join (select *{image}, true as {present} from actual) t on {same_row}"
 )
 _PRESENT: Final = sql.Identifier("exactbatch present")
+_IMAGE: Final = sql.Identifier("exactbatch image")
+_MOST_COLUMNS: Final = 800
 
 
 def stale_rows(snapshot: Snapshot, pipeline: Pipeline) -> int:
@@ -45,17 +48,31 @@ def stale_rows(snapshot: Snapshot, pipeline: Pipeline) -> int:
 def difference(comparison: Comparison) -> sql.Composable:
     """Return a query that counts what differs between the CTEs `expected` and `actual` of a comparison."""
     conditions: list[sql.Composable] = []
+    image: sql.Composable = sql.SQL("")
     if comparison.compared:
-        conditions.append(
-            sql.SQL("record_image_ne(row({}), row({}))").format(
-                column_list(comparison.compared, of="m"), column_list(comparison.compared, of="t")
-            )
-        )
+        image, differ = images_differ(comparison.compared, "m", "t")
+        conditions.append(differ)
     if comparison.also_wrong is not None:
         conditions.append(comparison.also_wrong)
     return sql.SQL(_DIFFERENCE).format(
         present=_PRESENT,
+        image=image,
         same_row=comparison.same_row,
         differ=sql.SQL(" or ").join(conditions or [sql.SQL("false")]),
         actual_count=comparison.actual_count,
+    )
+
+
+def images_differ(names: Sequence[str], one: str, other: str) -> tuple[sql.Composable, sql.Composable]:
+    """Return what to add to the columns of two relations that are joined, and the condition that columns of the two
+    differ in any byte.
+
+    A join has at most 1,664 columns: of many, the bytes become one column of each relation.
+    """
+    if len(names) <= _MOST_COLUMNS:
+        columns = [column_list(names, of=each) for each in (one, other)]
+        return sql.SQL(""), sql.SQL("record_image_ne(row({}), row({}))").format(*columns)
+    image = sql.SQL(", row({}) as {}").format(column_list(names), _IMAGE)
+    return image, sql.SQL("record_image_ne({}, {})").format(
+        *(sql.SQL(".").join([sql.Identifier(each), _IMAGE]) for each in (one, other))
     )

@@ -10,8 +10,10 @@ from typing import Any, Final
 import pyarrow as pa
 from psycopg2 import sql
 
+from exactbatch.audit.change_order import PLACE, change_order_of, first_rows, tie_notes, went_back_notes
 from exactbatch.audit.covering import NOT_COVERED
-from exactbatch.audit.report import Finding, PartitionAudit
+from exactbatch.audit.latest_comparison import LatestComparison, LatestTables, ReadLog, compare_latest
+from exactbatch.audit.report import SHOWN, Finding, PartitionAudit
 from exactbatch.audit.snapshot import Snapshot
 from exactbatch.audit.values import BATCH, EXPECTED, EXPECTED_TABLE, NOT_REJECTED, ExpectedValues
 from exactbatch.offsets import TopicPartition
@@ -20,9 +22,9 @@ from exactbatch.sinks.values.null_safe_groups import column_list
 
 _FOLD: Final = sql.Identifier("pg_temp", "exactbatch_fold")
 _CHANGES: Final = sql.Identifier("pg_temp", "exactbatch_changes")  # those of one window
-_IS_FOLD: Final = sql.Identifier("exactbatch is fold")
-_WRITER: Final = sql.Identifier("exactbatch writer")
-_PLACE: Final = ("kafka_topic", "kafka_partition", "kafka_offset")
+# Keys of which changes in two partitions had the same version when the second one was folded, and where these are.
+_TIES: Final = sql.Identifier("pg_temp", "exactbatch_ties")
+_POSITIONS: Final = sql.Identifier("pg_temp", "exactbatch_positions")  # of all changes in one partition
 
 
 class LatestValues(ExpectedValues):
@@ -33,11 +35,15 @@ class LatestValues(ExpectedValues):
 
     def __init__(self, snapshot: Snapshot, pipeline: Pipeline, kafka: Mapping[str, Any]) -> None:
         super().__init__(snapshot, pipeline, kafka)
-        kept = pipeline.sink.kept_latest
+        kept, order = pipeline.sink.kept_latest, change_order_of(pipeline)
         assert kept is not None
-        self._kept = kept
-        self._names = [column.name for column in pipeline.value.columns]
+        assert order is not None
+        self._kept, self._order = kept, order
+        # The version may begin with the epoch of the position, which no value has.
+        self._names = [*dict.fromkeys([*(column.name for column in pipeline.value.columns), *kept.version])]
         self._keys, self._dead = 0, 0  # rows in the fold, and those that it has deleted since it was copied
+        self._partitions: list[TopicPartition] = []  # that are folded, in this order
+        self._went_back, self._notes = 0, list[str]()
         # With the collations of the target, by which versions are compared.
         for table in (_FOLD, _CHANGES):
             snapshot.execute(
@@ -48,13 +54,23 @@ class LatestValues(ExpectedValues):
                 ).format(table=table, names=column_list(self._names), batch=BATCH, target=pipeline.sink.table)
             )
         snapshot.execute(sql.SQL("create index on {} ({})").format(_FOLD, column_list(kept.key)))
+        for table, place in ((_TIES, ["kafka_topic"]), (_POSITIONS, PLACE)):
+            snapshot.execute(
+                sql.SQL("create table {} as select {} from {} with no data").format(
+                    table, column_list([*kept.key, *kept.version, *place]), _FOLD
+                )
+            )
 
     def differing(self) -> Finding:
         """Fold the records that were added, and forget them. Return those that should be rejects and are not."""
         if self._window is None:
             return Finding()
+        place = self._window.topic, self._window.partition
+        if place not in self._partitions[-1:]:
+            self._judge_positions()
+            self._partitions.append(place)
         self._snapshot.append_temporary(EXPECTED_TABLE, pa.Table.from_batches(self._decoded, self._schema))
-        found = self._not_rejected(self._window.topic, self._window.partition)
+        found = self._not_rejected(*place)
         self._fold()
         self._snapshot.execute(sql.SQL("truncate {}").format(EXPECTED))
         self._forget()
@@ -86,10 +102,7 @@ class LatestValues(ExpectedValues):
 
     def _fold(self) -> None:
         """Add the records of the window to the fold, and keep the latest change of each of their keys."""
-        values = [
-            sql.SQL("{0}::{1} as {0}").format(sql.Identifier(name), sql.SQL(self._types[name]))
-            for name in self._names
-        ]
+        values = [self._as_stored(name) for name in self._names]
         self._snapshot.rows(
             sql.SQL(
                 # Each is materialized: a check may raise for a rejected record, and a cast of an unstorable value fail.
@@ -105,18 +118,28 @@ class LatestValues(ExpectedValues):
                 not_rejected=NOT_REJECTED,
                 changes=_CHANGES,
                 values=sql.SQL(", ").join(values),
-                place=column_list(_PLACE),
+                place=column_list(PLACE),
             ),
             self._pipeline.name,
         )
+        if self._order.positions:
+            self._snapshot.execute(
+                sql.SQL("insert into {} select {} from {}").format(
+                    _POSITIONS, column_list([*self._kept.key, *self._kept.version, *PLACE]), _CHANGES
+                )
+            )
         [(removed, added)] = self._snapshot.rows(
             sql.SQL(
                 "with earlier as (delete from {fold} where ({key}) in (select {key} from {changes}) returning *), "
-                "added as (insert into {fold} select distinct on ({key}) * "
+                "{tied}added as (insert into {fold} select distinct on ({key}) * "
                 "from (table {changes} union all table earlier) c order by {key}, {order} returning 1) "
                 "select (select count(*) from earlier), (select count(*) from added)"
             ).format(
-                fold=_FOLD, changes=_CHANGES, key=column_list(self._kept.key), order=self._latest_first()
+                fold=_FOLD,
+                changes=_CHANGES,
+                key=column_list(self._kept.key),
+                tied=self._tied(),
+                order=self._latest_first(),
             )
         )
         self._snapshot.execute(sql.SQL("truncate {}").format(_CHANGES))
@@ -125,6 +148,43 @@ class LatestValues(ExpectedValues):
         # No vacuum reaches rows that this transaction has deleted. A copy costs less than the changes since the last.
         if self._dead > self._keys:
             self._copy_fold()
+
+    def _tied(self) -> sql.Composable:
+        """Return a CTE that notes which changes of the window have the version of the latest change so far, which is in
+        another partition. The changes of a window are all in one."""
+        if len(self._partitions) < 2:
+            return sql.SQL("")
+        return sql.SQL(
+            "tied as (insert into {ties} select {of_change}, max({places}) from {changes} c join earlier e "
+            "on {same_key}{same_version} where (c.kafka_topic, c.kafka_partition) "
+            "<> (e.kafka_topic, e.kafka_partition){differ} group by {of_change}), "
+        ).format(
+            differ=sql.SQL(" and row({}, c.deleted)::text <> row({}, e.deleted)::text").format(
+                column_list(self._names, of="c"), column_list(self._names, of="e")
+            )
+            if self._kept.version
+            else sql.SQL(""),
+            ties=_TIES,
+            of_change=column_list([*self._kept.key, *self._kept.version], of="c"),
+            places=sql.SQL(" || ' and ' || ").join(
+                sql.SQL(
+                    "{0}.kafka_topic || '[' || {0}.kafka_partition || '] offset ' || {0}.kafka_offset"
+                ).format(sql.Identifier(each))
+                for each in ("e", "c")
+            ),
+            changes=_CHANGES,
+            same_key=self._order.same_key("c", "e"),
+            same_version=self._order.same_version("c", "e"),
+        )
+
+    def _judge_positions(self) -> None:
+        """Look for changes of the last partition whose position goes back, and forget its positions."""
+        if not self._order.positions or not self._partitions:
+            return
+        rows = self._snapshot.rows(first_rows(self._order.gone_back(_POSITIONS)))
+        self._went_back += rows[0][0] if rows else 0
+        self._notes = [*self._notes, *went_back_notes(row[1:] for row in rows)][:SHOWN]
+        self._snapshot.execute(sql.SQL("truncate {}").format(_POSITIONS))
 
     def _copy_fold(self) -> None:
         """Free the space of the rows that later changes have replaced."""
@@ -137,7 +197,7 @@ class LatestValues(ExpectedValues):
     def _latest_first(self) -> sql.Composable:
         return sql.Composed(
             [sql.SQL("{0} is null, {0} desc, ").format(sql.Identifier(name)) for name in self._kept.version]
-        ) + sql.SQL(", ").join(sql.SQL("{} desc").format(sql.Identifier(name)) for name in _PLACE)
+        ) + sql.SQL(", ").join(sql.SQL("{} desc").format(sql.Identifier(name)) for name in PLACE)
 
     def compare(
         self,
@@ -145,92 +205,39 @@ class LatestValues(ExpectedValues):
         earliest: Mapping[TopicPartition, int],
         horizons: Mapping[TopicPartition, int],
         compacted: frozenset[str],
-    ) -> tuple[int, int]:
-        """Return how many keys have a wrong row or marker or lack one, and of how many the log cannot tell.
+    ) -> LatestComparison:
+        """Compare target and markers with the fold.
 
         `earliest` is where the log starts, and `horizons` are the offsets below which markers may have been dropped.
         `compacted` are the topics that Kafka compacts.
         """
-        read = [
-            (
-                each.topic,
-                each.partition,
-                each.until_offset
-                if each.topic in compacted
-                else min(each.until_offset, max(each.from_offset, earliest[each.topic, each.partition])),
-                each.until_offset,
-                horizons.get((each.topic, each.partition), 0),
-            )
-            for each in audits
-        ]
-        # A delete that the log no longer holds may have left a marker that was dropped.
-        may_be_deleted = any(
-            horizons.get((each.topic, each.partition), 0) > each.from_offset
-            and (each.topic in compacted or earliest[each.topic, each.partition] > each.from_offset)
-            for each in audits
-        )
-        query = sql.SQL(
-            "with log (topic, partition, first, until, horizon) as (select * from unnest({topics}::text[], "
-            "{partitions}::int[], {firsts}::bigint[], {untils}::bigint[], {horizons}::bigint[])), "
-            "found as (select {names}, false as deleted, {lineage} from {target} t union all "
-            "select {names_of_markers}, true, {lineage} from {markers} t) "
-            "select count(*) filter (where outcome = 'wrong'), count(*) filter (where outcome = 'unknown') from ("
-            "select case "
-            "when r.deleted is null and f.deleted then case when exists (select from log where topic = f.kafka_topic "
-            "and partition = f.kafka_partition and f.kafka_offset < horizon) then 'right' else 'wrong' end "
-            "when r.deleted is null then {lacking} "
-            "when row({place_of_fold}) = row({place_of_row}) then case when f.deleted is distinct from r.deleted "
-            "or f.kafka_timestamp is distinct from r.kafka_timestamp "
-            # Another pipeline over the topic has written the same record later.
-            "or (f.{batch} is distinct from r.{batch} and coalesce(r.{writer}, $1) = $1) "
-            "or case when r.deleted then record_image_ne(row({ordered_of_fold}), row({ordered_of_row})) "
-            "else record_image_ne(row({fold_values}), row({row_values})) end then 'wrong' else 'right' end "
-            "when r.{writer} = $1 and exists (select from log where topic = r.kafka_topic "
-            "and partition = r.kafka_partition and r.kafka_offset >= first and r.kafka_offset < until) then 'wrong' "
-            "when f.deleted is null then 'unknown' "
-            "when {fold_is_later} then 'wrong' else 'unknown' end as outcome "
-            "from {fold} f full join found r on {same_key}) compared"
-        ).format(
-            topics=sql.Literal([each[0] for each in read]),
-            partitions=sql.Literal([each[1] for each in read]),
-            firsts=sql.Literal([each[2] for each in read]),
-            untils=sql.Literal([each[3] for each in read]),
-            horizons=sql.Literal([each[4] for each in read]),
-            names=column_list(self._names),
-            names_of_markers=sql.SQL(", ").join(
-                sql.Identifier(name)
-                if name in (*self._kept.key, *self._kept.version)
-                else sql.SQL("null::{}").format(sql.SQL(self._types[name]))
-                for name in self._names
-            ),
-            lineage=sql.SQL(
-                "kafka_topic::text as kafka_topic, kafka_partition, kafka_offset, kafka_timestamp, {row_batch} as "
-                "{batch}, (select b.pipeline from exactbatch.batch b where b.batch_id = t.batch_id) as {writer}"
-            ).format(row_batch=self._row_batch, batch=BATCH, writer=_WRITER),
-            writer=_WRITER,
+        self._judge_positions()
+        tables = LatestTables(
+            fold=_FOLD,
+            ties=_TIES,
             target=self._pipeline.sink.table,
             markers=self._kept.markers,
-            lacking=sql.Literal("unknown" if may_be_deleted else "wrong"),
-            batch=BATCH,
-            place_of_fold=column_list(_PLACE, of="f"),
-            place_of_row=column_list(_PLACE, of="r"),
-            ordered_of_fold=column_list([*self._kept.key, *self._kept.version], of="f"),
-            ordered_of_row=column_list([*self._kept.key, *self._kept.version], of="r"),
-            fold_values=column_list(self._names, of="f"),
-            row_values=column_list(self._names, of="r"),
-            fold=_FOLD,
-            same_key=sql.SQL(" and ").join(
-                sql.SQL("f.{0} = r.{0}").format(sql.Identifier(n)) for n in self._kept.key
-            ),
-            fold_is_later=sql.SQL(
-                "(select {is_fold} from (select true as {is_fold}, {of_fold} union all select false, {of_row}) two "
-                "order by {order} limit 1)"
-            ).format(
-                is_fold=_IS_FOLD,
-                of_fold=column_list([*self._kept.version, *_PLACE], of="f"),
-                of_row=column_list([*self._kept.version, *_PLACE], of="r"),
-                order=self._latest_first(),
-            ),
+            types=self._types,
+            marker_types=self._snapshot.types_of(self._kept.markers),
+            names=self._names,
+            row_batch=self._row_batch,
         )
-        wrong, unknown = self._snapshot.rows(query, self._pipeline.name)[0]
-        return int(wrong), int(unknown)
+        log = ReadLog(audits, earliest, horizons, compacted)
+        found = compare_latest(
+            self._snapshot, tables, log, self._order, self._latest_first(), self._pipeline.name
+        )
+        ties = self._snapshot.rows(
+            sql.SQL(
+                "select {}, min(t.kafka_topic) from {} t join {} f on {}{} group by 1 order by 1 limit {}"
+            ).format(
+                self._order.shown_key("t"),
+                _TIES,
+                _FOLD,
+                self._order.same_key("t", "f"),
+                self._order.same_version("t", "f"),
+                sql.Literal(SHOWN),
+            )
+        )
+        found.unordered += self._went_back
+        found.notes += [*tie_notes(ties), *self._notes]
+        return found

@@ -46,7 +46,7 @@ class PartitionAudit:
     duplicated    offsets with more than one row or reject
     unexpected    rows or rejects without a record, at a lost or uncovered offset, or of another batch than the one
                   that covers their offset; and rows of records that give none, as tombstones
-    changed       rows whose values differ from those of their record; compared with `values` only
+    changed       rows and rejects whose values differ from those of their record; compared with `values` only
     gaps          offsets that the ledger accounts for neither as processed nor as lost
 
     With lineage="batch", and with a transform, which may give any number of rows for a record, rows are counted
@@ -91,12 +91,13 @@ class PartitionAudit:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """What a worker found: its part of each partition; the number of rows of each batch, -1 for no batch; and the
-    offset at which the log of each partition started when it was read."""
+    """What a worker found: its part of each partition; the number of rows of each batch, -1 for no batch; the offset
+    at which the log of each partition started when it was read; and the first of its findings in words."""
 
     partitions: Sequence[PartitionAudit]
     rows_of_batches: Mapping[int, int]
     earliest: Mapping[TopicPartition, int]
+    notes: Sequence[str] = ()
 
 
 @dataclass(slots=True)
@@ -106,6 +107,8 @@ class TargetAudit:
     changed        partial results that differ from what their records give; compared with `values` only
     stale          rows of a derived target that differ from what its changes or partial results give; with `values`,
                    rows of an Upsert without history that are not the latest change in the log
+    unordered      keys of an Upsert whose latest change nothing determines, and changes whose position in the source
+                   goes back within a partition; with history=False, counted with `values` only
     misplaced      rows, rejects and event times that claim a topic, partition or offset at which their batch
                    cannot have put them, or a batch that has not written to this target
     miscounted     batches that now have a different number of rows or rejects than when they were committed
@@ -123,6 +126,7 @@ class TargetAudit:
 
     changed: int = 0
     stale: int = 0
+    unordered: int = 0
     misplaced: int = 0
     miscounted: int = 0
     contradictory: int = 0
@@ -138,6 +142,7 @@ class TargetAudit:
         return {
             "changed": self.changed,
             "stale": self.stale,
+            "unordered": self.unordered,
             "misplaced": self.misplaced,
             "miscounted": self.miscounted,
             "contradictory": self.contradictory,

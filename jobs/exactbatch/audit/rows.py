@@ -50,6 +50,10 @@ class LocatedRows:
         """Yield the records that this pipeline rejected in this incarnation of the topic."""
         return map(_located, self._snapshot.batches(self._rejects_query(slices)))
 
+    def has_rejects(self, slice_: Slice) -> bool:
+        """True if this pipeline rejected records in a slice."""
+        return self._snapshot.rows(self._rejects_query([slice_], "min"))[0][0] is not None
+
     def is_folded(self, batches: Offsets) -> npt.NDArray[np.bool_]:
         """Return which of the batches belong to the pipeline and are folded."""
         if self._folded is None:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from exactbatch.audit.covering import Covering
-from exactbatch.audit.log_windows import LogWindows, Read
+from exactbatch.audit.log_windows import Block, LogWindows, Read
 from exactbatch.audit.offset_sets import FoundInSlice, FoundOffsets, Positions, Rules, compare
+from exactbatch.audit.rejected_records import RejectedRecords
 from exactbatch.audit.report import SHOWN, Compared, Finding, PartitionAudit
 from exactbatch.audit.rowless import rowless_of
 from exactbatch.audit.rows import LocatedRows
@@ -86,6 +87,12 @@ class _UnitComparison:
         )
         self._coverings = {slice_: self._located.covering(slice_) for slice_ in unit.slices}
         self._rowless = rowless_of(audited.pipeline.value, audited.settings.kafka)
+        self._rejected = (
+            None
+            if expected is None
+            else RejectedRecords(snapshot, audited.pipeline, audited.settings.kafka, unit.topic_id)
+        )
+        self._notes: list[str] = []
         self._rows_of_batches: Counter[int] = Counter()
         self._earliest: dict[TopicPartition, int] = {}
         self._results = {
@@ -106,7 +113,9 @@ class _UnitComparison:
             else:
                 self._compare_together(group)
                 progress(sum(map(len, group)))
-        return Compared(list(self._results.values()), self._rows_of_batches, self._earliest)
+        return Compared(
+            list(self._results.values()), self._rows_of_batches, self._earliest, self._notes[:SHOWN]
+        )
 
     def _compare_by_windows(self, whole: Slice, window: int, progress: Callable[[int], None]) -> None:
         """Compare a slice window by window; skip offsets that neither the log nor the tables have."""
@@ -161,6 +170,7 @@ class _UnitComparison:
                 batches = covering.at(block.offsets)
                 assert block.records is not None  # because they are read with their values
                 self._expected.add(self._unit.topic, part.partition, block.offsets, block.records, batches)
+                self._compare_rejects(part, result, block, found)
                 if self._expected.is_full:
                     result.changed.merge(self._expected.differing())
         if self._expected is not None:
@@ -172,6 +182,18 @@ class _UnitComparison:
         compare(result, part, is_record, np.concatenate(nulls), found, covering, rules)
         return int(np.count_nonzero(is_record))
 
+    def _compare_rejects(
+        self, part: Slice, result: PartitionAudit, block: Block, found: FoundInSlice
+    ) -> None:
+        """Compare the rejects at the offsets of a block with its records."""
+        is_reject = found.is_reject[block.offsets - part.start]
+        if self._rejected is None or block.records is None or not is_reject.any():
+            return
+        place = self._unit.topic, part.partition
+        differing, notes = self._rejected.differing(place, block.offsets, block.records, is_reject)
+        result.changed.merge(differing)
+        self._notes += notes
+
     def _log(self, slice_: Slice) -> LogWindows:
         audited, key = self._audited, (self._unit.topic, slice_.partition)
         return LogWindows(
@@ -180,13 +202,13 @@ class _UnitComparison:
             slice_.start,
             slice_.end,
             audited.cluster_id,
-            read=self._reads,
+            read=self._reads(slice_),
         )
 
-    @property
-    def _reads(self) -> Read:
+    def _reads(self, slice_: Slice) -> Read:
         if self._expected is not None:
-            return self._expected.reads
+            # A reject has the headers of its record.
+            return Read.WITH_HEADERS if self._located.has_rejects(slice_) else self._expected.reads
         return Read.OFFSETS if self._rowless is None else Read.VALUES
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 from psycopg2 import sql
 
+from exactbatch.audit.decoding import decode_records, decode_values
 from exactbatch.audit.derived import difference
 from exactbatch.audit.equal_values import COMPARABLE, unequal_records
 from exactbatch.audit.folded import covering_batch, has_folded
@@ -26,8 +27,8 @@ from exactbatch.audit.undecoded import RowTexts, Undecoded, can_be_written
 from exactbatch.audit.violations import violations
 from exactbatch.audit.window import Window
 from exactbatch.errors import ConfigurationError
-from exactbatch.formats import WithMessage, as_changes, epoch_starts, with_epochs, with_registry
-from exactbatch.formats.format import Decoded, LeavesValuesOut, gives_several_rows
+from exactbatch.formats import WithMessage, with_registry
+from exactbatch.formats.format import Decoded, gives_several_rows
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Cursor, transaction
 from exactbatch.sinks.tables.lineage_table import LINEAGE
@@ -138,34 +139,10 @@ class ExpectedValues:
             self._undecoded.append(Undecoded(offsets, records.values(), timestamps, batches))
             return
         values = records.values()
-        decoded = self._decode(values, records)
-        if self._pipeline.sink.keeps_deletes:
-            names = {column.name for column in self._pipeline.value.columns}
-            key = tuple(name for name in self._pipeline.sink.key_columns if name in names)
-            deletes = self._value.tombstone_deletes
-            decoded = as_changes(
-                decoded,
-                values,
-                records.keys(),
-                self._key,
-                key,
-                tombstones_delete=deletes,
-                keeps_unchanged=self._pipeline.sink.keeps_unchanged,
-            )
-            if epochs := self._pipeline.sink.epochs:
-                decoded = with_epochs(
-                    decoded, pa.array(offsets, pa.int64()), epoch_starts(epochs, (topic, partition))
-                )
+        decoded = decode_records(
+            self._pipeline, self._value, self._key, values, records, (topic, partition), offsets
+        )
         self._keep(Undecoded(offsets, values, timestamps, batches), decoded, self._window)
-
-    def _decode(self, values: pa.BinaryArray, records: LogRecords | None = None) -> Decoded:
-        """Decode values; `records` are needed by a format that reads their keys or headers."""
-        if isinstance(self._value, WithMessage):
-            assert records is not None
-            return self._value.decode(values, records)
-        if self._pipeline.sink.keeps_unchanged and isinstance(self._value, LeavesValuesOut):
-            return self._value.decode_with_unchanged(values)
-        return self._value.decode(values)
 
     def _keep(self, records: Undecoded, decoded: Decoded, window: "Window") -> None:
         """Keep what records of the window were decoded to."""
@@ -197,7 +174,7 @@ class ExpectedValues:
             self._row_texts = None  # the producer writes in another way
         for start in range(0, len(doubtful), _DECODED_TOGETHER):
             part = records.take(doubtful[start : start + _DECODED_TOGETHER])
-            self._keep(part, self._decode(part.values), window)
+            self._keep(part, decode_values(self._pipeline, self._value, part.values), window)
 
     def differing(self) -> Finding:
         """Return the rows whose values differ from those of their records; none if rows do not name their records.
@@ -249,10 +226,7 @@ class ExpectedValues:
         """
         lineage_table = self._pipeline.sink.lineage_table.in_snapshot
         names = (*(column.name for column in self._columns), _TIMESTAMP.name)
-        types = self._types
-        expected_values = sql.SQL(", ").join(
-            sql.SQL("{}::{}").format(sql.Identifier("e", name), sql.SQL(types[name])) for name in names
-        )
+        expected_values = sql.SQL(", ").join(map(self._as_stored, names))
         if self._gives_several:
             may_lack = self._pipeline.sink.compactor is not None
             differing = several_differ(
@@ -298,6 +272,17 @@ class ExpectedValues:
             actual_values=column_list(names, of="t"),
             refused=self._rows_of_refused(lineage_table, window),
         )
+
+    def _as_stored(self, name: str) -> sql.Composable:
+        """Return a decoded value of e as the column of the lineage table holds it."""
+        value: sql.Composable = sql.Identifier("e", name)
+        decimal = next(
+            (c.staged_type for c in self._columns if c.name == name and "numeric(" in c.staged_type), ""
+        )
+        if decimal:
+            # ADBC has left out the zeros at the end, which are a part of the value.
+            value = sql.SQL("{}::{}").format(value, sql.SQL(decimal))
+        return sql.SQL("{}::{}").format(value, sql.SQL(self._types[name]))
 
     def differing_batches(self, whole: Sequence[int]) -> int:
         """Return how many rows of these batches differ from those that their records give.

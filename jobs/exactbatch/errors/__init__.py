@@ -164,6 +164,10 @@ class RegistryUnavailable(RetryableError):
     """The schema registry cannot be reached or does not answer."""
 
 
+class AirflowUnavailable(RetryableError):
+    """Airflow's API server does not answer the requests of a task."""
+
+
 class LogEndedEarly(RetryableError):
     """The log ended before the end of a range, and did not grow until the deadline."""
 

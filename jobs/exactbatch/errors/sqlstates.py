@@ -22,6 +22,7 @@ INSUFFICIENT_PRIVILEGE: Final = "42501"
 UNDEFINED_TABLE: Final = "42P01"
 UNIQUE_VIOLATION: Final = "23505"
 DATA_EXCEPTION: Final = "22"  # the class of errors about a value
+LOST_CONNECTION: Final = "08"  # the class of errors about a connection
 # A regular expression: errors of the server, the session, a privilege or a missing staging table, not of a value.
 NOT_OF_A_VALUE: Final = f"^(08|25|40|53|57|58|XX|{INSUFFICIENT_PRIVILEGE}|{UNDEFINED_TABLE})"
 _STAGING: Final = "exactbatch_staging"
@@ -273,7 +274,9 @@ _CONNECTING: Final = (
     ("28P01", re.compile(r"password authentication failed|no password supplied")),
     ("28000", re.compile(r"authentication failed|no pg_hba\.conf entry|pg_hba\.conf rejects")),
     ("28000", re.compile(r'role ".*" does not exist|role ".*" is not permitted to log in')),
+    ("28000", re.compile(r"no such user")),  # PgBouncer's words, and those of its databases
     ("3D000", re.compile(r'database ".*" does not exist')),
+    ("3D000", re.compile(r"no such database")),
     (INSUFFICIENT_PRIVILEGE, re.compile(r"permission denied (for database|to set parameter)")),
     ("53300", re.compile(r"too many clients already|remaining connection slots|too many connections for")),
     ("57P03", re.compile(r"the database system is (starting|shutting|in recovery|not yet)")),
@@ -299,8 +302,8 @@ def error_for(sqlstate: str | None, message: str, *, where: str = "", lost: bool
     Without an SQLSTATE, the connection was lost or, if `lost` is False, the error is unknown. The text begins with
     `where`: the batch, range, target or login.
     """
-    if _QUERY_WAIT in message:
-        meant = _POOL_FULL
+    if _QUERY_WAIT in message and (sqlstate or LOST_CONNECTION).startswith(LOST_CONNECTION):
+        meant = _POOL_FULL  # and not a row with this text
     elif sqlstate is None:
         meant = LOST if lost else NO_SQLSTATE
     elif sqlstate == UNDEFINED_TABLE and _STAGING in message:

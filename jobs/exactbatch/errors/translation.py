@@ -1,4 +1,4 @@
-"""Translate exceptions of psycopg2, ADBC, Spark and the Kafka clients into errors of exactbatch.
+"""Translate exceptions of psycopg2, ADBC, Spark, the Kafka clients and Airflow into errors of exactbatch.
 
 Exceptions are recognized by the names of their modules, so that importing this imports none of the libraries.
 """
@@ -11,7 +11,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from exactbatch.errors import ExactbatchError, KafkaUnavailable, TasksFailed, UnexpectedError
+from exactbatch.errors import (
+    AirflowUnavailable,
+    ConfigurationError,
+    ExactbatchError,
+    KafkaUnavailable,
+    TasksFailed,
+    UnexpectedError,
+)
 from exactbatch.errors.sqlstates import INSUFFICIENT_PRIVILEGE, connection_error, error_for
 
 logger = logging.getLogger("exactbatch")
@@ -78,6 +85,8 @@ def translate(error: Exception, where: str = "") -> ExactbatchError | None:
             f"{_start(where)}Kafka failed: {_in_one_line(str(error))}. Check that the brokers are up, and "
             f"try again."
         )
+    if "airflow" in libraries:
+        return _of_airflow(error, where)
     return None
 
 
@@ -107,6 +116,11 @@ def adbc_detail(error: Any, name: str) -> str:
     return {_text(field): _text(value) for field, value in error.details}.get(f"PG_DIAG_{name}", "")
 
 
+def is_not_connected(error: Any) -> bool:
+    """True for an error of ADBC about a connection that was not established."""
+    return error.sqlstate is None and _NOT_CONNECTED in _adbc_text(error)
+
+
 def refusal_of(error: Any) -> tuple[str | None, str]:
     """Return the SQLSTATE and the message of an error of psycopg2 or ADBC."""
     if hasattr(error, "pgcode"):
@@ -121,12 +135,33 @@ def _of_psycopg2(error: Any, where: str) -> ExactbatchError | None:
     return error_for(error.pgcode, psycopg2_message(error), where=where)
 
 
+def _of_airflow(error: Any, where: str) -> ExactbatchError | None:
+    """Return the error for what Airflow's task SDK raises if the API server cannot be reached or refuses a request."""
+    response = getattr(
+        getattr(error, "error", None), "error", None
+    )  # an AirflowRuntimeError has an ErrorResponse
+    match getattr(response, "value", None):
+        case "API_SERVER_ERROR" | "GENERIC_ERROR":
+            pass
+        case "PERMISSION_DENIED":
+            return ConfigurationError(
+                f"{_start(where)}Airflow's API server refuses a request of this task: {_in_one_line(str(error))}. "
+                f"Check the permissions of the task on its connections, variables and XComs."
+            )
+        case _ if type(error).__name__ != "ServerResponseError":
+            return None
+    return AirflowUnavailable(
+        f"{_start(where)}Airflow's API server did not answer a request of this task: {_in_one_line(str(error))}. Check "
+        f"that the API server is up and can be reached from the worker, and try again."
+    )
+
+
 def _of_adbc(error: Any, where: str) -> ExactbatchError:
     text = _adbc_text(error)
-    if _OF_PYTHON in text:
+    if error.sqlstate is None and _OF_PYTHON in text:
         # Raised by the Python code that produces ADBC's rows, and wrapped.
         return UnexpectedError(_unexpected(_in_one_line(text.rstrip().splitlines()[-1])))
-    if error.sqlstate is None and _NOT_CONNECTED in text:
+    if is_not_connected(error):
         return connection_error(_in_one_line(text), where=where)
     if error.sqlstate is None and _DENIED.search(text):
         return error_for(INSUFFICIENT_PRIVILEGE, adbc_message(error), where=where)

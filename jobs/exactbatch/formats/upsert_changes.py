@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _NO_KEY_FORMAT: Final = (
-    "a null value deletes the row of its key, but the pipeline has no key format: give it key=Json(…)"
+    "a null value deletes the row of its key, but the pipeline has no key format: give it key=Json(…); the key of a "
+    "WithMessage only adds columns to values"
 )
 
 

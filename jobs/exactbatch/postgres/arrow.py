@@ -6,14 +6,14 @@ import adbc_driver_postgresql
 from adbc_driver_manager import AdbcConnection, AdbcStatement, dbapi
 from adbc_driver_manager import Error as AdbcError
 
-from exactbatch.errors.translation import adbc_message, translate
-from exactbatch.postgres.dsn import complete_dsn, connecting_errors
+from exactbatch.errors.translation import adbc_message, is_not_connected, translate
+from exactbatch.postgres.dsn import complete_dsn, connecting_errors, refused_connection
 from exactbatch.postgres.session_settings import (
     EFFECTIVE_SETTINGS,
     EffectiveSettings,
     SessionSettings,
     milliseconds,
-    startup_option_refused,
+    names_startup_options,
 )
 
 # Makes the driver use its own table of Postgres's types. By default, it reads the server's types when it connects, and
@@ -97,12 +97,15 @@ def connect_arrow(
         idle_in_transaction=0 if read_only else milliseconds(timeout),
         read_only=read_only,
     )
-    with connecting_errors():
+    with connecting_errors(dsn):
         complete = complete_dsn(dsn, settings, application=application, timeout=timeout)
         try:
             return _open(complete, settings)
         except AdbcError as error:
-            if (refusal := startup_option_refused(adbc_message(error)) or translate(error)) is None:
+            message = adbc_message(error)
+            if is_not_connected(error) or names_startup_options(message):
+                raise refused_connection(message, dsn) from None
+            if (refusal := translate(error)) is None:
                 raise
             raise refusal from None
 

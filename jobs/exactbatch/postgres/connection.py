@@ -159,7 +159,7 @@ def connect(
         statement_timeout=0 if statement_timeout is None else milliseconds(statement_timeout),
         idle_in_transaction=milliseconds(timeout),
     )
-    with connecting_errors():
+    with connecting_errors(dsn):
         connection = psycopg2.connect(
             complete_dsn(dsn, settings, application=application, timeout=timeout),
             connection_factory=Connection,

@@ -7,6 +7,7 @@ each transaction, which also takes effect behind a pooler that drops startup opt
 pooled connection. docs/settings.md has the same table for users, and lists the settings that stay as they are.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -15,6 +16,9 @@ from exactbatch.errors import ConfigurationError
 
 _OFF: Final = "0"  # turns a timeout off
 _SPACE: Final = "\\ "  # in libpq's `options`
+_REFUSED_OPTIONS: Final = re.compile(
+    r"unsupported startup parameter|(command-line|startup) options? (is|are) not|n.t support command-line options"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,14 +229,18 @@ class EffectiveSettings:
         return self.values["synchronous_commit"] != "off"
 
 
-def startup_option_refused(message: str) -> ConfigurationError | None:
-    """Return the error for a pooler that refuses startup options; None for any other message."""
-    if "unsupported startup parameter" not in message:
-        return None
+def names_startup_options(message: str) -> bool:
+    """True for the message of a server or pooler that refuses startup options, as PgBouncer and RDS Proxy word it."""
+    return _REFUSED_OPTIONS.search(message) is not None
+
+
+def startup_options_refused(message: str) -> ConfigurationError:
+    """Return the error for a server or pooler that refuses startup options with this message."""
     return ConfigurationError(
-        f"a pooler between exactbatch and Postgres, such as PgBouncer, refuses the startup parameter `options`, by "
-        f"which exactbatch sets its settings ({message}). Set ignore_startup_parameters = options in pgbouncer.ini, "
-        f"or connect to Postgres directly. docs/poolers.md lists everything that a pooler needs."
+        f"the server, or a pooler such as PgBouncer in front of it, refuses the startup parameter `options`, by which "
+        f"exactbatch sets its settings ({message}). Give the connection the address of Postgres itself, not that of "
+        f"the pooler; or let the pooler ignore the parameter. Set ignore_startup_parameters = options in "
+        f"pgbouncer.ini. docs/poolers.md lists everything that a pooler needs."
     )
 
 

@@ -51,17 +51,36 @@ def check_stored_rows(
             f"target {target.spec}: {rows} rows were written, and {arrived} arrived, because of {triggers}. Nothing "
             f"was written. Drop {triggers}, or exempt the pipeline's rows."
         )
-    columns: list[str] = []
-    for name in (*names, *lineage):
-        others = [column for column in lineage if column != name]
-        if len(columns) < _COLUMNS_SHOWN and _difference(cursor, expected, stored, (name, *others))[0]:
-            columns.append(name)
+    columns = _altered(cursor, expected, stored, names, lineage)
     where = f", column {', '.join(columns)}" if columns else ""
     raise TargetMismatch(
         f"target {target.spec}{where}: {differing} of {rows} rows are not stored as they were written, because of "
         f"{triggers}. Nothing was written. Drop {triggers}, or change there only columns that the pipeline does not "
         f"write."
     )
+
+
+def _altered(
+    cursor: Cursor,
+    expected: sql.Composable,
+    stored: sql.Composable,
+    names: Sequence[str],
+    lineage: Sequence[str],
+) -> list[str]:
+    """Return the first columns that differ. Rows are paired by the lineage, or by what of it is not altered itself."""
+
+    def differ(columns: Sequence[str]) -> bool:
+        return bool(columns) and _difference(cursor, expected, stored, columns)[0] > 0
+
+    altered: list[str] = []
+    if differ(lineage):
+        altered = [name for name in lineage if not differ([other for other in lineage if other != name])]
+        altered = altered or [name for name in lineage if differ([name])]
+    pairs = [name for name in lineage if name not in altered]
+    for name in names:
+        if len(altered) < _COLUMNS_SHOWN and differ([name, *pairs]):
+            altered.append(name)
+    return altered[:_COLUMNS_SHOWN]
 
 
 def _difference(

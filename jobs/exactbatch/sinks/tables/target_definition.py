@@ -1,7 +1,7 @@
 """Create the tables that a sink writes to, add columns to them, and check the columns of those that exist."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
 import psycopg2
@@ -11,7 +11,7 @@ from exactbatch.columns import Column
 from exactbatch.errors import PostgresUnavailable, TargetMismatch
 from exactbatch.postgres.catalog import check_kinds, check_schema
 from exactbatch.postgres.connection import Cursor
-from exactbatch.sinks.tables.target import TargetTable, quoted
+from exactbatch.sinks.tables.target import StoredColumn, TargetTable, quoted
 from exactbatch.sinks.tables.target_checks import check_replicated
 
 # What to do with columns that the pipeline has and its target lacks.
@@ -184,14 +184,7 @@ def _check_columns(cursor: Cursor, table: TargetTable, columns: Sequence[Column]
                 f"be written into it. Leave it out of the pipeline's schema.",
                 column=column.name,
             )
-    for cast in table.casts_into(cursor, columns, stored):
-        column, actual = cast.column, stored[cast.column.name]
-        if not (cast.is_plain or actual.type == column.type if exact else cast.is_possible):
-            raise TargetMismatch(
-                f"target {table.spec}, column {column.name}: expected type {column.type}, as the pipeline "
-                f"writes it, found {actual.type}. Change the pipeline's schema or the column's type.",
-                column=column.name,
-            )
+    _check_types(cursor, table, columns, stored, exact=exact)
     written = {column.name for column in columns}
     for name, actual in stored.items():
         if actual.required and name not in written:
@@ -200,4 +193,33 @@ def _check_columns(cursor: Cursor, table: TargetTable, columns: Sequence[Column]
                 f"{actual.type} not null without a default. Add it to the pipeline's schema, or give it a "
                 f"default.",
                 column=name,
+            )
+
+
+def check_castable(
+    cursor: Cursor, table: TargetTable, columns: Sequence[Column], *, exact: bool = False
+) -> None:
+    """Raise TargetMismatch, as prepare_table() does, if a column that the table has cannot hold what is written there.
+
+    With `exact`, no column may need a cast.
+    """
+    stored = table.columns(cursor)
+    _check_types(cursor, table, [column for column in columns if column.name in stored], stored, exact=exact)
+
+
+def _check_types(
+    cursor: Cursor,
+    table: TargetTable,
+    columns: Sequence[Column],
+    stored: Mapping[str, StoredColumn],
+    *,
+    exact: bool,
+) -> None:
+    for cast in table.casts_into(cursor, columns, stored):
+        column, actual = cast.column, stored[cast.column.name]
+        if not (cast.is_plain or actual.type == column.type if exact else cast.is_possible):
+            raise TargetMismatch(
+                f"target {table.spec}, column {column.name}: expected type {column.type}, as the pipeline "
+                f"writes it, found {actual.type}. Change the pipeline's schema or the column's type.",
+                column=column.name,
             )

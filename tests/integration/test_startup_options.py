@@ -1,0 +1,99 @@
+"""A server or pooler that refuses startup options ends a batch with one clear error, however it words its answer."""
+
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from typing import Any, Final
+
+import psycopg2
+import pytest
+from psycopg2.extensions import make_dsn, parse_dsn
+
+from exactbatch.errors import ConfigurationError, PostgresUnavailable
+from exactbatch.postgres.arrow import connect_arrow
+from exactbatch.postgres.connection import connect
+
+OPENERS: Final = (connect, connect_arrow)  # that of the driver, and that of executors
+ANSWERS: Final = (
+    ("0A000", "command-line options are not supported"),
+    ("0A000", "Feature not supported: RDS Proxy currently doesn't support command-line options"),
+    ("08P01", "unsupported startup parameter in options: lock_timeout"),
+    ("08P01", "unsupported startup parameter: options"),
+    ("XX000", "startup options are not supported"),
+    ("XX000", "cannot set lock_timeout here"),
+)
+_ENCRYPTED: Final = {80877103, 80877104}  # requests for TLS and GSS
+
+
+@contextmanager
+def refusing(dsn: str, refuses: Callable[[bytes], bool], code: str, text: str) -> Iterator[str]:
+    """Yield a connection string through a proxy that answers some startup packets with an error."""
+    server = parse_dsn(dsn)
+    answer = f"SFATAL\0VFATAL\0C{code}\0M{text}\0\0".encode()
+
+    def serve(client: socket.socket) -> None:
+        with suppress(OSError), closing(client):
+            while struct.unpack("!i", (packet := read_packet(client))[4:8])[0] in _ENCRYPTED:
+                client.sendall(b"N")
+            if refuses(packet):
+                client.sendall(b"E" + struct.pack("!i", len(answer) + 4) + answer)
+                return
+            with closing(socket.create_connection((server["host"], int(server["port"])))) as upstream:
+                upstream.sendall(packet)
+                threading.Thread(target=copy, args=(upstream, client), daemon=True).start()
+                copy(client, upstream)
+
+    def accept() -> None:
+        with suppress(OSError):
+            while True:
+                threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
+
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        threading.Thread(target=accept, daemon=True).start()
+        yield make_dsn(dsn, host="127.0.0.1", port=listener.getsockname()[1])
+
+
+def read_packet(client: socket.socket) -> bytes:
+    head = client.recv(4, socket.MSG_WAITALL)
+    return head + client.recv(struct.unpack("!i", head)[0] - 4, socket.MSG_WAITALL)
+
+
+def copy(source: socket.socket, sink: socket.socket) -> None:
+    with suppress(OSError):
+        while data := source.recv(65_536):
+            sink.sendall(data)
+        sink.shutdown(socket.SHUT_WR)
+
+
+def has_options(packet: bytes) -> bool:
+    return b"\0options\0" in packet
+
+
+@pytest.mark.parametrize("opener", OPENERS)
+@pytest.mark.parametrize(("code", "text"), ANSWERS)
+def test_startup_options_that_are_refused_are_named_whatever_the_answer_says(
+    database: str, opener: Any, code: str, text: str
+) -> None:
+    with refusing(database, has_options, code, text) as dsn:
+        psycopg2.connect(dsn).close()
+        with pytest.raises(ConfigurationError) as caught:
+            opener(dsn, application="tests")
+    assert "refuses the startup parameter `options`" in str(caught.value)
+    assert text in str(caught.value)
+    assert "Give the connection the address of Postgres itself" in str(caught.value)
+
+
+@pytest.mark.parametrize("opener", OPENERS)
+def test_another_answer_that_the_plain_connection_gets_as_well_is_not_about_options(
+    database: str, opener: Any
+) -> None:
+    text = "unsupported frontend protocol 3.0: server supports 4.0 to 4.0"
+    with (
+        refusing(database, lambda _packet: True, "0A000", text) as dsn,
+        pytest.raises(PostgresUnavailable) as caught,
+    ):
+        opener(dsn, application="tests")
+    assert text in str(caught.value)
+    assert "options" not in str(caught.value)
