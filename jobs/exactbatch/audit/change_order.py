@@ -68,7 +68,8 @@ class ChangeOrder:
             # Most keys stay in one partition: only the others are sorted.
             "with several as materialized (select {key} from {changes} c where num_nonnulls({key}) > 0 group by {key} "
             "having min(kafka_topic) <> max(kafka_topic) or min(kafka_partition) <> max(kafka_partition)), "
-            "ranked as (select {of_change}, c.kafka_topic, c.kafka_partition, c.kafka_offset, row({columns})::text as {image}, "
+            "ranked as (select {of_change}, c.kafka_topic, c.kafka_partition, c.kafka_offset, "
+            "row({columns})::text as {image}, "
             "rank() over (partition by {of_change}{order}) as {rank} from {changes} c join several s on {same_key}) "
             "select {shown}, string_agg(r.kafka_topic || '[' || r.kafka_partition || '] offset ' || r.kafka_offset, "
             "' and ' order by r.kafka_topic, r.kafka_partition, r.kafka_offset) from ("
@@ -97,7 +98,8 @@ class ChangeOrder:
         group = column_list([*self.key, "kafka_topic", "kafka_partition", *self._epoch])
         order = sql.SQL(", ").join(map(sql.Identifier, self.positions))
         return sql.SQL(
-            "with positions as (select {key}, {version}, {epoch}kafka_topic, kafka_partition, kafka_offset from {changes} c "
+            "with positions as (select {key}, {version}, {epoch}kafka_topic, kafka_partition, kafka_offset "
+            "from {changes} c "
             "where num_nulls({key}, {version}) = 0 and {first}::text <> '0' and {no_position} <> all(array[{texts}])), "
             "steps as (select *, {before} from positions "
             "window w as (partition by {group} order by kafka_offset)), "

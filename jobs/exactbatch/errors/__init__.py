@@ -133,7 +133,7 @@ class TransformFailed(ExactbatchError):
 
 
 class KeyOnTwoPartitions(ExactbatchError):
-    """Changes of one key are in several partitions, and no version column orders them."""
+    """Changes of one key are in several partitions, and nothing orders them: no version, or equal ones."""
 
 
 class PositionsWentBack(ExactbatchError):

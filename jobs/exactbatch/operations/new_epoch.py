@@ -22,7 +22,8 @@ def begin_epoch(
     """Let changes from an offset of each partition on count as newer than all before; return these offsets.
 
     `starts` has the offsets, and `at` the Kafka timestamp at which the positions began again. A partition whose records
-    are all processed need not be named: its epoch begins at the stored offset, and never before it. Pipelines that share the target begin theirs with it.
+    are all processed need not be named: its epoch begins at the stored offset, and never before it. Pipelines that
+    share the target begin theirs with it.
 
     Raises ConfigurationError if the version of the pipeline is no position, or an offset is missing or processed.
     """

@@ -152,7 +152,10 @@ class ChangeOrder:
     @property
     def _remedy(self) -> str:
         if not self.version:
-            return "Name the column that orders them, Upsert(…, version=…), or let producers send a key to one partition."
+            return (
+                "Name the column that orders them, Upsert(…, version=…), or let producers send a key to one "
+                "partition."
+            )
         return (
             "Use a version that differs between all changes of a key. A later change of these keys, with a greater "
             "version, lets the next run go on."
