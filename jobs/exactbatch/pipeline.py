@@ -282,9 +282,9 @@ class Pipeline:
     def _check_key(self, key: Format) -> None:
         if self.value.tombstone_deletes and self.sink.keeps_deletes and self.sink.identity.version:
             raise self._error(
-                "a tombstone deletes the row of its key and has no version, so that nothing says whether it is newer than "
-                "the changes of the key. Leave out the version of the Upsert: offsets order the changes of a key in one "
-                "partition. Or leave out key: a tombstone then is a reject."
+                "a tombstone deletes the row of its key and has no version, so that nothing says whether it is newer "
+                "than the changes of the key. Leave out the version of the Upsert: offsets order the changes of a key in "
+                "one partition. Or leave out key: a tombstone then is a reject."
             )
         key_columns = self.sink.key_columns if self.sink.keeps_deletes else ()
         if gives_several_rows(key):
