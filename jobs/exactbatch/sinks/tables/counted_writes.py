@@ -19,11 +19,17 @@ from exactbatch.sinks.tables.write_counts import PSYCOPG2_WRITES, WriteCounts
 
 
 def write_rows(
-    cursor: Cursor, table: TargetTable, statement: sql.Composable, *, candidates: sql.Composable | None = None
+    cursor: Cursor,
+    table: TargetTable,
+    statement: sql.Composable,
+    *,
+    candidates: sql.Composable | None = None,
+    removal: sql.Composable | None = None,
 ) -> int:
     """Run a statement that inserts or updates rows of a table; return how many.
 
-    A statement may return one row instead: first the number to return, last the number of rows written.
+    A statement may return one row instead: first the number to return, last the number of rows written. `removal` is a
+    statement that runs within it, as `removed`, and deletes rows that it inserts again.
 
     Raises TargetMismatch if the table refuses a row, or if triggers change other rows. `candidates` is a query of
     the rows to be written, with their lineage, from which the error takes the offsets of refused rows.
@@ -31,7 +37,7 @@ def write_rows(
     before = _counts_if_watched(cursor, table)
     cursor.execute("savepoint write")
     try:
-        cursor.execute(_noting(cursor, table, statement, removed=False))
+        cursor.execute(_noting(cursor, table, statement, removed=False, removal=removal))
         written, rows = _reported(cursor)
         # A deferred constraint would fail at the commit, when the rows that break it are no longer known.
         cursor.execute("set constraints all immediate")
@@ -101,13 +107,19 @@ def forbid_changes(cursor: Cursor, table: TargetTable, *, while_writing: TargetT
 
 
 def _noting(
-    cursor: Cursor, table: TargetTable, statement: sql.Composable, *, removed: bool
+    cursor: Cursor,
+    table: TargetTable,
+    statement: sql.Composable,
+    *,
+    removed: bool,
+    removal: sql.Composable | None = None,
 ) -> sql.Composable:
     """Return a statement that also notes the rows that it writes, if they are to be noted."""
     rows = cursor.written_rows
-    if rows is None or rows.table != table.name:
-        return statement
-    return rows.noting(statement, removed=removed)
+    queries = [] if removal is None else [sql.SQL("removed as ({})").format(removal)]
+    if rows is not None and rows.table == table.name:
+        return rows.noting(statement, removed=removed, queries=queries)
+    return sql.SQL("with {} {}").format(*queries, statement) if queries else statement
 
 
 def _check_deleted(cursor: Cursor, table: TargetTable, query: sql.Composable) -> None:
