@@ -1,13 +1,14 @@
-"""A unique value that moves from one row to another within a batch, or between batches, arrives where the source has it."""
+"""A unique value that moves from row to row, within a batch or between batches, ends where the source has it."""
 
+import json
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
-from exactbatch import Append, Together, Upsert
+from exactbatch import Append, Together, ToTopic, Upsert
 from exactbatch.errors import TargetMismatch
 from support.environment import LONG, draw_seed
 from support.staged_batches import Batches, Database, trigger
@@ -108,3 +109,164 @@ def test_values_move_between_the_rows_of_a_batch(db, batches, sink, index):
     source.made.replay((0, 0, len(source.made.log[0]) - 2))
     source.made.replay()
     assert emails(db) == source.state
+
+
+@pytest.mark.parametrize("sink", SINKS)
+def test_random_transactions_of_a_source_that_is_valid_after_each(db, batches, sink):
+    """A transaction gives any rows any e-mails; its changes come in any order, as with a deferrable constraint."""
+    chance = random.Random(draw_seed())
+    index = chance.choice(["a unique constraint", "an index on an expression", "an exclusion constraint"])
+    source = started(db, batches, sink, INDEXES[index])
+    free = set("abcdefgh")
+    for number in range(BATCHES // len(SINKS)):
+        changes: list[tuple[int, str | None]] = []
+        for _ in range(chance.randint(1, 3)):
+            keys = chance.sample(range(8), chance.randint(1, 6))
+            free |= {
+                source.state[key] for key in keys if key in source.state and source.state[key] in "abcdefgh"
+            }
+            given = [chance.random() < 0.2 for _ in keys]
+            emails_ = chance.sample(sorted(free), len(keys))
+            transaction = [
+                (key, None if gone else email) for key, email, gone in zip(keys, emails_, given, strict=True)
+            ]
+            free -= {email for _, email in transaction if email}
+            changes += source.changes(*transaction)
+        source.made.run(*changes)
+        assert emails(db) == source.state, number
+    source.made.replay()
+    assert emails(db) == source.state
+
+
+REFERENCES = {
+    "no action": True,
+    "no action deferrable initially deferred": True,
+    "restrict": False,
+    "cascade": False,
+    "set null": False,
+    "set default": False,
+}
+
+
+@pytest.mark.parametrize("action", REFERENCES)
+@pytest.mark.parametrize("sink", ["history", "latest only"])
+def test_rows_that_other_rows_reference(db, batches, sink, action):
+    """No child is lost: rows that hand values over are updated, and those that exchange them stay as they are if the
+    foreign key took that for a delete."""
+    source = started(db, batches, sink, INDEXES["a unique constraint"])
+    source.run((1, "a"), (2, "b"), (3, "c"))
+    db.execute(
+        f"create table child (parent int default 0 references t on delete {action}); "
+        "insert into child values (1), (2), (3)"
+    )
+    source.run((3, "d"), (2, "c"), (1, "b"))
+    assert emails(db) == source.state
+    before, swap = dict(source.state), source.changes((1, "c"), (2, "b"))
+    if REFERENCES[action]:
+        source.made.run(*swap)
+    else:
+        with pytest.raises(TargetMismatch, match="rows of the batch exchange values of one_each") as caught:
+            source.made.run(*swap)
+        assert caught.value.sqlstate is None
+        assert caught.value.constraint == "one_each"
+        assert emails(db) == before
+        remedy = "drop the constraint one_each, and add UNIQUE (email) deferrable initially deferred"
+        assert remedy in str(caught.value)
+        db.execute(
+            "alter table t drop constraint one_each, "
+            "add constraint one_each unique (email) deferrable initially deferred"
+        )
+        source.made.run(*swap)
+    assert emails(db) == source.state
+    assert db.rows("select parent from child order by 1") == [(1,), (2,), (3,)]
+
+
+def test_rows_whose_moving_values_other_rows_reference(db, batches):
+    """Children follow a value from row to row, one step after the other."""
+    source = started(db, batches, "history", INDEXES["a unique constraint"])
+    source.run((1, "a"), (2, "b"))
+    db.execute(
+        "create table child (id int, email text references t (email) on update cascade); "
+        "insert into child values (1, 'a'), (2, 'b')"
+    )
+    source.run((2, "c"), (1, "b"))
+    assert db.rows("select id, email from child order by 1") == [(1, "b"), (2, "c")]
+    with pytest.raises(TargetMismatch, match="foreign key .*child"):
+        source.run((2, "b"), (1, "c"))
+    assert db.rows("select id, email from child order by 1") == [(1, "b"), (2, "c")]
+
+
+@pytest.mark.parametrize("sink", ["history", "latest only"])
+def test_columns_that_the_pipeline_does_not_write_keep_their_values(db, batches, sink):
+    source = started(db, batches, sink, INDEXES["an index on a generated column"])
+    db.execute(
+        "alter table t add number bigint generated always as identity (start 100), add note text default 'new', "
+        "add gone int, add serial bigserial; alter table t drop column gone"
+    )
+    source.run((1, "a"), (2, "b"))
+    db.execute("update t set note = 'kept ' || id, active = null where id > 0")
+    before = db.rows("select id, number, note, active, serial from t order by 1")
+    source.run((2, "a"), (1, "b"))
+    assert emails(db) == source.state
+    assert db.rows("select id, number, note, active, serial from t order by 1") == before
+    assert db.rows("select count(*) from t where lowered <> email") == [(0,)]
+
+
+@pytest.mark.parametrize("sink", ["history", "latest only"])
+def test_rows_exchange_values_only_if_no_trigger_takes_that_for_a_delete(db, batches, sink):
+    source = started(db, batches, sink, INDEXES["a unique index"])
+    source.run((1, "a"), (2, "b"))
+    db.execute("create table seen (what text)")
+    db.execute(trigger("t", "after delete", "insert into seen values ('deleted'); return null;"))
+    source.run((2, "c"), (1, "b"))
+    assert emails(db) == source.state
+    with pytest.raises(TargetMismatch, match=r"An index cannot be deferred: .* or drop trigger meddle"):
+        source.run((2, "b"), (1, "c"))
+    assert not db.rows("select from seen")
+    db.execute("drop trigger meddle on t")
+    source.run((2, "b"), (1, "c"))
+    assert emails(db) == source.state
+
+
+@pytest.mark.parametrize("sink", SINKS)
+@pytest.mark.parametrize("index", ["a unique constraint", "an exclusion constraint"])
+def test_rows_that_end_with_the_same_value_are_refused(db, batches, sink, index):
+    source = started(db, batches, sink, INDEXES[index])
+    source.run((1, "a"), (2, "b"), (3, "c"))
+    before = emails(db)
+    for changes in ([(1, "c"), (2, "a")], [(4, "a")], [(1, "z"), (2, "z")], [(5, "z"), (6, "z")]):
+        with pytest.raises(TargetMismatch, match=r"it refuses what the batch writes: .*offset \d") as caught:
+            source.run(*changes)
+        assert caught.value.sqlstate == ("23P01" if "exclusion" in index else "23505")
+        assert caught.value.from_offset is not None
+        assert emails(db) == before
+
+
+def test_a_change_that_is_older_than_its_row_takes_no_part(db, batches):
+    made = batches(COLUMNS, SINKS["latest only and version"])
+    made.run((1, "a", 10, False), (2, "b", 10, False))
+    db.execute(INDEXES["a unique index"])
+    # The e-mail of the first row stays, so the second one cannot have it.
+    with pytest.raises(TargetMismatch) as caught:
+        made.run((1, "b", 5, False), (2, "a", 11, False))
+    assert caught.value.sqlstate == "23505"
+    made.run((1, "x", 5, False), (2, "c", 11, False), (3, "b", 1, False))
+    assert emails(db) == {1: "a", 2: "c", 3: "b"}
+
+
+def test_new_keys_with_ranges_that_rows_of_the_target_have(db, batches):
+    """The target has rows before the first batch, which an exclusion constraint finds before the key does."""
+    db.execute("create table t (id int, email text, version int, exclude using hash (email with =))")
+    db.execute("alter table t add primary key (id); insert into t values (1, 'a', 0), (2, 'b', 0)")
+    source = Source(batches(COLUMNS, SINKS["history"]))
+    source.run((2, "a"), (1, "b"))
+    assert emails(db) == source.state
+
+
+def test_results_of_rows_that_exchange_values_are_forwarded_once(db, batches):
+    made = batches(COLUMNS, SINKS["history"], forward=ToTopic("results"))
+    made.run((1, "a", 1, False), (2, "b", 1, False))
+    db.execute(f"{INDEXES['a unique index']}; delete from exactbatch.outbox")
+    made.run((1, "b", 2, False), (2, "a", 2, False))
+    values = [json.loads(bytes(value)) for (value,) in db.rows("select value from exactbatch.outbox")]
+    assert sorted((value["id"], value["email"]) for value in values) == [(1, "b"), (2, "a")]

@@ -4,7 +4,7 @@ A trigger, a rule or a policy can swallow, keep or change rows without an error.
 counters are compared with what the statement reports.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 import psycopg2
@@ -24,6 +24,7 @@ def write_rows(
     statement: sql.Composable,
     *,
     candidates: sql.Composable | None = None,
+    retried: Collection[str] = (),
     removal: sql.Composable | None = None,
 ) -> int:
     """Run a statement that inserts or updates rows of a table; return how many.
@@ -32,7 +33,8 @@ def write_rows(
     statement that runs within it, as `removed`, and deletes rows that it inserts again.
 
     Raises TargetMismatch if the table refuses a row, or if triggers change other rows. `candidates` is a query of
-    the rows to be written, with their lineage, from which the error takes the offsets of refused rows.
+    the rows to be written, with their lineage, from which the error takes the offsets of refused rows; not for the
+    sqlstates of `retried`, after which the caller tries another statement.
     """
     before = _counts_if_watched(cursor, table)
     cursor.execute("savepoint write")
@@ -45,7 +47,8 @@ def write_rows(
         if not is_refusal(error.pgcode):
             raise
         cursor.execute("rollback to savepoint write")
-        raise constraint_error(cursor, table, error, candidates) from error
+        rows_of_error = None if error.pgcode in retried else candidates
+        raise constraint_error(cursor, table, error, rows_of_error) from error
     cursor.execute("release savepoint write")
     if before is not None and not (done := counts_of(cursor, table) - before).is_insert_of(rows):
         raise _other_rows_changed(cursor, table, f"a statement wrote {rows} rows", done)

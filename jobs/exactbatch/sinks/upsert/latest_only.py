@@ -13,7 +13,6 @@ from psycopg2 import sql
 
 from exactbatch.columns import Column
 from exactbatch.errors import KeyOnTwoPartitions, TargetMismatch
-from exactbatch.errors.sqlstates import EXCLUSION_VIOLATION, UNIQUE_VIOLATION
 from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.staged_rows import StagedRows
 from exactbatch.sinks.tables.constraint_errors import candidates_of
@@ -21,7 +20,7 @@ from exactbatch.sinks.tables.counted_writes import delete_rows, write_rows
 from exactbatch.sinks.tables.lineage_table import LINEAGE, Part
 from exactbatch.sinks.tables.target import TargetTable
 from exactbatch.sinks.upsert.latest_changes import latest_first
-from exactbatch.sinks.upsert.moving_values import MovingValues
+from exactbatch.sinks.upsert.moving_values import IN_THE_WAY, MovingValues
 from exactbatch.sinks.values.byte_equality import differs, has_one_image
 from exactbatch.sinks.values.cast import Cast
 from exactbatch.sinks.values.null_safe_groups import column_list
@@ -227,23 +226,17 @@ class LatestOnly:
         )
         candidates = sql.SQL("{} and not deleted").format(candidates_of(casts, staged))
         cursor.execute(sql.SQL("select not exists (select from {})").format(self.target.identifier))
-        if cursor.fetchone()[0]:
-            # An insert that allows for rows with the same keys takes half as long again.
-            try:
-                return write_rows(cursor, self.target, insert, candidates=candidates)
-            except TargetMismatch as error:
-                if error.sqlstate not in (UNIQUE_VIOLATION, EXCLUSION_VIOLATION):
-                    raise
-        or_update = sql.SQL(" on conflict ({}) {}").format(self._names["key"], update)
+        # An insert that allows for rows with the same keys takes half as long again.
+        if not cursor.fetchone()[0]:
+            insert += sql.SQL(" on conflict ({}) {}").format(self._names["key"], update)
         try:
-            return write_rows(cursor, self.target, insert + or_update, candidates=candidates)
+            return write_rows(cursor, self.target, insert, candidates=candidates, retried=IN_THE_WAY)
         except TargetMismatch as error:
-            if error.sqlstate not in (UNIQUE_VIOLATION, EXCLUSION_VIOLATION):
+            if error.sqlstate not in IN_THE_WAY:
                 raise
             all_rows = sql.SQL("({})").format(rows)
-            return MovingValues(self.target, self.key, names, all_rows, later, update, candidates).write(
-                cursor, error
-            )
+            moving = MovingValues(self.target, self.key, names, all_rows, later, update, candidates)
+            return moving.write(cursor, error)
 
     def _check_written(
         self,

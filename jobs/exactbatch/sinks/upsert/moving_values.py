@@ -15,13 +15,20 @@ from typing import Final, NamedTuple
 from psycopg2 import sql
 
 from exactbatch.errors import TargetMismatch
-from exactbatch.errors.sqlstates import FOREIGN_KEY_VIOLATION, RESTRICT_VIOLATION
+from exactbatch.errors.sqlstates import (
+    EXCLUSION_VIOLATION,
+    FOREIGN_KEY_VIOLATION,
+    RESTRICT_VIOLATION,
+    UNIQUE_VIOLATION,
+)
 from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.tables.counted_writes import write_rows
 from exactbatch.sinks.tables.target import TargetTable
 from exactbatch.sinks.upsert.release_order import order_releases
 from exactbatch.sinks.values.null_safe_groups import column_list
 
+# What Postgres answers if another row is in the way.
+IN_THE_WAY: Final = (UNIQUE_VIOLATION, EXCLUSION_VIOLATION)
 # The rows of the target that change, where they are, and their places in the order; null if they are to be removed.
 _CHANGING: Final = sql.Identifier("exactbatch_changing")
 _TABLE: Final = sql.Identifier("exactbatch stored table")
@@ -88,12 +95,10 @@ class MovingValues:
     def write(self, cursor: Cursor, refusal: TargetMismatch) -> int:
         """Write the rows in an order in which no row is in the way of another; return how many.
 
-        `refusal` is the error of writing them in the order of their keys. Raises TargetMismatch: that one if no row of
-        the target changes, and another one if the constraint is violated by what the rows end as, or if rows have
-        exchanged values, and deleting one of them would have other effects.
+        `refusal` is the error of writing them in the order of their keys. Raises TargetMismatch if the rows violate
+        the constraint as they end, or if they exchange values, and deleting one of them would have other effects.
         """
-        if not self._lock_changing(cursor):
-            raise refusal
+        self._lock_changing(cursor)
         ordered, removed = order_releases(self._takeovers(cursor))
         if removed:
             self._check_removable(cursor, refusal)
@@ -112,8 +117,8 @@ class MovingValues:
             raise
         return written + write_rows(cursor, self.target, self._other_rows, candidates=self.candidates)
 
-    def _lock_changing(self, cursor: Cursor) -> int:
-        """Lock the rows that change, in the order of their keys, and note them; return how many there are."""
+    def _lock_changing(self, cursor: Cursor) -> None:
+        """Lock the rows that change, in the order of their keys, and note them."""
         cursor.execute(
             sql.SQL(
                 "create temporary table {changing} on commit drop as "
@@ -121,9 +126,7 @@ class MovingValues:
                 "join {rows} l on {same_key} where {changes} order by {of_row} for no key update of t"
             ).format(**self._names)
         )
-        found = cursor.rowcount
         cursor.execute(sql.SQL("analyze {}").format(_CHANGING))
-        return found
 
     def _takeovers(self, cursor: Cursor) -> list[tuple[tuple[int, str], tuple[int, str]]]:
         """Return pairs of changing rows: one, and another that has what is in its way until it changes."""
