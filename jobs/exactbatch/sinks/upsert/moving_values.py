@@ -136,7 +136,7 @@ class MovingValues:
         takeovers = []
         for index in indexes:
             cursor.execute(self._in_the_way(index, changed))
-            takeovers += [(tuple(row[:2]), tuple(row[2:])) for row in cursor.fetchall()]
+            takeovers += [((row[0], row[1]), (row[2], row[3])) for row in cursor.fetchall()]
         return takeovers
 
     def _in_the_way(self, index: _Index, changed: sql.Composable) -> sql.Composable:
