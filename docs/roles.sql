@@ -19,7 +19,11 @@ declare name text;
 begin
     foreach name in array array['exactbatch_owner', 'exactbatch_job', 'exactbatch_reader', 'exactbatch_reporter'] loop
         if to_regrole(name) is null then
-            execute format('create role %I nologin', name);
+            begin
+                execute format('create role %I nologin', name);
+            exception when duplicate_object or unique_violation then
+                null; -- the script runs in another database at the same time: roles are those of the whole server
+            end;
         end if;
     end loop;
     execute format('grant connect, create on database %I to exactbatch_owner', current_database());

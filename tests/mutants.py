@@ -27,6 +27,8 @@ _TIMEOUT_S: Final = 1200
 # `make test` is to notice each mutant, without the slow tests.
 _OPTIONS: Final = "-p", "no:cacheprovider", "-m", "not slow", "--hypothesis-profile", "unshrunk"
 _BATCH: Final = "tests/integration/test_batch.py"
+_MOVING: Final = "tests/integration/test_moving_values.py"
+_CREATED: Final = "tests/integration/test_created_together.py"
 _WRITES: Final = "tests/integration/test_target_writes.py"
 _AGGREGATE: Final = "tests/integration/test_aggregate.py"
 _REPLAY: Final = "tests/integration/test_replay.py"
@@ -860,12 +862,82 @@ MUTANTS: Final = (
     Mutant(
         "new rows are missing where the target has a row of one of their keys",
         "sinks/upsert/latest_rows.py",
-        "                raise\n            return False\n",
-        "                raise\n            return True\n",
+        "            moving.write(cursor, error)\n",
+        "",
         (
             "tests/integration/test_latest_changes.py"
             "::test_rows_that_the_target_has_before_their_first_change_are_updated",
         ),
+    ),
+    Mutant(
+        "rows are written in the order of their keys, whatever they take over",
+        "sinks/upsert/moving_values.py",
+        '"order by c.{place} nulls last, {of_changing} on',
+        '"order by {of_changing} on',
+        (f"{_MOVING}::test_values_move_between_the_rows_of_a_batch",),
+    ),
+    Mutant(
+        "of rows that exchange values, none is removed",
+        "sinks/upsert/moving_values.py",
+        "removal=self._removal if removed else None",
+        "removal=None",
+        (f"{_MOVING}::test_values_move_between_the_rows_of_a_batch",),
+    ),
+    Mutant(
+        "rows that exchange values lose what the pipeline does not write",
+        "sinks/upsert/moving_values.py",
+        "kept = [name for name in self.target.columns(cursor) if",
+        "kept = [name for name in () if",
+        (f"{_MOVING}::test_columns_that_the_pipeline_does_not_write_keep_their_values",),
+    ),
+    Mutant(
+        "rows that exchange values are deleted although a foreign key takes children along",
+        "sinks/upsert/moving_values.py",
+        "        if effects := self.target.row_changers(cursor):\n",
+        "        if False and (effects := self.target.row_changers(cursor)):\n",
+        (f"{_MOVING}::test_rows_that_other_rows_reference",),
+    ),
+    Mutant(
+        "a change that is older than its row takes part in an exchange",
+        "sinks/upsert/moving_values.py",
+        '"join {rows} l on {same_key} where {changes} order by',
+        '"join {rows} l on {same_key} where true or {changes} order by',
+        (f"{_MOVING}::test_a_change_that_is_older_than_its_row_takes_no_part",),
+    ),
+    Mutant(
+        "a schema that another session creates first is an error",
+        "postgres/creation.py",
+        "    _until_not_overtaken(cursor, create)\n",
+        "    create()\n",
+        (f"{_CREATED}::test_a_schema_that_another_session_creates",),
+    ),
+    Mutant(
+        "an index whose name another session takes first is an error",
+        "postgres/creation.py",
+        "    _until_not_overtaken(cursor, lambda: cursor.execute(statement))\n",
+        "    cursor.execute(statement)\n",
+        (f"{_CREATED}::test_a_name_that_another_session_takes",),
+    ),
+    Mutant(
+        "two registrations at the same time do not see each other",
+        "ledger/registration.py",
+        "        _QUERIES.lock_registrations(self._connection)\n",
+        "",
+        (f"{_CREATED}::test_of_two_registrations_at_the_same_time_the_second_is_checked_against_the_first",),
+    ),
+    Mutant(
+        "two pipelines create the index of their changes at the same time",
+        "sinks/upsert/change_index.py",
+        "\"select pg_try_advisory_xact_lock(hashtextextended('exactbatch index ' || %s, 0))\"",
+        "\"select %s <> ''\"",
+        (f"{_CREATED}::test_two_pipelines_write_their_first_changes_at_the_same_time",),
+    ),
+    Mutant(
+        "an object that another session creates first is an error for good",
+        "errors/sqlstates.py",
+        "    elif sqlstate == UNIQUE_VIOLATION and is_of_catalog(message):\n",
+        "    elif False:\n",
+        (f"{_CREATED}::test_an_object_that_another_session_creates_is_a_retryable_error",),
     ),
     Mutant(
         "an earlier change in another partition is not noticed",

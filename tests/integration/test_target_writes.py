@@ -812,23 +812,6 @@ def test_values_too_long_for_an_index_are_named_by_their_offsets(db, batches):
     assert made.run(("short", 1, False)).wrote
 
 
-def test_rows_that_exchange_unique_values_need_deferrable_constraint(db, batches):
-    made = batches("id int, seat text", Upsert("public.t", key=("id",)))
-    made.run((1, "a", False), (2, "b", False))
-    db.execute("alter table t add constraint one_each unique (seat)")
-    with pytest.raises(TargetMismatch) as caught:
-        made.run((1, "b", False), (2, "a", False))
-    assert "drop the constraint one_each, and add UNIQUE (seat) deferrable initially deferred." in str(
-        caught.value
-    )
-    db.execute(
-        "alter table t drop constraint one_each; "
-        "alter table t add constraint one_each unique (seat) deferrable initially deferred"
-    )
-    made.run((1, "b", False), (2, "a", False))
-    assert db.rows("select id, seat from t order by id") == [(1, "b"), (2, "a")]
-
-
 def test_key_without_overlaps_does_not_identify_rows_to_publication(db, batches):
     db.execute(
         "create table t (id int, v int, during int4range default 'empty', days daterange default 'empty', "

@@ -21,6 +21,9 @@ from exactbatch.errors import (
 INSUFFICIENT_PRIVILEGE: Final = "42501"
 UNDEFINED_TABLE: Final = "42P01"
 UNIQUE_VIOLATION: Final = "23505"
+EXCLUSION_VIOLATION: Final = "23P01"
+FOREIGN_KEY_VIOLATION: Final = "23503"
+RESTRICT_VIOLATION: Final = "23001"
 DATA_EXCEPTION: Final = "22"  # the class of errors about a value
 LOST_CONNECTION: Final = "08"  # the class of errors about a connection
 # A regular expression: errors of the server, the session, a privilege or a missing staging table, not of a value.
@@ -28,6 +31,8 @@ NOT_OF_A_VALUE: Final = f"^(08|25|40|53|57|58|XX|{INSUFFICIENT_PRIVILEGE}|{UNDEF
 _STAGING: Final = "exactbatch_staging"
 _QUERY_WAIT: Final = "query_wait_timeout"
 _POLICY: Final = "row-level security"
+# The unique indexes of Postgres's own catalog, in a message in any language.
+_OF_CATALOG: Final = re.compile(r"\bpg_[a-z_]+_index\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +294,11 @@ def meaning(sqlstate: str) -> Meaning:
     return MEANINGS.get(sqlstate) or MEANINGS.get(sqlstate[:2]) or UNLISTED
 
 
+def is_of_catalog(message: str) -> bool:
+    """True if the message of a unique violation is about Postgres's own catalog, not about rows of a table."""
+    return _OF_CATALOG.search(message) is not None
+
+
 def is_refusal(sqlstate: str | None) -> bool:
     """True if the server refuses the rows of a statement; false for an internal error and for a lost session."""
     return sqlstate is not None and (
@@ -306,6 +316,8 @@ def error_for(sqlstate: str | None, message: str, *, where: str = "", lost: bool
         meant = _POOL_FULL  # and not a row with this text
     elif sqlstate is None:
         meant = LOST if lost else NO_SQLSTATE
+    elif sqlstate == UNIQUE_VIOLATION and is_of_catalog(message):
+        meant = _CREATED
     elif sqlstate == UNDEFINED_TABLE and _STAGING in message:
         meant = _STAGING_GONE
     elif sqlstate == INSUFFICIENT_PRIVILEGE and _POLICY in message:

@@ -49,6 +49,7 @@ class Registration(Forwards):
         Raises ConfigurationError if another pipeline loads one of its topics into the same target, unless
         `share_topics` allows both.
         """
+        _QUERIES.lock_registrations(self._connection)
         registered = self._definition(pipeline.name)
         renamed = rename is not None and self._rename(rename, pipeline.name, registered)
         if renamed:

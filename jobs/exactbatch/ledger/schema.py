@@ -36,8 +36,6 @@ def migrate(
             f"expected Postgres 16 or newer, found {connection.server_version // 10000}. Upgrade the server."
         )
     with transaction(connection) as cursor:
-        # If two `exactbatch init` run at the same time, the second waits here and then has nothing to do.
-        cursor.execute("select pg_advisory_xact_lock(hashtext('exactbatch.schema_version'))")
         return apply_migrations(cursor, folder, progress=progress)
 
 
@@ -49,6 +47,8 @@ def apply_migrations(
 ) -> list[int]:
     """Migrate as migrate() does, within the caller's transaction."""
     applied = []
+    # If two `exactbatch init` run at the same time, the second waits here and then has nothing to do.
+    cursor.execute("select pg_advisory_xact_lock(hashtext('exactbatch.schema_version'))")
     cursor.execute("create schema if not exists exactbatch")
     cursor.execute("create schema if not exists exactbatch_staging")
     cursor.execute(

@@ -28,17 +28,21 @@ class WrittenRows:
     value: sql.Composable
     order: sql.Composable
 
-    def noting(self, statement: sql.Composable, *, removed: bool) -> sql.Composable:
+    def noting(
+        self, statement: sql.Composable, *, removed: bool, queries: Sequence[sql.Composable] = ()
+    ) -> sql.Composable:
         """Return a statement that does the same, notes each row that it writes or deletes, and returns their number.
 
+        `queries` are those of its `with`. Rows that they write or delete are not noted.
         An insert or update must write a table without an alias or with the alias t, a delete must name its table t.
         """
         return sql.SQL(
-            "with written as ({statement} returning {columns}), "
+            "with {queries} written as ({statement} returning {columns}), "
             "noted as (insert into {noted} (removed, key, value) "
             "select {removed}, {key}, {value} from written w order by {order} returning 1) "
             "select (select count(*) from written) as number, (select count(*) from noted) as rows"
         ).format(
+            queries=sql.SQL("").join(sql.SQL("{}, ").format(query) for query in queries),
             statement=statement,
             columns=sql.SQL(", ").join(
                 sql.Identifier(*(["t"] if removed else []), name) for name in self.columns

@@ -1,5 +1,9 @@
 -- The rows of exactbatch.pipeline. {Definition} stands for the columns that Definition has.
 
+-- name: lock_registrations!
+-- Block every other registration until this transaction ends: what one checks about the others must hold.
+select pg_advisory_xact_lock(hashtext('exactbatch.pipeline'));
+
 -- name: lock_pipeline^
 -- Block every other plan and publish of this pipeline until this transaction ends.
 select {Definition}

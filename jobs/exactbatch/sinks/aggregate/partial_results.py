@@ -8,6 +8,7 @@ from psycopg2 import sql
 
 from exactbatch.columns import Column
 from exactbatch.postgres.connection import Cursor
+from exactbatch.postgres.creation import create_named
 from exactbatch.sinks.aggregate.functions import AggregateFunction
 from exactbatch.sinks.aggregate.window import Window
 from exactbatch.sinks.staged_rows import StagedRows
@@ -54,10 +55,11 @@ class PartialResults:
         """Create the table if it is missing, and otherwise check its columns."""
         if self.table.prepare(cursor, (*self.result_columns(columns), RECORDS), evolve=evolve, exact=True):
             # Nulls are equal in the hash of a record, and in no other index that a join can use.
-            cursor.execute(
+            create_named(
+                cursor,
                 sql.SQL("create index on {} ({})").format(
                     self.table.identifier, group_hash(self.group_columns)
-                )
+                ),
             )
         check_companion(cursor, self.table.table)
         check_collations(cursor, self.table.table, self.group_columns)

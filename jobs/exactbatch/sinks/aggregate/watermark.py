@@ -8,6 +8,7 @@ from psycopg2 import sql
 
 from exactbatch.columns import Column
 from exactbatch.postgres.connection import Cursor
+from exactbatch.postgres.creation import create_named
 from exactbatch.sinks.aggregate.window import TIMESTAMPTZ
 from exactbatch.sinks.staged_rows import StagedRows
 from exactbatch.sinks.tables.counted_writes import write_rows
@@ -65,10 +66,10 @@ class Watermark:
         """Create the table if it is missing, and otherwise check its columns."""
         names = [column.name for column in _COLUMNS]
         if prepare_table(cursor, self.table, _COLUMNS, required=names, key=names[:3]):
-            cursor.execute(
-                sql.SQL("create index on {} (topic, partition, event_time)").format(self.identifier)
-            )
-            cursor.execute(sql.SQL("create index on {} (batch_id)").format(self.identifier))
+            for columns in ("topic, partition, event_time", "batch_id"):
+                create_named(
+                    cursor, sql.SQL("create index on {} ({})").format(self.identifier, sql.SQL(columns))
+                )
         check_companion(cursor, self.table)
 
     def remember(self, cursor: Cursor) -> None:

@@ -9,6 +9,7 @@ from psycopg2 import sql
 from exactbatch.columns import Column
 from exactbatch.errors import TargetMismatch
 from exactbatch.postgres.connection import Cursor
+from exactbatch.postgres.creation import create_named
 from exactbatch.sinks.aggregate.watermark import Watermark
 from exactbatch.sinks.aggregate.window import Window
 from exactbatch.sinks.ledger_conditions import earlier_reason, is_advance
@@ -42,10 +43,11 @@ class WindowFinality:
 
     def create_index(self, cursor: Cursor, target: TargetTable) -> None:
         """Create the index of a new target by which windows that are not final are found."""
-        cursor.execute(
+        create_named(
+            cursor,
             sql.SQL("create index on {} ({}) where not final").format(
                 target.identifier, sql.Identifier(self.window.start.name)
-            )
+            ),
         )
 
     def check_target(self, cursor: Cursor, target: TargetTable) -> None:

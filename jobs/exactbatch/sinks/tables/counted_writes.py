@@ -4,7 +4,7 @@ A trigger, a rule or a policy can swallow, keep or change rows without an error.
 counters are compared with what the statement reports.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 import psycopg2
@@ -19,19 +19,27 @@ from exactbatch.sinks.tables.write_counts import PSYCOPG2_WRITES, WriteCounts
 
 
 def write_rows(
-    cursor: Cursor, table: TargetTable, statement: sql.Composable, *, candidates: sql.Composable | None = None
+    cursor: Cursor,
+    table: TargetTable,
+    statement: sql.Composable,
+    *,
+    candidates: sql.Composable | None = None,
+    retried: Collection[str] = (),
+    removal: sql.Composable | None = None,
 ) -> int:
     """Run a statement that inserts or updates rows of a table; return how many.
 
-    A statement may return one row instead: first the number to return, last the number of rows written.
+    A statement may return one row instead: first the number to return, last the number of rows written. `removal` is a
+    statement that runs within it, as `removed`, and deletes rows that it inserts again.
 
     Raises TargetMismatch if the table refuses a row, or if triggers change other rows. `candidates` is a query of
-    the rows to be written, with their lineage, from which the error takes the offsets of refused rows.
+    the rows to be written, with their lineage, from which the error takes the offsets of refused rows; not for the
+    sqlstates of `retried`, after which the caller tries another statement.
     """
     before = _counts_if_watched(cursor, table)
     cursor.execute("savepoint write")
     try:
-        cursor.execute(_noting(cursor, table, statement, removed=False))
+        cursor.execute(_noting(cursor, table, statement, removed=False, removal=removal))
         written, rows = _reported(cursor)
         # A deferred constraint would fail at the commit, when the rows that break it are no longer known.
         cursor.execute("set constraints all immediate")
@@ -39,7 +47,8 @@ def write_rows(
         if not is_refusal(error.pgcode):
             raise
         cursor.execute("rollback to savepoint write")
-        raise constraint_error(cursor, table, error, candidates) from error
+        rows_of_error = None if error.pgcode in retried else candidates
+        raise constraint_error(cursor, table, error, rows_of_error) from error
     cursor.execute("release savepoint write")
     if before is not None and not (done := counts_of(cursor, table) - before).is_insert_of(rows):
         raise _other_rows_changed(cursor, table, f"a statement wrote {rows} rows", done)
@@ -101,13 +110,19 @@ def forbid_changes(cursor: Cursor, table: TargetTable, *, while_writing: TargetT
 
 
 def _noting(
-    cursor: Cursor, table: TargetTable, statement: sql.Composable, *, removed: bool
+    cursor: Cursor,
+    table: TargetTable,
+    statement: sql.Composable,
+    *,
+    removed: bool,
+    removal: sql.Composable | None = None,
 ) -> sql.Composable:
     """Return a statement that also notes the rows that it writes, if they are to be noted."""
     rows = cursor.written_rows
-    if rows is None or rows.table != table.name:
-        return statement
-    return rows.noting(statement, removed=removed)
+    queries = [] if removal is None else [sql.SQL("removed as ({})").format(removal)]
+    if rows is not None and rows.table == table.name:
+        return rows.noting(statement, removed=removed, queries=queries)
+    return sql.SQL("with {} {}").format(*queries, statement) if queries else statement
 
 
 def _check_deleted(cursor: Cursor, table: TargetTable, query: sql.Composable) -> None:

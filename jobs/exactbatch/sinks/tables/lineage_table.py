@@ -12,6 +12,7 @@ from exactbatch.errors import ConfigurationError
 from exactbatch.offsets import OffsetRange
 from exactbatch.postgres.array_literals import bigint_array
 from exactbatch.postgres.connection import Cursor
+from exactbatch.postgres.creation import create_named
 from exactbatch.sinks.staged_rows import CheckedJson, StagedRows
 from exactbatch.sinks.tables.check_stored_rows import check_stored_rows
 from exactbatch.sinks.tables.constraint_errors import candidates_of
@@ -110,10 +111,11 @@ class LineageTable:
         if created:
             # A block-range index costs next to nothing to keep, and rows lie in the order of their batches; a
             # primary key on lineage would more than halve the speed of publish.
-            cursor.execute(
+            create_named(
+                cursor,
                 sql.SQL("create index on {} using brin ({}) with (pages_per_range = 32)").format(
                     self.identifier, sql.SQL(", ").join(map(sql.Identifier, required))
-                )
+                ),
             )
             if not partition_by:  # Postgres refuses storage parameters for a partitioned table
                 cursor.execute(sql.SQL("alter table {} set ({})").format(self.identifier, _INDEXED_SOON))

@@ -11,6 +11,7 @@ from exactbatch.columns import Column
 from exactbatch.errors import PostgresUnavailable, TargetMismatch
 from exactbatch.postgres.catalog import check_kinds, check_schema
 from exactbatch.postgres.connection import Cursor
+from exactbatch.postgres.creation import create_named, create_schema
 from exactbatch.sinks.tables.target import StoredColumn, TargetTable, quoted
 from exactbatch.sinks.tables.target_checks import check_replicated
 
@@ -65,10 +66,7 @@ def prepare_table(
     if key:
         names = sql.SQL(", ").join(map(sql.Identifier, key))
         definitions.append(sql.SQL("primary key ({})").format(names))
-    # Even if the schema exists, `if not exists` asks for the privilege to create one.
-    cursor.execute("select to_regnamespace(quote_ident(%s)) is null", table.name[:1])
-    if cursor.fetchone()[0]:
-        cursor.execute(sql.SQL("create schema {}").format(sql.Identifier(table.name[0])))
+    create_schema(cursor, table.name[0])
     _create(cursor, table, definitions, key, partition_by)
     # Text may not be castable to a type that the database's owner made.
     _check_columns(cursor, table, (*columns, *lineage), exact=exact)
@@ -87,7 +85,7 @@ def _create(
     )
     cursor.execute("savepoint create_table")
     try:
-        cursor.execute(create)
+        create_named(cursor, create)
     except psycopg2.errors.UndefinedObject as error:
         if not key:
             raise
@@ -107,7 +105,7 @@ def add_columns(cursor: Cursor, table: TargetTable, columns: Sequence[Column]) -
     if not (stored := table.columns(cursor)):
         return
     added = [
-        sql.SQL("add column {} {}").format(sql.Identifier(column.name), sql.SQL(column.type))
+        sql.SQL("add column if not exists {} {}").format(sql.Identifier(column.name), sql.SQL(column.type))
         for column in columns
         if column.name not in stored
     ]

@@ -7,6 +7,7 @@ import psycopg2.errors
 from psycopg2 import sql
 
 from exactbatch.postgres.connection import Cursor
+from exactbatch.postgres.creation import create_named
 from exactbatch.sinks.tables.lineage_table import LineageTable
 from exactbatch.sinks.values.null_safe_groups import column_list
 
@@ -55,9 +56,17 @@ class ChangeIndex:
         if not cursor.fetchone()[0]:
             return False
         cursor.execute(sql.SQL("select not exists (select from {})").format(self.changes.identifier))
+        if not cursor.fetchone()[0]:
+            return False
+        # Two pipelines with one target may write their first changes at the same time. An index locks out the changes
+        # of others, so that each would wait for the other one to end.
+        cursor.execute(
+            "select pg_try_advisory_xact_lock(hashtextextended('exactbatch index ' || %s, 0))",
+            (self.changes.identifier.as_string(cursor),),
+        )
         return bool(cursor.fetchone()[0])
 
     def _create(self, cursor: Cursor) -> None:
-        cursor.execute(
-            sql.SQL("create index on {} ({})").format(self.changes.identifier, column_list(self.key))
+        create_named(
+            cursor, sql.SQL("create index on {} ({})").format(self.changes.identifier, column_list(self.key))
         )

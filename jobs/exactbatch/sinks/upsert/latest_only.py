@@ -13,7 +13,6 @@ from psycopg2 import sql
 
 from exactbatch.columns import Column
 from exactbatch.errors import TargetMismatch
-from exactbatch.errors.sqlstates import UNIQUE_VIOLATION
 from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.staged_rows import StagedRows
 from exactbatch.sinks.tables.constraint_errors import candidates_of
@@ -21,6 +20,7 @@ from exactbatch.sinks.tables.counted_writes import delete_rows, write_rows
 from exactbatch.sinks.tables.lineage_table import LINEAGE, Part
 from exactbatch.sinks.tables.target import TargetTable
 from exactbatch.sinks.upsert.change_order import LAST_OFFSET, PLACE, ChangeOrder, is_greater
+from exactbatch.sinks.upsert.moving_values import IN_THE_WAY, MovingValues
 from exactbatch.sinks.values.byte_equality import differs, has_one_image
 from exactbatch.sinks.values.cast import Cast
 from exactbatch.sinks.values.null_safe_groups import column_list
@@ -84,7 +84,7 @@ class LatestOnly:
         if deletes:
             self._delete(cursor, staged, casts, later, deletes)
         written = self._insert_or_update(
-            cursor, staged, casts, self._is_later("excluded", is_replay=is_replay)
+            cursor, staged, casts, later, self._is_later("excluded", is_replay=is_replay)
         )
         if written != others or self.target.triggers(cursor):
             self._check_written(cursor, staged, casts, later, written)
@@ -185,7 +185,12 @@ class LatestOnly:
             raise _missing(self.markers, expected - written)
 
     def _insert_or_update(
-        self, cursor: Cursor, staged: StagedRows, casts: Sequence[Cast], later: sql.Composable
+        self,
+        cursor: Cursor,
+        staged: StagedRows,
+        casts: Sequence[Cast],
+        later: sql.Composable,
+        excluded_later: sql.Composable,
     ) -> int:
         """Insert the latest staged changes, or update the rows that they are later than; return how many.
 
@@ -199,36 +204,43 @@ class LatestOnly:
             for cast in casts
             if cast.column.name in self.order.key and has_one_image(cast.type)
         }
-        insert = sql.SQL(
-            "insert into {target} as t ({names}) select {values}, {lineage}, {batch_id} from ("
+        rows = sql.SQL(
+            "select {values}, {lineage}, {batch_id} as batch_id from ("
             "select {row} from {staged} where not deleted order by {key} offset 0) l "
-            "cross join lateral (select * from {staging} where ctid = l.{row} offset 0) looked_up "
+            "cross join lateral (select * from {staging} where ctid = l.{row} offset 0) looked_up"
         ).format(
             **self._names,
-            names=column_list(names),
-            values=sql.SQL(", ").join(cast.expression for cast in casts),
+            values=sql.SQL(", ").join(
+                sql.SQL("{} as {}").format(cast.expression, sql.Identifier(cast.column.name))
+                for cast in casts
+            ),
             batch_id=sql.Literal(staged.batch_id),
             staging=staged.table,
         )
-        or_update = sql.SQL("on conflict ({key}) do update set {update} where {later}").format(
-            key=self._names["key"],
-            update=sql.SQL(", ").join(
+        insert = sql.SQL("insert into {} as t ({}) {}").format(
+            self.target.identifier, column_list(names), rows
+        )
+        update = sql.SQL("do update set {} where {}").format(
+            sql.SQL(", ").join(
                 sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name))
                 for name in names
                 if name not in alike
             ),
-            later=later,
+            excluded_later,
         )
         candidates = sql.SQL("{} and not deleted").format(candidates_of(casts, staged))
         cursor.execute(sql.SQL("select not exists (select from {})").format(self.target.identifier))
-        if cursor.fetchone()[0]:
-            # An insert that allows for rows with the same keys takes half as long again.
-            try:
-                return write_rows(cursor, self.target, insert, candidates=candidates)
-            except TargetMismatch as error:
-                if error.sqlstate != UNIQUE_VIOLATION:
-                    raise
-        return write_rows(cursor, self.target, insert + or_update, candidates=candidates)
+        # An insert that allows for rows with the same keys takes half as long again.
+        if not cursor.fetchone()[0]:
+            insert += sql.SQL(" on conflict ({}) {}").format(self._names["key"], update)
+        try:
+            return write_rows(cursor, self.target, insert, candidates=candidates, retried=IN_THE_WAY)
+        except TargetMismatch as error:
+            if error.sqlstate not in IN_THE_WAY:
+                raise
+            all_rows = sql.SQL("({})").format(rows)
+            moving = MovingValues(self.target, self.order.key, names, all_rows, later, update, candidates)
+            return moving.write(cursor, error)
 
     def _check_written(
         self,

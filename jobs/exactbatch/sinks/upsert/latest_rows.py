@@ -8,7 +8,6 @@ from psycopg2 import sql
 
 from exactbatch.columns import Column
 from exactbatch.errors import TargetMismatch
-from exactbatch.errors.sqlstates import UNIQUE_VIOLATION
 from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.staged_rows import StagedRows
 from exactbatch.sinks.tables.affected_keys import AFFECTED
@@ -17,6 +16,7 @@ from exactbatch.sinks.tables.counted_writes import delete_rows, forbid_changes, 
 from exactbatch.sinks.tables.lineage_table import LineageTable
 from exactbatch.sinks.tables.target import TargetTable
 from exactbatch.sinks.upsert.latest_changes import KEPT, ROW, STAGED
+from exactbatch.sinks.upsert.moving_values import IN_THE_WAY, MovingValues
 from exactbatch.sinks.values.byte_equality import differs, has_one_image
 from exactbatch.sinks.values.cast import Cast
 from exactbatch.sinks.values.kept_values import kept_rules
@@ -59,8 +59,7 @@ class LatestRows:
             )
             # Looking up rows takes less time than Postgres expects, and compiling such a statement takes more.
             cursor.execute("set local jit to off")
-            if triggers or not all_new or not self._insert_new(cursor, casts, in_order, candidates):
-                self._insert_or_update(cursor, casts, in_order, candidates)
+            self._write_rows(cursor, casts, latest, in_order, candidates, all_new=all_new and not triggers)
             if triggers:
                 self._check_written(cursor, casts, latest, triggers)
 
@@ -104,32 +103,18 @@ class LatestRows:
                 until_offset=offset + 1,
             )
 
-    def _insert_new(
-        self, cursor: Cursor, casts: Sequence[Cast], latest: sql.Composable, candidates: sql.Composable
-    ) -> bool:
-        """Insert rows of keys that should have none; return False, and insert nothing, if a unique index refuses one.
-
-        An insert that allows for rows with the same keys takes half as long again.
-        """
-        try:
-            write_rows(
-                cursor,
-                self.target,
-                sql.SQL("insert into {} ({}) {}").format(
-                    self.target.identifier, column_list(cast.column.name for cast in casts), latest
-                ),
-                candidates=candidates,
-            )
-        except TargetMismatch as error:
-            if error.sqlstate != UNIQUE_VIOLATION:
-                raise
-            return False
-        return True
-
-    def _insert_or_update(
-        self, cursor: Cursor, casts: Sequence[Cast], latest: sql.Composable, candidates: sql.Composable
+    def _write_rows(
+        self,
+        cursor: Cursor,
+        casts: Sequence[Cast],
+        latest: sql.Composable,
+        in_order: sql.Composable,
+        candidates: sql.Composable,
+        *,
+        all_new: bool,
     ) -> None:
-        """Insert rows, or update those whose keys are there; `candidates` are those of this batch, for errors."""
+        """Insert rows, or update those whose keys are there: with `all_new`, there should be none."""
+        names = [cast.column.name for cast in casts]
         # Equal keys can look different: the row has the key as its latest change writes it.
         written = [
             cast.column.name
@@ -147,17 +132,25 @@ class LatestRows:
             if written
             else sql.SQL("do nothing")
         )
-        write_rows(
-            cursor,
-            self.target,
-            sql.SQL("insert into {target} as t ({names}) {latest} on conflict ({key}) {update}").format(
-                **self._names,
-                names=column_list(cast.column.name for cast in casts),
-                latest=latest,
-                update=update,
-            ),
-            candidates=candidates,
+        insert = sql.SQL("insert into {} as t ({}) {}").format(
+            self.target.identifier, column_list(names), in_order
         )
+        # An insert that allows for rows with the same keys takes half as long again.
+        or_update = sql.SQL(" on conflict ({}) {}").format(self._names["key"], update)
+        try:
+            write_rows(
+                cursor,
+                self.target,
+                insert if all_new else insert + or_update,
+                candidates=candidates,
+                retried=IN_THE_WAY,
+            )
+        except TargetMismatch as error:
+            if error.sqlstate not in IN_THE_WAY:
+                raise
+            changes = differs(column_list(written, of="t"), column_list(written, of="l"))
+            moving = MovingValues(self.target, self.key, names, latest, changes, update, candidates)
+            moving.write(cursor, error)
 
     def _find_obsolete(self, cursor: Cursor) -> None:
         """Find the affected keys that have no row any more; the cursor's row count is how many there are."""

@@ -1,0 +1,336 @@
+"""Write rows of which one takes over a unique value, or a place in an exclusion constraint, from another one.
+
+Postgres checks such constraints row by row, unless they are deferrable, which an index cannot be. So the rows that
+change are locked in the order of their keys, as in every batch, and then written in another order: what holds a value
+before what takes it over, and new keys last. Of rows that take over from each other in a circle, one is deleted and
+inserted again, in the statement that writes the others: a foreign key without an action is checked at its end.
+
+A third of the module is queries of Postgres's catalog, and of the rows that are in each other's way.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from psycopg2 import sql
+
+from exactbatch.errors import TargetMismatch
+from exactbatch.errors.sqlstates import (
+    EXCLUSION_VIOLATION,
+    FOREIGN_KEY_VIOLATION,
+    RESTRICT_VIOLATION,
+    UNIQUE_VIOLATION,
+)
+from exactbatch.postgres.connection import Cursor
+from exactbatch.sinks.tables.counted_writes import write_rows
+from exactbatch.sinks.tables.target import TargetTable
+from exactbatch.sinks.upsert.release_order import order_releases
+from exactbatch.sinks.values.null_safe_groups import column_list
+
+# What Postgres answers if another row is in the way.
+IN_THE_WAY: Final = (UNIQUE_VIOLATION, EXCLUSION_VIOLATION)
+# The rows of the target that change, where they are, and their places in the order; null if they are to be removed.
+_CHANGING: Final = sql.Identifier("exactbatch_changing")
+_TABLE: Final = sql.Identifier("exactbatch stored table")
+_ROW: Final = sql.Identifier("exactbatch stored row")
+_PLACE: Final = sql.Identifier("exactbatch place")
+# What an index that is checked row by row compares: expressions, their collations, and the operators by which two rows
+# are in each other's way. An index of a partition counts once if it belongs to one of the whole table.
+_INDEXES: Final = """
+with family as (
+    select %(table)s::regclass::oid as oid union select relid::oid from pg_partition_tree(%(table)s::regclass)
+)
+select array_agg(pg_get_indexdef(i.indexrelid, k.number::int, true) order by k.number) as expressions,
+       array_agg(case when c.oid is not null then format('%%I.%%I', cn.nspname, c.collname) end order by k.number)
+           as collations,
+       array_agg(format('operator(%%I.%%s)', n.nspname, o.oprname) order by k.number) as operators,
+       coalesce(pg_get_expr(i.indpred, i.indrelid), 'true') as predicate, i.indnullsnotdistinct as nulls_equal
+from family f join pg_index i on i.indrelid = f.oid
+left join pg_constraint x on x.conindid = i.indexrelid and x.conexclop is not null
+cross join lateral unnest((i.indcollation::oid[])[0:i.indnkeyatts - 1], (i.indclass::oid[])[0:i.indnkeyatts - 1],
+    x.conexclop) with ordinality k (compared_by, class, excludes, number)
+join pg_opclass p on p.oid = k.class
+left join pg_amop a on a.amopfamily = p.opcfamily and a.amopstrategy = 3 and k.excludes is null
+    and a.amoplefttype = p.opcintype and a.amoprighttype = p.opcintype
+join pg_operator o on o.oid = coalesce(k.excludes, a.amopopr) join pg_namespace n on n.oid = o.oprnamespace
+left join pg_collation c on c.oid = k.compared_by left join pg_namespace cn on cn.oid = c.collnamespace
+where (i.indisunique or i.indisexclusion) and i.indimmediate and i.indisvalid
+and not exists (select from pg_inherits h where h.inhrelid = i.indexrelid)
+group by i.indexrelid order by i.indexrelid
+"""
+_COMPUTED: Final = """
+select a.attname::text as name, pg_get_expr(d.adbin, d.adrelid) as expression
+from pg_attribute a join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
+where a.attrelid = %s::regclass and a.attgenerated <> '' and not a.attisdropped
+"""
+
+
+class _Index(NamedTuple):
+    expressions: Sequence[str]
+    collations: Sequence[str | None]
+    operators: Sequence[str]
+    predicate: str
+    nulls_equal: bool
+
+
+@dataclass(frozen=True)
+class MovingValues:
+    """Rows to write into a target, and which of its rows they change.
+
+    names       the columns that are written
+    rows        a relation with these columns, and one row for each key
+    changes     the condition, over a row `l` of `rows` and the row `t` of its key, that `t` changes
+    on_conflict the clause that updates the row `t` if it changes
+    candidates  a query of the rows to write, with their lineage, for errors
+    """
+
+    target: TargetTable
+    key: Sequence[str]
+    names: Sequence[str]
+    rows: sql.Composable
+    changes: sql.Composable
+    on_conflict: sql.Composable
+    candidates: sql.Composable
+
+    def write(self, cursor: Cursor, refusal: TargetMismatch) -> int:
+        """Write the rows in an order in which no row is in the way of another; return how many.
+
+        `refusal` is the error of writing them in the order of their keys. Raises TargetMismatch if the rows violate
+        the constraint as they end, or if they exchange values, and deleting one of them would have other effects.
+        """
+        self._lock_changing(cursor)
+        ordered, removed = order_releases(self._takeovers(cursor))
+        if removed:
+            self._check_removable(cursor, refusal)
+        self._place(cursor, ordered, removed)
+        try:
+            written = write_rows(
+                cursor,
+                self.target,
+                self._changing_rows(cursor, with_removed=bool(removed)),
+                candidates=self.candidates,
+                removal=self._removal if removed else None,
+            )
+        except TargetMismatch as error:
+            if removed and self._is_restricted(cursor, error):
+                raise self._not_removable(cursor, refusal, f"foreign key {error.constraint}") from error
+            raise
+        return written + write_rows(cursor, self.target, self._other_rows, candidates=self.candidates)
+
+    def _lock_changing(self, cursor: Cursor) -> None:
+        """Lock the rows that change, in the order of their keys, and note them."""
+        cursor.execute(
+            sql.SQL(
+                "create temporary table {changing} on commit drop as "
+                "select {of_row}, t.tableoid as {table}, t.ctid as {row}, 0 as {place} from {target} t "
+                "join {rows} l on {same_key} where {changes} order by {of_row} for no key update of t"
+            ).format(**self._names)
+        )
+        cursor.execute(sql.SQL("analyze {}").format(_CHANGING))
+
+    def _takeovers(self, cursor: Cursor) -> list[tuple[tuple[int, str], tuple[int, str]]]:
+        """Return pairs of changing rows: one, and another that has what is in its way until it changes."""
+        cursor.execute(_INDEXES, {"table": self.target.identifier.as_string(cursor)})
+        indexes = [_Index(*row) for row in cursor.fetchall()]
+        changed = self._changed_rows(cursor)
+        takeovers = []
+        for index in indexes:
+            cursor.execute(self._in_the_way(index, changed))
+            takeovers += [((row[0], row[1]), (row[2], row[3])) for row in cursor.fetchall()]
+        return takeovers
+
+    def _in_the_way(self, index: _Index, changed: sql.Composable) -> sql.Composable:
+        """Return a query for the takeovers of one index."""
+        values = [sql.Identifier(f"exactbatch value {number}") for number, _ in enumerate(index.expressions)]
+        expressions = [
+            sql.SQL("({}){}").format(
+                sql.SQL(expression), sql.SQL(f" collate {collation}" if collation else "")
+            )
+            for expression, collation in zip(index.expressions, index.collations, strict=True)
+        ]
+        condition = sql.SQL(" and ").join(
+            sql.SQL("{} {} {}").format(expression, sql.SQL(operator), value)
+            for expression, operator, value in zip(expressions, index.operators, values, strict=True)
+        )
+        if index.nulls_equal:
+            # Between values of type record, nulls are equal.
+            condition = sql.SQL("row({})::record = row({})::record").format(
+                sql.SQL(", ").join(expressions), sql.SQL(", ").join(values)
+            )
+        # Only the columns of the target itself have names that the index's expressions may mean.
+        return sql.SQL(
+            "select n.{table}, n.{row}::text, c.{table} as held_in, c.{row}::text as held_by from ("
+            "select {table}, {row}, {new_values} from {changed} r where {predicate}) n "
+            "join {target} t on {condition} and {predicate} "
+            "join (select {table}, {row} from {changing}) c on c.{table} = t.tableoid and c.{row} = t.ctid "
+            "where (n.{table}, n.{row}) <> (c.{table}, c.{row}) order by 1, n.{row}"
+        ).format(
+            **self._names,
+            new_values=sql.SQL(", ").join(
+                sql.SQL("{} as {}").format(expression, value)
+                for expression, value in zip(expressions, values, strict=True)
+            ),
+            changed=changed,
+            predicate=sql.SQL("({})").format(sql.SQL(index.predicate)),
+            condition=condition,
+        )
+
+    def _changed_rows(self, cursor: Cursor) -> sql.Composable:
+        """Return a relation of the changing rows as they are to be: the columns of the target, and where it is now."""
+        cursor.execute(_COMPUTED, (self.target.identifier.as_string(cursor),))
+        computed = dict(cursor.fetchall())
+        columns = {
+            name: column for name, column in self.target.columns(cursor).items() if name not in computed
+        }
+        values = [
+            sql.SQL("{}::{}{} as {}").format(
+                sql.Identifier("l" if name in self.names else "t", name),
+                sql.SQL(column.type),
+                sql.SQL(f" collate {column.collation}" if column.collation else ""),
+                sql.Identifier(name),
+            )
+            for name, column in columns.items()
+        ]
+        return sql.SQL(
+            "(select {computed} b.* from (select c.{table}, c.{row}, {values} from {changing} c "
+            "join {target} t on t.tableoid = c.{table} and t.ctid = c.{row} join {rows} l on {same_key}) b)"
+        ).format(
+            **self._names,
+            computed=sql.SQL("").join(
+                sql.SQL("{} as {}, ").format(sql.SQL(expression), sql.Identifier(name))
+                for name, expression in computed.items()
+            ),
+            values=sql.SQL(", ").join(values),
+        )
+
+    def _place(
+        self, cursor: Cursor, ordered: Sequence[tuple[int, str]], removed: Sequence[tuple[int, str]]
+    ) -> None:
+        """Note the places of rows in the order; rows that are not in it come before all others."""
+        places = [
+            *((*row, place) for place, row in enumerate(ordered, 1)),
+            *((*row, None) for row in removed),
+        ]
+        if places:
+            tables, rows, numbers = zip(*places, strict=True)
+            cursor.execute(
+                sql.SQL(
+                    "update {changing} c set {place} = p.place "
+                    "from unnest(%s::oid[], %s::tid[], %s::int[]) p (oid, tid, place) "
+                    "where c.{table} = p.oid and c.{row} = p.tid"
+                ).format(**self._names),
+                (list(tables), list(rows), list(numbers)),
+            )
+
+    def _changing_rows(self, cursor: Cursor, *, with_removed: bool) -> sql.Composable:
+        """Return the statement that writes the rows whose keys are in the target."""
+        kept: list[str] = []
+        if with_removed:
+            # Columns that the pipeline does not write keep their values: those in the snapshot of the statement.
+            cursor.execute(_COMPUTED, (self.target.identifier.as_string(cursor),))
+            computed = {row.name for row in cursor.fetchall()}
+            kept = [name for name in self.target.columns(cursor) if name not in {*self.names, *computed}]
+        return sql.SQL(
+            "insert into {target} as t ({columns}) overriding system value select {values} from {rows} l "
+            "join {changing} c on {same_key_of_changing} {with_kept} {condition} "
+            "order by c.{place} nulls last, {of_changing} on conflict ({key}) {on_conflict}"
+        ).format(
+            **self._names,
+            columns=column_list([*self.names, *kept]),
+            values=sql.SQL(", ").join(
+                [
+                    *(sql.Identifier("l", name) for name in self.names),
+                    *(sql.Identifier("k", name) for name in kept),
+                ]
+            ),
+            with_kept=sql.SQL(
+                "join {target} k on k.tableoid = c.{table} and k.ctid = c.{row}" if with_removed else ""
+            ).format(**self._names),
+            # Reading the count of what was removed makes it happen before.
+            condition=sql.SQL("where (select count(*) from removed) >= 0" if with_removed else ""),
+        )
+
+    @property
+    def _removal(self) -> sql.Composable:
+        """The statement that deletes the rows that would be in each other's way in any order."""
+        return sql.SQL(
+            "delete from {target} t using {changing} c "
+            "where c.{place} is null and t.tableoid = c.{table} and t.ctid = c.{row} returning 1"
+        ).format(**self._names)
+
+    @property
+    def _other_rows(self) -> sql.Composable:
+        """The statement that writes the rows of new keys; those that do not change stay as they are."""
+        return sql.SQL(
+            "insert into {target} as t ({columns}) select {of_new} from {rows} l "
+            "where not exists (select from {changing} c where {same_key_of_changing}) order by {of_new_key} "
+            "on conflict ({key}) {on_conflict}"
+        ).format(
+            **self._names,
+            columns=column_list(self.names),
+            of_new=column_list(self.names, of="l"),
+            of_new_key=column_list(self.key, of="l"),
+        )
+
+    def _check_removable(self, cursor: Cursor, refusal: TargetMismatch) -> None:
+        """Raise TargetMismatch if deleting a row and inserting it again does something else than an update."""
+        if effects := self.target.row_changers(cursor):
+            raise self._not_removable(cursor, refusal, effects)
+
+    def _is_restricted(self, cursor: Cursor, error: TargetMismatch) -> bool:
+        """True if a foreign key of another table does not let a row be deleted for a moment."""
+        if error.sqlstate not in (FOREIGN_KEY_VIOLATION, RESTRICT_VIOLATION):
+            return False
+        cursor.execute(
+            "select exists (select from pg_constraint where confrelid = %s::regclass and conname = %s "
+            "and contype = 'f' and confdeltype = 'r')",
+            (self.target.identifier.as_string(cursor), error.constraint),
+        )
+        return bool(cursor.fetchone()[0])
+
+    def _not_removable(self, cursor: Cursor, refusal: TargetMismatch, effects: str) -> TargetMismatch:
+        """Return the error of rows that exchange values and must not be deleted. Its sqlstate is None: no row of the
+        batch violates the constraint in the end."""
+        cursor.execute(
+            "select pg_get_constraintdef(oid) from pg_constraint "
+            "where conrelid = %s::regclass and conname = %s and contype in ('u', 'x')",
+            (self.target.identifier.as_string(cursor), refusal.constraint),
+        )
+        row = cursor.fetchone()
+        deferred = (
+            f"Defer the check to the end of the statement: drop the constraint {refusal.constraint}, and add "
+            f"{row[0]} deferrable initially deferred."
+            if row is not None
+            else f"An index cannot be deferred: let a constraint that is deferrable initially deferred take the place "
+            f"of {refusal.constraint}, or drop {effects}."
+        )
+        return TargetMismatch(
+            f"target {self.target.spec}: rows of the batch exchange values of {refusal.constraint}, which Postgres "
+            f"checks row by row, so that one of them has to be deleted and inserted again; {effects} would take that "
+            f"for a delete. Nothing was written. {deferred}",
+            constraint=refusal.constraint,
+        )
+
+    @property
+    def _names(self) -> dict[str, sql.Composable]:
+        def same_key(one: str, other: str) -> sql.Composable:
+            return sql.SQL(" and ").join(
+                sql.SQL("{} = {}").format(sql.Identifier(one, name), sql.Identifier(other, name))
+                for name in self.key
+            )
+
+        return {
+            "target": self.target.identifier,
+            "rows": self.rows,
+            "changes": self.changes,
+            "on_conflict": self.on_conflict,
+            "changing": _CHANGING,
+            "table": _TABLE,
+            "row": _ROW,
+            "place": _PLACE,
+            "key": column_list(self.key),
+            "of_row": column_list(self.key, of="t"),
+            "of_changing": column_list(self.key, of="c"),
+            "same_key": same_key("l", "t"),
+            "same_key_of_changing": same_key("l", "c"),
+        }
