@@ -27,6 +27,7 @@ from exactbatch.audit.violations import violations
 from exactbatch.audit.window import Window
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats import WithMessage, as_changes, with_registry
+from exactbatch.formats.enveloped_nulls import with_nulls
 from exactbatch.formats.format import Decoded, LeavesValuesOut, gives_several_rows
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Cursor, transaction
@@ -137,7 +138,7 @@ class ExpectedValues:
         if self._row_texts is not None:
             self._undecoded.append(Undecoded(offsets, records.values(), timestamps, batches))
             return
-        values = records.values()
+        values = with_nulls(self._pipeline.value, records.values())
         decoded = self._decode(values, records)
         if self._pipeline.sink.keeps_deletes:
             names = {column.name for column in self._pipeline.value.columns}
@@ -146,7 +147,7 @@ class ExpectedValues:
             decoded = as_changes(
                 decoded,
                 values,
-                records.keys(),
+                with_nulls(self._key, records.keys()),
                 self._key,
                 key,
                 tombstones_delete=deletes,

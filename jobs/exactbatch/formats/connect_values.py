@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from exactbatch.columns import Column
+from exactbatch.columns import Column, is_vector
 from exactbatch.formats.connect_decimals import decimals_from_base64, decimals_with_scales
 from exactbatch.formats.connect_schema import DECIMAL, TIME, ConnectType
-from exactbatch.formats.connect_structs import text_for
+from exactbatch.formats.connect_structs import hstore_of_json, is_hstore, text_for
 from exactbatch.formats.connect_times import (
     Unit,
     clock_from_iso,
@@ -21,7 +21,8 @@ from exactbatch.formats.connect_times import (
 from exactbatch.formats.decimals import decimals_of
 from exactbatch.formats.json_blocks import readable
 from exactbatch.formats.not_finite import FLOAT_TYPES, floats_as_text, reals_of, refuse_in_json
-from exactbatch.formats.raw_json_fields import elements, numbers_or_strings
+from exactbatch.formats.raw_json_fields import elements, numbers_or_strings, refuse_escaped_nul
+from exactbatch.formats.vectors import vectors_of_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -117,6 +118,8 @@ def reading_of(column: Column, written: ConnectType) -> Reading:
 
     Bytes are read as base64 text.
     """
+    import pyarrow as pa
+
     if column.element is not None:
         if written.element is None:
             raise _misfit(written, "array")
@@ -124,7 +127,7 @@ def reading_of(column: Column, written: ConnectType) -> Reading:
     if column.type in _JSON and written.type != "string":
         if written.name in _ENCODED:
             raise _misfit(written, _ENCODED[written.name])
-        return Reading(None, partial(refuse_in_json, written=written))
+        return Reading(None, partial(_json, written=written, type_=column.type))
     if written.name in MOMENTS:
         return _moment(column, written, MOMENTS[written.name])
     if written.name in CLOCKS:
@@ -137,9 +140,15 @@ def reading_of(column: Column, written: ConnectType) -> Reading:
         return _decimal(column, written)
     if written.name == _BITS:
         return _bits(column, written)
+    if written.name == f"{_DATA}Json" and is_hstore(column.type):
+        return Reading(pa.string(), hstore_of_json)
     if written.type in _NESTED:
         return _nested(column, written)
     return _simple(column, written)
+
+
+def _json(texts: "pa.StringArray", written: ConnectType, type_: str) -> "pa.StringArray":
+    return refuse_in_json(refuse_escaped_nul(texts) if type_ == "jsonb" else texts, written)
 
 
 def _is_text(column: Column) -> bool:
@@ -269,6 +278,8 @@ def _unsigned(text: "pa.Array", type_: "pa.DataType") -> "pa.Array":
 
 
 def _nested(column: Column, written: ConnectType) -> Reading:
+    if is_vector(column.type) and written.type == "array":
+        return Reading(None, partial(vectors_of_json, type_=column.type))
     write = text_for(column.type, written.name, written.type) if _is_own(column) else None
     if write is None:
         raise _misfit(written, "jsonb")

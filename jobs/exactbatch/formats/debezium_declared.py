@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from exactbatch.columns import Column, Field
+from exactbatch.columns import Column, Field, is_vector
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats.connect_schema import DECIMAL, ConnectType
+from exactbatch.formats.connect_structs import hstore_of_json, is_hstore
 from exactbatch.formats.connect_times import dates_from_iso, timestamps_from_text
 from exactbatch.formats.connect_values import (
     CLOCKS,
@@ -20,6 +21,7 @@ from exactbatch.formats.connect_values import (
     reading_of,
 )
 from exactbatch.formats.raw_json_fields import check_names, is_kept_as_text
+from exactbatch.formats.vectors import vectors_of_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -121,6 +123,10 @@ def declared_reading(
         return reading_of(column, ConnectType("array", element=written) if column.element else written)
     if column.type.startswith("numeric") and is_kept_as_text(column):
         return number_or_text(column)
+    if is_vector(column.type):
+        return Reading(None, partial(vectors_of_json, type_=column.type))
+    if is_hstore(column.type):
+        return Reading(pa.string(), hstore_of_json)
     return plain(column)
 
 

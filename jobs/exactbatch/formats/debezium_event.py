@@ -4,6 +4,7 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 from exactbatch.formats.connect_schema import ConnectType
+from exactbatch.formats.enveloped_nulls import is_enveloped_null
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,11 +35,13 @@ def table_of(event: dict[str, Any]) -> str:
 
 def changes_nothing(event: dict[str, Any]) -> bool:
     """True for an event that tells of no row: a logical decoding message (op m), a heartbeat, the begin or end of a
-    transaction, and a schema change.
+    transaction, a schema change, and the envelope of a null, which is a tombstone.
 
     The shapes are those of Debezium's documentation: "message events", heartbeat.interval.ms, "Transaction metadata",
     and "Schema change topic".
     """
+    if is_enveloped_null(event):
+        return True
     if "op" in event:
         return event["op"] == "m" and isinstance(event.get("message"), dict)
     if event.keys() <= _CLOCKS:

@@ -14,6 +14,7 @@ from exactbatch.batch.rows.rejects import SHOWN_REJECTS, PendingRejects, Rejecte
 from exactbatch.errors import ExactbatchError
 from exactbatch.errors.translation import unexpected
 from exactbatch.formats import Decoded, Format, WithMessage, as_changes
+from exactbatch.formats.enveloped_nulls import with_nulls
 from exactbatch.formats.format import LeavesValuesOut, gives_several_rows
 from exactbatch.kafka.reader import read_range
 from exactbatch.kafka.records import Records
@@ -227,7 +228,7 @@ def shared_reads(tasks: Sequence[ReadTask]) -> SharedReads | None:
 
 
 def _decode(value: Format | WithMessage, changes: Changes | None, records: Records) -> Decoded:
-    values = records.values()
+    values = with_nulls(value, records.values())
     if isinstance(value, WithMessage):
         decoded = value.decode(values, records)
     elif changes is not None and changes.keeps_unchanged and isinstance(value, LeavesValuesOut):
@@ -237,7 +238,7 @@ def _decode(value: Format | WithMessage, changes: Changes | None, records: Recor
     if changes is None:
         return decoded
     # Keys are read only where there is a null value: that costs a Python call per record.
-    keys = records.keys() if decoded.tombstones else values
+    keys = with_nulls(changes.key, records.keys()) if decoded.tombstones else values
     return as_changes(
         decoded,
         values,
