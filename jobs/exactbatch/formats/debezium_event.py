@@ -1,6 +1,7 @@
 """Tell apart what a Debezium topic holds besides changes of rows."""
 
 import json
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Final
 
 from exactbatch.formats.connect_schema import ConnectType
@@ -9,6 +10,8 @@ from exactbatch.formats.enveloped_nulls import is_enveloped_null
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_OF_ENVELOPE: Final = {"op", "before", "after"}
+_SHOWN: Final = 3  # fields in a reason
 _CLOCKS: Final = {"ts_ms", "ts_us", "ts_ns"}
 _ENVELOPE: Final = '{"before":'  # how Debezium's JSON begins
 _MESSAGE: Final = r'"op"\s*:\s*"m"'
@@ -106,3 +109,23 @@ def is_document(event: dict[str, Any]) -> str | None:
         "connector write it with JsonConverter, or unwrap it with ExtractNewDocumentState and decode the values with "
         "Json or Avro"
     )
+
+
+def no_envelope(event: dict[str, Any], names: Collection[str]) -> str | None:
+    """Return the reason to reject what is no envelope of a change: a CloudEvent, or a row that was flattened, of which
+    `names` are fields; None for others."""
+    if event.keys() & _OF_ENVELOPE:
+        return None
+    if "specversion" in event:
+        return (
+            "the value is a CloudEvent, whose data holds the event: let the connector write the event itself, with "
+            "value.converter JsonConverter or AvroConverter in place of CloudEventsConverter"
+        )
+    added = sorted(name for name in event if name.startswith("__"))
+    if added or event.keys() & names:
+        found = ", ".join([*added, *sorted(event.keys() & names)][:_SHOWN])
+        return (
+            f"the event has no op, before or after, but {found}: it is flattened, as ExtractNewRecordState does. Decode "
+            f"it with Flattened, or let the connector write the whole event"
+        )
+    return None
