@@ -29,6 +29,7 @@ from exactbatch.errors import ConfigurationError
 from exactbatch.formats import WithMessage, as_changes, with_registry
 from exactbatch.formats.enveloped_nulls import with_nulls
 from exactbatch.formats.format import Decoded, LeavesValuesOut, gives_several_rows
+from exactbatch.formats.replaced_text import Messages, decode_replacing
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Cursor, transaction
 from exactbatch.sinks.tables.lineage_table import LINEAGE
@@ -108,7 +109,8 @@ class ExpectedValues:
         self._row_texts: RowTexts | None = None
         self._undecoded: list[Undecoded] = []  # of the window
         is_one_row = sink.lineage == "record" and not sink.keeps_deletes
-        if self._is_plain and is_one_row and can_be_written(self._value, self._columns):
+        is_as_sent = pipeline.replace_unstorable is None
+        if self._is_plain and is_one_row and is_as_sent and can_be_written(self._value, self._columns):
             self._row_texts = RowTexts(snapshot, pipeline, self._columns, self._row_batch)
         snapshot.create_temporary(EXPECTED_TABLE, self._schema)
 
@@ -138,6 +140,18 @@ class ExpectedValues:
         if self._row_texts is not None:
             self._undecoded.append(Undecoded(offsets, records.values(), timestamps, batches))
             return
+        values = records.values()
+        decoded, _ = decode_replacing(
+            self._decode_changes,
+            records,
+            self._pipeline.value,
+            self._pipeline.key,
+            self._pipeline.replace_unstorable,
+        )
+        self._keep(Undecoded(offsets, values, timestamps, batches), decoded, self._window)
+
+    def _decode_changes(self, records: Messages) -> Decoded:
+        """Decode records as what a batch stages of them."""
         values = with_nulls(self._pipeline.value, records.values())
         decoded = self._decode(values, records)
         if self._pipeline.sink.keeps_deletes:
@@ -153,9 +167,9 @@ class ExpectedValues:
                 tombstones_delete=deletes,
                 keeps_unchanged=self._pipeline.sink.keeps_unchanged,
             )
-        self._keep(Undecoded(offsets, values, timestamps, batches), decoded, self._window)
+        return decoded
 
-    def _decode(self, values: pa.BinaryArray, records: LogRecords | None = None) -> Decoded:
+    def _decode(self, values: pa.BinaryArray, records: Messages | None = None) -> Decoded:
         """Decode values; `records` are needed by a format that reads their keys or headers."""
         if isinstance(self._value, WithMessage):
             assert records is not None

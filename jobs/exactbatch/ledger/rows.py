@@ -42,6 +42,7 @@ class Batch:
     rejected: int | None
     tombstones: int | None
     dropped: int | None
+    replaced: int | None
     planned_at: datetime
     committed_at: datetime | None
     stages: dict[str, int] | None
