@@ -52,6 +52,8 @@ _ISO: Final = {
 }
 # Text that is a number, and base64 as well: it may be the bytes of another number.
 _EITHER: Final = "(?:[0-9eE+]{4})+"
+# As the connector and its converter write NaN and infinity.
+_NOT_FINITE: Final = re.compile(r"found '(NaN|NAN|-?Infinity|POSITIVE_INFINITY|NEGATIVE_INFINITY)'$")
 _EITHER_PATTERN: Final = re.compile(_EITHER)
 
 
@@ -174,6 +176,13 @@ def _refuse_ambiguous(name: str, event: Any) -> None:
 
 def hint_for(column: Column, reason: str, *, has_schema: bool) -> str:
     """Return the reason why a value is refused, with the setting that may help."""
+    if (match := _NOT_FINITE.search(reason)) and column.type.startswith("numeric("):
+        if match[1].lower() != "nan":
+            return f"{reason}: declare the column as numeric, without a precision, in the pipeline and in the target"
+        return (
+            f"{reason}: declare the column as numeric, without a precision; the target's column may be {column.type}, "
+            f"which holds NaN"
+        )
     if "found number" not in reason:
         return reason
     if has_schema and column.type.startswith("numeric"):

@@ -70,6 +70,9 @@ def _reason_from_arrow(message: str, *, named: bool) -> str:
         _digits_in_words,
         message,
     )
+    message = re.sub(
+        r"^The string (.*) is not a valid decimal\d+ number$", r"expected a number, found \1", message
+    )
     if (match := _NO_TIMESTAMP.fullmatch(message)) and is_too_fine(match[1]):
         return too_fine(match[1])
     reason = r"\1: expected \2, found \3" if named else r"expected \2, found \3"
