@@ -1,4 +1,4 @@
-"""A pipeline as its user defines it."""
+"""A pipeline as its user defines it: one class, because many of its options depend on others."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError
-from exactbatch.formats import Csv, Format, WithMessage
+from exactbatch.formats import Format, WithMessage
 from exactbatch.formats.format import LeavesValuesOut, gives_several_rows, truncate_order
-from exactbatch.formats.replaced_text import can_be_replaced
+from exactbatch.formats.replaced_text import why_not_replaced
 from exactbatch.model import Limits, OnLoss, StoredOffset
 from exactbatch.options import check_types
 from exactbatch.sinks import Sink
@@ -65,8 +65,7 @@ class Pipeline:
                    transaction, for large catch-ups into an Append
     max_rejects    how many records of a batch may be rejected, as a number, or as a share of its records from
                    0.0 to 1.0; one more fails the batch; with commit="partition", of each range
-    replace_unstorable  text in place of what Postgres cannot hold: U+0000, half a surrogate pair, and a byte that is no
-                   UTF-8, such as "\ufffd"; None: such a record is a reject
+    replace_unstorable  text for each U+0000, half surrogate pair and byte that is no UTF-8; None: these are rejects
     freshness      the age from which an unprocessed record makes the pipeline overdue, which status, lag, doctor,
                    dashboards and the page in Airflow show; None: it never is. They read it from the ledger:
                    `exactbatch init` stores it there
@@ -139,7 +138,8 @@ class Pipeline:
         self._expect(
             all(check.strip() for check in self.checks), "checks that are not empty", repr(self.checks)
         )
-        self._check_replacement()
+        if reason := why_not_replaced(self.replace_unstorable, self.value, self.key):
+            raise self._error(reason)
         self._expect(self.max_connections >= 1, "max_connections to be 1 or more", self.max_connections)
         if isinstance(self.value, LeavesValuesOut) and not self.is_transformed:
             object.__setattr__(self, "sink", self.sink.keeping_unchanged())
@@ -326,22 +326,6 @@ class Pipeline:
     def lineage_of_results(self) -> tuple[Column, ...]:
         """The columns of lineage that a row of the target has besides its result; () for a derived target."""
         return () if self.sink.is_derived else self.sink.lineage_table.lineage_columns
-
-    def _check_replacement(self) -> None:
-        text = self.replace_unstorable
-        if text is None:
-            return
-        delimiters = {part.delimiter for part in (self.value, self.key) if isinstance(part, Csv)}
-        self._expect(
-            all(each.isprintable() and each not in {'"', "\\", *delimiters} for each in text),
-            "replace_unstorable to be printable text without quotes, backslashes and delimiters, such as '\ufffd'",
-            repr(text),
-        )
-        if not can_be_replaced(self.value, self.key):
-            raise self._error(
-                "replace_unstorable concerns Json, JsonSchema, Debezium, Csv and Text, whose bytes are text that is "
-                "neither compressed nor encoded: no part of a record is of these formats. Remove it."
-            )
 
     def _check_start(self) -> None:
         if isinstance(self.start, str):

@@ -170,7 +170,7 @@ def test_arrays_of_encoded_values_with_null_elements(world, make_topic, make_pip
     schema = envelope({"id": typed("int32"), **{name: each[1] for name, each in columns.items()}}, {})
     topic = make_topic()
     produce(topic, schema, {"id": 1} | {name: each[2] for name, each in columns.items()})
-    produce(topic, schema, {"id": 2} | dict.fromkeys(columns, []))
+    produce(topic, schema, {"id": 2} | {name: [] for name in columns})
     produce(topic, schema, {"id": 3} | dict.fromkeys(columns))
     produce(topic, schema, {"id": 4} | {name: [None] for name in columns})
     produce(topic, schema, {"id": 5} | {name: each[2] for name, each in columns.items()}, op="u")

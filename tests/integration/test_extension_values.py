@@ -132,10 +132,15 @@ def test_hstore_that_the_connector_writes_as_json_is_hstore(
     batch = world.run(pipeline).batch
     assert (batch.rows, batch.rejected) == (len(HSTORES), len(bad))
     for at, (_, written) in enumerate(HSTORES):
-        [same] = world.rows(f"select h is not distinct from %s::hstore from {target} where id = %s", written, at)
+        [same] = world.rows(
+            f"select h is not distinct from %s::hstore from {target} where id = %s", written, at
+        )
         assert same == (True,), HSTORES[at]
     found = [reason for _, reason in sorted(reasons(world).items())]
-    assert "'a' is neither text nor null, which is all that hstore holds: declare the column as jsonb" in found[0]
+    assert (
+        "'a' is neither text nor null, which is all that hstore holds: declare the column as jsonb"
+        in found[0]
+    )
     assert found[1].endswith(found[0].partition("hstore: ")[2])
     assert "syntax error in hstore" in found[2]
     assert "expected hstore's text, or a JSON object" in found[3]
@@ -152,7 +157,9 @@ def test_arrays_of_debezium_are_vectors(world, make_topic, make_pipeline, type_)
         schema = envelope({"id": typed("int32"), "v": array(typed(kind))}, {})
         for at, value in enumerate([[0.5, 1.0], [1000000, 0.1] if type_ == "vector" else [0.25, 0.1]]):
             event = change({"id": at, "v": value})
-            topic.produce(json.dumps({"schema": schema, "payload": event}).encode(), json.dumps(event).encode())
+            topic.produce(
+                json.dumps({"schema": schema, "payload": event}).encode(), json.dumps(event).encode()
+            )
     topic.produce(json.dumps(change({"id": 9, "v": ["NaN", 1]})).encode())
     pipeline = make_pipeline(topic, value=Debezium(f"id int, v public.{type_}"), max_rejects=1)
     assert world.run(pipeline).batch.rows == 8

@@ -83,7 +83,11 @@ def test_text_that_postgres_cannot_hold_is_replaced_and_counted(world, make_topi
     topic = make_topic()
     topic.produce(*(value for value, _ in UNSTORABLE), rb'{"id":"x","t":"\u0000"}')
     pipeline = make_pipeline(
-        topic, value=Json("id int, t text, b jsonb"), replace_unstorable="\ufffd", max_rejects=1, commit=commit
+        topic,
+        value=Json("id int, t text, b jsonb"),
+        replace_unstorable="\ufffd",
+        max_rejects=1,
+        commit=commit,
     )
     published = world.run(pipeline)
     assert (published.batch.rows, published.batch.rejected, published.batch.replaced) == (6, 1, 5)
@@ -122,7 +126,9 @@ def test_keys_and_headers_are_replaced_as_values_are(world, make_topic, make_pip
     other = make_topic()
     other.produce(b"1,a\0", key=b"k\xff", headers=[("h", b"\0h"), ("other", b"\0")])
     of_message = make_pipeline(
-        other, value=WithMessage(Csv("id int, t text"), key=Text("k"), header={"h": Text("h")}), replace_unstorable=""
+        other,
+        value=WithMessage(Csv("id int, t text"), key=Text("k"), header={"h": Text("h")}),
+        replace_unstorable="",
     )
     assert world.run(of_message).batch.replaced == 1
     assert world.target(of_message, "id, t, k, h") == [(1, "a", "k", "h")]
@@ -135,7 +141,9 @@ def test_an_enveloped_null_is_a_tombstone(world, make_topic, make_pipeline, hist
     sink = sink_of(topic, history)
     for number in (1, 2):
         value = {"schema": {}, "payload": {"id": number, "name": "x"}}
-        topic.produce(json.dumps(value).encode(), key=json.dumps({"schema": {}, "payload": {"id": number}}).encode())
+        topic.produce(
+            json.dumps(value).encode(), key=json.dumps({"schema": {}, "payload": {"id": number}}).encode()
+        )
     topic.produce(NULL, key=b'{"schema":{},"payload":{"id":1}}')
     topic.produce(b'{"payload" : null, "schema":{"type":"struct"}}', key=b'{"payload":{"id":7}}')
     topic.produce(NULL, key=NULL)
@@ -160,7 +168,9 @@ def test_an_enveloped_null_is_a_tombstone(world, make_topic, make_pipeline, hist
 def test_an_enveloped_null_is_a_tombstone_of_debezium_too(world, make_topic, make_pipeline):
     topic = make_topic()
     event = {"op": "c", "before": None, "after": {"id": 1}, "source": {}}
-    topic.produce(json.dumps(event).encode(), json.dumps({**event, "op": "d", "before": {"id": 1}}).encode(), NULL)
+    topic.produce(
+        json.dumps(event).encode(), json.dumps({**event, "op": "d", "before": {"id": 1}}).encode(), NULL
+    )
     topic.produce(json.dumps({"schema": envelope({"id": typed("int32")}, {}), "payload": None}).encode())
     pipeline = make_pipeline(topic, value=Debezium("id int"), sink=sink_of(topic, True))
     batch = world.run(pipeline).batch
@@ -189,7 +199,9 @@ def test_a_byte_order_mark_before_a_value_is_ignored(world, make_topic, make_pip
         assert is_exact(world, pipeline)
     keyed = make_topic()
     keyed.produce(b'{"id":1,"t":"x"}', None, key=MARK + b'{"id":1}')
-    pipeline = make_pipeline(keyed, value=Json("id int, t text"), key=Json("id int"), sink=sink_of(keyed, True))
+    pipeline = make_pipeline(
+        keyed, value=Json("id int, t text"), key=Json("id int"), sink=sink_of(keyed, True)
+    )
     world.run(pipeline)
     assert world.rows(f"select id from {pipeline.sink.target}") == []
     assert is_exact(world, pipeline)
@@ -209,7 +221,9 @@ def test_nan_of_a_numeric_arrives_in_a_column_with_a_precision(world, make_topic
     if history is not False:
         more, key = (f", {lineage}", "") if history is None else ("", " primary key")
         world.execute(f"create table {sink.target} (id int{key}, z {numeric}, zs {numeric}[]{more})")
-    pipeline = make_pipeline(topic, value=Debezium("id int, z numeric, zs numeric[]"), sink=sink, max_rejects=3)
+    pipeline = make_pipeline(
+        topic, value=Debezium("id int, z numeric, zs numeric[]"), sink=sink, max_rejects=3
+    )
     batch = world.run(pipeline).batch
     if history is False:
         assert batch.rejected == 0

@@ -85,15 +85,26 @@ def test_only_formats_of_text_have_it():
         with pytest.raises(ConfigurationError, match="replace_unstorable concerns Json"):
             Pipeline(name="p", topics=("t",), value=value, sink=Append("public.t"), replace_unstorable="?")
     with pytest.raises(ConfigurationError, match="replace_unstorable concerns Json"):
-        Pipeline(name="p", topics=("t",), value=Json("a int", encoding="gzip"), sink=Append("t.t"), replace_unstorable="")
-    Pipeline(name="p", topics=("t",), value=WithMessage(Raw("b"), key=Text("k")), sink=Append("t.t"), replace_unstorable="")
+        Pipeline(
+            name="p",
+            topics=("t",),
+            value=Json("a int", encoding="gzip"),
+            sink=Append("t.t"),
+            replace_unstorable="",
+        )
+    with_key = WithMessage(Raw("b"), key=Text("k"))
+    Pipeline(name="p", topics=("t",), value=with_key, sink=Append("t.t"), replace_unstorable="")
 
 
 @pytest.mark.parametrize("text", ['"', "\\", "\0", "\n", "a;b", "\ud800"])
 def test_a_replacement_that_could_change_more_is_refused(text):
-    with pytest.raises(ConfigurationError, match="replace_unstorable to be printable text"):
+    with pytest.raises(ConfigurationError, match="replace_unstorable: expected printable text"):
         Pipeline(
-            name="p", topics=("t",), value=Csv("a text", delimiter=";"), sink=Append("t.t"), replace_unstorable=text
+            name="p",
+            topics=("t",),
+            value=Csv("a text", delimiter=";"),
+            sink=Append("t.t"),
+            replace_unstorable=text,
         )
 
 

@@ -125,7 +125,8 @@ def test_invalid_utf_8_is_refused_wherever_it_stands():
 
 
 def test_a_byte_order_mark_is_ignored_and_other_characters_that_nobody_sees_are_named():
-    assert decode(Json("a int"), b'\xef\xbb\xbf{"a":1}', b'\xef\xbb\xbf \n{"a":2} ').rows.to_pylist() == [{"a": 1}, {"a": 2}]
+    marked = b'\xef\xbb\xbf{"a":1}', b'\xef\xbb\xbf \n{"a":2} '
+    assert decode(Json("a int"), *marked).rows.to_pylist() == [{"a": 1}, {"a": 2}]
     for text, name in (
         ("\u200b{}", "U+200B (ZERO WIDTH SPACE)"),
         ("\0{}", "U+0000 (a control character)"),

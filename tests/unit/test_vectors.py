@@ -25,7 +25,9 @@ NUMBER = st.one_of(
 @given(st.lists(st.none() | st.lists(NUMBER, max_size=4), max_size=6))
 def test_each_number_is_the_nearest_real(vectors):
     texts = [None if each is None else f"[{','.join(each)}]" for each in vectors]
-    for written, found in zip(vectors, vectors_of_json(pa.array(texts, pa.string()), "a.vector"), strict=True):
+    for written, found in zip(
+        vectors, vectors_of_json(pa.array(texts, pa.string()), "a.vector"), strict=True
+    ):
         if written is None:
             assert not found.is_valid
             continue
@@ -51,8 +53,14 @@ def test_a_halfvec_has_the_nearest_half(written):
         ('{"v":[true]}', "column 'v', public.vector: expected an array of numbers, found boolean in it"),
         ('{"v":{}}', "column 'v', public.vector: expected an array of numbers, found object"),
         ('{"v":7}', "column 'v', public.vector: expected an array of numbers, found number"),
-        ('{"v":[1,3.5e38]}', "column 'v', public.vector: expected numbers in the range of the type, found 3.5e38"),
-        ('{"h":[65520]}', "column 'h', extensions.halfvec: expected numbers in the range of the type, found 65520"),
+        (
+            '{"v":[1,3.5e38]}',
+            "column 'v', public.vector: expected numbers in the range of the type, found 3.5e38",
+        ),
+        (
+            '{"h":[65520]}',
+            "column 'h', extensions.halfvec: expected numbers in the range of the type, found 65520",
+        ),
     ],
 )
 def test_what_is_no_vector_is_refused(value, said):

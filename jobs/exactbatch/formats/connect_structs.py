@@ -27,6 +27,21 @@ def text_for(type_: str, schema_name: str, kind: str) -> Callable[[Any], str] | 
     return _GEOMETRIC.get((name or "", schema_name))
 
 
+def texts_of(json_texts: "pa.StringArray", write: Callable[[Any], str]) -> "pa.StringArray":
+    """Return JSON texts as `write`, of text_for(), writes their values; null for null."""
+    import pyarrow as pa
+
+    written = [None if text is None else _written(json.loads(text), write) for text in json_texts.to_pylist()]
+    return pa.array(written, pa.string())
+
+
+def _written(value: Any, write: Callable[[Any], str]) -> str:
+    try:
+        return write(value)
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise ValueError(f"not a value of its schema: {type(error).__name__}: {error}") from None
+
+
 def _ewkb(value: Mapping[str, Any]) -> str:
     """Return PostGIS's hexadecimal form of a geometry in WKB, with its SRID if it has one."""
     wkb, srid = base64.b64decode(value["wkb"], validate=True), value.get("srid")

@@ -125,7 +125,7 @@ def no_envelope(event: dict[str, Any], names: Collection[str]) -> str | None:
     if added or event.keys() & names:
         found = ", ".join([*added, *sorted(event.keys() & names)][:_SHOWN])
         return (
-            f"the event has no op, before or after, but {found}: it is flattened, as ExtractNewRecordState does. Decode "
-            f"it with Flattened, or let the connector write the whole event"
+            f"the event has no op, before or after, but {found}: it is flattened, as ExtractNewRecordState does. "
+            f"Decode it with Flattened, or let the connector write the whole event"
         )
     return None

@@ -30,7 +30,7 @@ _UNFINDABLE: Final = re.compile(r'[\\"\x00-\x1f]')
 
 
 def is_kept_as_text(column: Column) -> bool:
-    """True if a column takes the text of its field: json, jsonb, numeric that no Arrow decimal can hold, and vectors."""
+    """True if a column takes the text of its field: json, jsonb, vectors, and numeric beyond Arrow's decimals."""
     element = column.element or column.type
     is_numeric = element.startswith("numeric") and Column(column.name, element).staged_type == "text"
     return is_numeric or element in _JSON or is_vector(element)

@@ -39,9 +39,23 @@ class Messages(Protocol):
     def headers(self) -> Sequence[Any]: ...
 
 
-def can_be_replaced(value: Format | WithMessage, key: Format | None) -> bool:
-    """True if text can be replaced in the value, the key or a header of a record."""
-    return any(_cleaner(part, "") is not None for part in (*_parts(value), key))
+def why_not_replaced(text: str | None, value: Format | WithMessage, key: Format | None) -> str | None:
+    """Return why a text cannot be the replacement in these formats; None if it can, or if there is none."""
+    if text is None:
+        return None
+    parts = (*_parts(value), key)
+    delimiters = {part.delimiter for part in parts if isinstance(part, Csv)}
+    if not all(each.isprintable() and each not in {'"', "\\", *delimiters} for each in text):
+        return (
+            f"replace_unstorable: expected printable text without quotes, backslashes and delimiters, such as "
+            f"{chr(0xFFFD)!r}, found {text!r}"
+        )
+    if all(_cleaner(part, "") is None for part in parts):
+        return (
+            "replace_unstorable concerns Json, JsonSchema, Debezium, Csv and Text, whose bytes are text that is "
+            "neither compressed nor encoded: no part of a record is of these formats. Remove it."
+        )
+    return None
 
 
 def decode_replacing(
@@ -96,8 +110,7 @@ def _cleaned(
     of_value = _cleaner(value.value if is_message else value, replacement)
     of_key = _cleaner(own_key if own_key is not None else key, replacement)
     of_headers = {
-        name: _cleaner(format_, replacement)
-        for name, format_ in (value.header if is_message else {}).items()
+        name: _cleaner(format_, replacement) for name, format_ in (value.header if is_message else {}).items()
     }
     values, keys = records.values(), records.keys()
     headers: Sequence[Any] = records.headers() if any(of_headers.values()) else [None] * len(values)
@@ -112,7 +125,9 @@ def _cleaned(
         if after != before:
             found.append((index, *after))
     positions, *columns = ([list(each) for each in zip(*found, strict=True)]) if found else ([], [], [], [])
-    return _Cleaned(positions, pa.array(columns[0], pa.binary()), pa.array(columns[1], pa.binary()), columns[2])
+    return _Cleaned(
+        positions, pa.array(columns[0], pa.binary()), pa.array(columns[1], pa.binary()), columns[2]
+    )
 
 
 def _apply(clean: Clean | None, value: bytes | None) -> bytes | None:

@@ -56,7 +56,9 @@ def _nearest(written: "pa.StringArray", type_: str) -> "pa.DoubleArray":
             floats = floats.astype(np.float16)
     too_large = ~np.isfinite(floats)
     if too_large.any():
-        raise ValueError(f"expected numbers in the range of the type, found {written[int(too_large.argmax())]}")
+        raise ValueError(
+            f"expected numbers in the range of the type, found {written[int(too_large.argmax())]}"
+        )
     return pa.array(floats.astype(np.float64))
 
 

@@ -38,7 +38,8 @@ class Published:
         replaced = f", {self.batch.replaced} with replaced text" if self.batch.replaced else ""
         return (
             f"batch {self.batch.batch_id} committed: {self.batch.records} records, {self.batch.rows} rows, "
-            f"{self.batch.rejected} rejected, {self.batch.tombstones} tombstones, {self.batch.dropped} dropped{replaced}"
+            f"{self.batch.rejected} rejected, {self.batch.tombstones} tombstones, {self.batch.dropped} dropped"
+            f"{replaced}"
         )
 
 

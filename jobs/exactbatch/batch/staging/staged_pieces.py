@@ -23,8 +23,8 @@ from exactbatch.sinks.base import PartitionStaging
 
 # Takes the fields of a piece in their order.
 _ENTER: Final = (
-    "with entered as (insert into {} values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) on conflict do nothing returning 1) "
-    "select count(*) from entered"
+    "with entered as (insert into {} values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) "
+    "on conflict do nothing returning 1) select count(*) from entered"
 )
 _ENTERED: Final = (
     "select task_attempt, records, rows, rejects, tombstones, 0, replaced from {} "

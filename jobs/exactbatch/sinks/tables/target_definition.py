@@ -178,7 +178,9 @@ def _check_present(
 
 def _remedy(column: Column, cast: Cast) -> str:
     if column.element is not None and is_vector(type_ := cast.target.leaf.name):
-        return f'Declare it in the pipeline as "{column.name} {type_}": Json and Debezium take an array for it.'
+        return (
+            f'Declare it in the pipeline as "{column.name} {type_}": Json and Debezium take an array for it.'
+        )
     return "Change the pipeline's schema or the column's type."
 
 
