@@ -42,11 +42,11 @@ class Batch:
     rejected: int | None
     tombstones: int | None
     dropped: int | None
-    replaced: int | None
     planned_at: datetime
     committed_at: datetime | None
     stages: dict[str, int] | None
     application_id: str | None
+    replaced: int | None = None  # in ledgers of version 18 and newer
 
     @property
     def seconds(self) -> float | None:
