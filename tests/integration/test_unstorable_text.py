@@ -40,7 +40,8 @@ def test_json_keeps_an_escaped_nul_that_jsonb_and_text_refuse(world, make_topic,
     form = Json("id int, j json, js json[], b jsonb, t text")
     pipeline = make_pipeline(topic, value=form, sink=sink_of(topic, history), max_rejects=2)
     assert world.run(pipeline).batch.rejected == 2
-    assert world.target(pipeline, "id, j::text, js::text[], b::text") == [
+    shown = f"select id, j::text, js::text[], b::text from {pipeline.sink.target} order by id"
+    assert world.rows(shown) == [
         (1, r'"\u0000"', [r'"\u0000"', r'{"a":"x\u0000"}'], None),
         (2, r'{"\u0000":"\\u0000"}', None, None),
         (5, None, None, r'"\\u0000"'),
@@ -82,20 +83,38 @@ UNSTORABLE = [
 def test_text_that_postgres_cannot_hold_is_replaced_and_counted(world, make_topic, make_pipeline, commit):
     topic = make_topic()
     topic.produce(*(value for value, _ in UNSTORABLE), rb'{"id":"x","t":"\u0000"}')
+    # Rows with jsonb cannot be copied into the target as they are.
+    columns, document = (
+        ("id int, t text, b jsonb", "b::text") if commit == "batch" else ("id int, t text", "null")
+    )
     pipeline = make_pipeline(
-        topic,
-        value=Json("id int, t text, b jsonb"),
-        replace_unstorable="\ufffd",
-        max_rejects=1,
-        commit=commit,
+        topic, value=Json(columns), replace_unstorable="\ufffd", max_rejects=1, commit=commit
     )
     published = world.run(pipeline)
     assert (published.batch.rows, published.batch.rejected, published.batch.replaced) == (6, 1, 5)
     assert "5 with replaced text" in str(published)
-    assert world.target(pipeline, "id, t, b::text") == [row for _, row in UNSTORABLE]
+    expected = [
+        (id_, text, document_ if commit == "batch" else None) for _, (id_, text, document_) in UNSTORABLE
+    ]
+    assert world.target(pipeline, f"id, t, {document} as b") == expected
     assert is_exact(world, pipeline)
     world.execute(f"update {pipeline.sink.target} set t = 'a?b' where id = 1")
     assert not audit(pipeline, world.settings, values=True).is_exact
+
+
+@pytest.mark.parametrize("layout", ["by_batch", "plain"])
+def test_replaced_text_in_a_partition_and_by_a_transform_is_counted(world, make_topic, make_pipeline, layout):
+    topic = make_topic()
+    topic.produce(*(value for value, _ in UNSTORABLE))
+    sink = Append(f'public."{topic.name}"', **({"layout": "by_batch"} if layout == "by_batch" else {}))
+    more = {} if layout == "by_batch" else {"sql": "select id, t, kafka_topic, kafka_partition, kafka_offset, "
+                                           "kafka_timestamp from records"}  # fmt: skip
+    pipeline = make_pipeline(
+        topic, value=Json("id int, t text"), sink=sink, replace_unstorable="\ufffd", **more
+    )
+    assert world.run(pipeline).batch.replaced == 5
+    assert world.target(pipeline, "id, t") == [(id_, text) for _, (id_, text, _) in UNSTORABLE]
+    assert world.is_exact(pipeline)
 
 
 def test_without_a_replacement_such_records_are_rejects_that_name_the_field(world, make_topic, make_pipeline):
