@@ -105,15 +105,14 @@ def _cleaned(
     """Return those of some records in which text is replaced."""
     import pyarrow as pa
 
-    is_message = isinstance(value, WithMessage)
-    own_key = value.key if is_message else key
-    of_value = _cleaner(value.value if is_message else value, replacement)
-    of_key = _cleaner(own_key if own_key is not None else key, replacement)
-    of_headers = {
-        name: _cleaner(format_, replacement) for name, format_ in (value.header if is_message else {}).items()
-    }
+    headers_of: Mapping[str, Format] = {}
+    reads_headers = isinstance(value, WithMessage) and bool(value.header or value.headers is not None)
+    if isinstance(value, WithMessage):
+        value, key, headers_of = value.value, value.key or key, value.header
+    of_value, of_key = _cleaner(value, replacement), _cleaner(key, replacement)
+    of_headers = {name: _cleaner(format_, replacement) for name, format_ in headers_of.items()}
     values, keys = records.values(), records.keys()
-    headers: Sequence[Any] = records.headers() if any(of_headers.values()) else [None] * len(values)
+    headers: Sequence[Any] = records.headers() if reads_headers else [None] * len(values)
     found = []
     for index in at:
         before = values[index].as_py(), keys[index].as_py(), headers[index]
