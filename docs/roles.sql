@@ -80,9 +80,9 @@ begin
     grant delete on exactbatch.outbox to exactbatch_job;
     grant update (next_offset, leader_epoch, updated_at) on exactbatch.stored_offset to exactbatch_job;
     grant update (status, committed_at, announced_at, pruned, records, rows, rejected, tombstones, dropped, stages,
-        application_id) on exactbatch.batch to exactbatch_job;
+        application_id, replaced) on exactbatch.batch to exactbatch_job;
     grant update (failures, failed_at, error, message, retryable) on exactbatch.batch_failure to exactbatch_job;
-    grant update (records, rows, rejected, tombstones) on exactbatch.batch_range to exactbatch_job;
+    grant update (records, rows, rejected, tombstones, replaced) on exactbatch.batch_range to exactbatch_job;
     -- A run that was created again, or found nothing once more, replaces what was recorded before.
     grant update (clear_number, planned_at), delete on exactbatch.empty_run to exactbatch_job;
     -- A replay retracts what its ranges had produced.

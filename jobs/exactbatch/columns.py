@@ -175,6 +175,16 @@ class Default:
     is_quoted: bool
 
 
+def own_name(type_: str) -> str | None:
+    """Return the name of a type of your own or of an extension, without its schema: "vector" for "public.vector"."""
+    return type_.rpartition(".")[2].strip('"') if "." in type_ else None
+
+
+def is_vector(type_: str) -> bool:
+    """True for pgvector's types of all numbers, in whatever schema the extension is."""
+    return own_name(type_) in ("vector", "halfvec")
+
+
 def renamed(name: str) -> str:
     """Return the remedy for a column whose name a table has for something else."""
     return (

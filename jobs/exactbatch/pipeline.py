@@ -1,4 +1,4 @@
-"""A pipeline as its user defines it."""
+"""A pipeline as its user defines it: one class, because many of its options depend on others."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -12,6 +12,7 @@ from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats import Format, WithMessage
 from exactbatch.formats.format import LeavesValuesOut, gives_several_rows, position_columns, truncate_order
+from exactbatch.formats.replaced_text import why_not_replaced
 from exactbatch.model import Limits, OnLoss, StoredOffset
 from exactbatch.options import check_types
 from exactbatch.sinks import Sink
@@ -64,6 +65,7 @@ class Pipeline:
                    transaction, for large catch-ups into an Append
     max_rejects    how many records of a batch may be rejected, as a number, or as a share of its records from
                    0.0 to 1.0; one more fails the batch; with commit="partition", of each range
+    replace_unstorable  text for each U+0000, half surrogate pair and byte that is no UTF-8; None: these are rejects
     freshness      the age from which an unprocessed record makes the pipeline overdue, which status, lag, doctor,
                    dashboards and the page in Airflow show; None: it never is. They read it from the ledger:
                    `exactbatch init` stores it there
@@ -97,6 +99,7 @@ class Pipeline:
     evolve: Evolve = "refuse"
     commit: Literal["batch", "partition"] = "batch"
     max_rejects: int | float = 0
+    replace_unstorable: str | None = None
     freshness: timedelta | None = None
     max_connections: int = 32
     read_timeout: float = 60.0
@@ -135,6 +138,8 @@ class Pipeline:
         self._expect(
             all(check.strip() for check in self.checks), "checks that are not empty", repr(self.checks)
         )
+        if reason := why_not_replaced(self.replace_unstorable, self.value, self.key):
+            raise self._error(reason)
         self._expect(self.max_connections >= 1, "max_connections to be 1 or more", self.max_connections)
         if isinstance(self.value, LeavesValuesOut) and not self.is_transformed:
             object.__setattr__(self, "sink", self.sink.keeping_unchanged())
@@ -283,8 +288,8 @@ class Pipeline:
         if self.value.tombstone_deletes and self.sink.keeps_deletes and self.sink.identity.version:
             raise self._error(
                 "a tombstone deletes the row of its key and has no version, so that nothing says whether it is newer "
-                "than the changes of the key. Leave out the version of the Upsert: offsets order the changes of a key in "
-                "one partition. Or leave out key: a tombstone then is a reject."
+                "than the changes of the key. Leave out the version of the Upsert: offsets order the changes of a key "
+                "in one partition. Or leave out key: a tombstone then is a reject."
             )
         key_columns = self.sink.key_columns if self.sink.keeps_deletes else ()
         if gives_several_rows(key):

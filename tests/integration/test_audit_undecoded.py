@@ -120,7 +120,7 @@ LENIENT = [
     (b'{"i":1,"name":"a"},', "1, 'a'"),
     (b'{"i":1,"name":"a",}', "1, 'a'"),
     (b'{"i":1,"name":"a"', "1, 'a'"),
-    (b'\xef\xbb\xbf{"i":1,"name":"a"}', "1, 'a'"),
+    (b'\xef\xbb\xbf\xef\xbb\xbf{"i":1,"name":"a"}', "1, 'a'"),
     (b'{"i":1,"name":"a"}\0', "1, 'a'"),
     (b'{"i":1,"name":"\xff"}', "1, e'\\ufffd'"),
     (b'{"i":1,"name":"\\ud800"}', "1, '\\ud800'"),

@@ -7,7 +7,17 @@ import pytest
 from exactbatch import Append, Debezium, Upsert
 from exactbatch.audit.audit import audit
 from support.connect_avro import avro_body, avro_schema
-from support.debezium_types import CONNECTORS, decimal, envelope, time, typed, unscaled
+from support.debezium_types import (
+    CONNECTORS,
+    array,
+    data,
+    decimal,
+    encoded,
+    envelope,
+    time,
+    typed,
+    unscaled,
+)
 from support.registry import registry_server
 
 
@@ -144,3 +154,60 @@ def test_avro_with_a_registry_is_loaded_and_audited(world, make_topic, make_pipe
         world.connection.commit()
         [found] = audit(pipeline, world.settings, values=True).partitions
         assert found.changed.first == [7]
+
+
+@pytest.mark.parametrize("history", [None, True, False])
+def test_arrays_of_encoded_values_with_null_elements(world, make_topic, make_pipeline, history):
+    """Several records, so that the elements of one do not become those of another."""
+    columns = {
+        "ns": ("numeric(10,2)[]", array(decimal(2)), [unscaled(-150), None, unscaled(7)], "{-1.50,NULL,0.07}"),
+        "bs": ("bytea[]", array(typed("bytes")), [None, encoded(b"\xfe\0")], r'{NULL,"\\xfe00"}'),
+        "us": ("uuid[]", array(data("string", "Uuid")), [None, f"{'0' * 8}-0000-0000-0000-{'0' * 11}1"],
+               f"{{NULL,{'0' * 8}-0000-0000-0000-{'0' * 11}1}}"),
+        "ts": ("timestamp[]", array(time("int64", "MicroTimestamp")), [1, None, -1],
+               '{"1970-01-01 00:00:00.000001",NULL,"1969-12-31 23:59:59.999999"}'),
+    }  # fmt: skip
+    schema = envelope({"id": typed("int32"), **{name: each[1] for name, each in columns.items()}}, {})
+    topic = make_topic()
+    produce(topic, schema, {"id": 1} | {name: each[2] for name, each in columns.items()})
+    produce(topic, schema, {"id": 2} | {name: [] for name in columns})
+    produce(topic, schema, {"id": 3} | dict.fromkeys(columns))
+    produce(topic, schema, {"id": 4} | {name: [None] for name in columns})
+    produce(topic, schema, {"id": 5} | {name: each[2] for name, each in columns.items()}, op="u")
+    produce(topic, schema, {"id": 6, "ns": [[unscaled(1)]]})
+    target = f'public."{topic.name}"'
+    sink = Append(target) if history is None else Upsert(target, key=("id",), history=history)
+    form = Debezium(", ".join(["id int", *(f"{name} {each[0]}" for name, each in columns.items())]))
+    pipeline = make_pipeline(topic, value=form, sink=sink, max_rejects=1)
+    batch = world.run(pipeline).batch
+    assert (batch.rows, batch.rejected) == (5, 1)
+    shown = ", ".join(f"{name}::text" for name in columns)
+    found = {number: rest for number, *rest in world.rows(f"select id, {shown} from {target}")}
+    whole = [each[3] for each in columns.values()]
+    assert found == {1: whole, 2: ["{}"] * 4, 3: [None] * 4, 4: ["{NULL}"] * 4, 5: whole}
+    assert audit(pipeline, world.settings, values=True).is_exact
+
+
+@pytest.mark.parametrize("in_avro", [False, True])
+def test_null_stays_null_although_its_schema_has_a_default(world, make_topic, make_pipeline, in_avro):
+    optional = {**typed("string"), "default": "dflt"}
+    schema = envelope({"id": typed("int32"), "note": optional}, {})
+    topic = make_topic()
+    rows = [{"id": 1, "note": None}, {"id": 2, "note": "x"}, *([] if in_avro else [{"id": 3}])]
+    with registry_server() as registry:
+        for row in rows:
+            if in_avro:
+                event = {"before": None, "after": row, "source": {}, "op": "c", "ts_ms": 1}
+                topic.produce(b"\0\0\0\0\7" + avro_body(schema, event))
+            else:
+                produce(topic, schema, row)
+        written = json.loads(json.dumps(avro_schema(schema)).replace(
+            '"name": "note", "type": ["null", "string"], "default": null',
+            '"name": "note", "type": ["null", "string"], "default": "dflt"'))  # fmt: skip
+        registry.has(7, written)
+        address = registry.address if in_avro else None
+        pipeline = make_pipeline(topic, value=Debezium("id int, note text", registry=address))
+        world.run(pipeline)
+        expected = [(row["id"], row.get("note")) for row in rows]
+        assert world.target(pipeline, "id, note") == expected
+        assert audit(pipeline, world.settings, values=True).is_exact

@@ -181,7 +181,7 @@ def test_key_and_headers_are_loaded_exactly(world, make_topic, make_pipeline):
         *((number, f"k{number}", f"t{number}", b"\xff\0", None) for number in range(50)),
         (50, None, None, None, None),
     ]
-    assert reasons(world, pipeline) == [(51, "key: Invalid UTF8 payload")]
+    assert reasons(world, pipeline) == [(51, "key: found byte FF at position 0, which is not UTF-8")]
     assert world.is_exact(pipeline)
 
 

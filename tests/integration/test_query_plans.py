@@ -165,7 +165,7 @@ def test_ranges_that_commit_one_by_one_read_a_bounded_part_of_the_history(bounde
                 (RANGE_STATE, place),
                 (SHARE_BATCH, place[:1]),
                 (LOCK_STORED_OFFSET, (history.pipeline.name, *place[1:3])),
-                (ACCOUNT_RANGE, (*place, 1, 1, 0, 0)),
+                (ACCOUNT_RANGE, (*place, 1, 1, 0, 0, 0)),
             )
         ):
             cursor.execute(f"prepare statement{number} as {statement}")

@@ -134,7 +134,7 @@ def test_a_key_that_is_not_known_is_a_reject(world, make_topic, make_upsert):
     without = make_upsert(
         topic, key=None, name=f"{topic.name}.2", sink=Upsert(f'public."{topic.name}2"', ("id",))
     )
-    with pytest.raises(TooManyRejects, match="the pipeline has no key format: give it key=Json"):
+    with pytest.raises(TooManyRejects, match=r"does not say what the key is: give Pipeline\(…\) key=Json"):
         world.run(without)
 
 

@@ -62,7 +62,7 @@ def rows_of(columns: Mapping[str, str], labels: frozenset[str]) -> Callable[[byt
 
 def _object(value: bytes) -> Fields:
     try:
-        text = value.decode("utf-8").strip(" \t\r\n")
+        text = value.decode("utf-8").removeprefix("\ufeff").strip(" \t\r\n")
         found = json.loads(
             text,
             object_pairs_hook=Fields,

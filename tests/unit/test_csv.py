@@ -6,7 +6,7 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from exactbatch.errors import ConfigurationError
@@ -75,8 +75,8 @@ def test_an_empty_value_is_one_empty_field():
         (b"1.0,1", "column 'a', integer: invalid value '1.0'"),
         (b"2147483648,1", "column 'a', integer: invalid value '2147483648'"),
         (b"1,a\0b", "column 'b', text: Postgres cannot store U+0000 in text"),
-        (b"1,\xff", "Invalid UTF8 payload"),
-        (b"\xef\xbb\xbf1,x", "column 'a', integer: invalid value '\ufeff1'"),
+        (b"1,\xff", "found byte FF at position 2, which is not UTF-8"),
+        (b"\xef\xbb\xbf\xef\xbb\xbf1,x", "column 'a', integer: invalid value '\ufeff1'"),
     ],
 )
 def test_what_is_no_line_of_the_schema_is_refused(value, why):
@@ -211,6 +211,7 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")
 )
 def test_what_another_program_writes_is_read_again(lines, quoting):
     values = []
+    assume(not any(line[0].startswith("\ufeff") for line in lines))  # it is a byte order mark there
     for line in lines:
         csv.writer(written := io.StringIO(newline=""), quoting=quoting).writerow(line)
         values.append(written.getvalue().encode())

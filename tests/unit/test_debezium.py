@@ -212,7 +212,7 @@ def test_a_tombstone_is_counted_and_is_no_row():
     [
         (event("x", None, None), "expected op c, u, r or d, found 'x'"),
         (event(None, None, {"id": 1}), "expected op c, u, r or d, found none"),
-        ({"id": 1}, "expected op c, u, r or d, found none"),
+        ({"id": 1}, "it is flattened"),
         (event("c", {"id": 1}, None), "the event has no 'after', which would hold its row"),
         (event("d", None, {"id": 1}), "the event has no 'before'"),
         (event("c", None, {"id": 1}, None), "the event has no source.lsn, which orders the changes"),
@@ -457,3 +457,48 @@ def test_a_reason_names_the_column_that_is_refused():
     assert why({"id": 1, "name": 1}) == "column 'name', text: expected string, found number"
     assert why({"id": 1, "day": "now"}).startswith("column 'day', date: ")
     assert why({"id": 1}, "x") == "column 'lsn', bigint: expected number, found string"
+
+
+def test_a_byte_order_mark_does_not_hide_the_schema():
+    schema = envelope({"id": typed("int32"), "at": time("int64", "MicroTimestamp")}, {})
+    row = {"schema": schema, "payload": {"op": "c", "before": None, "after": {"id": 1, "at": 1}}}
+    values = pa.array([b"\xef\xbb\xbf" + compact(row), compact(row)], pa.binary())
+    decoded = Debezium("id int, at timestamp").decode(values)
+    assert decoded.rejects == ()
+    assert len(set(decoded.rows.column("at").to_pylist())) == 1
+
+
+FLAT = "it is flattened, as ExtractNewRecordState does. Decode it with Flattened"
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ({"id": 1, "__deleted": "false"}, f"has no op, before or after, but __deleted, id: {FLAT}"),
+        ({"id": 1}, f"but id: {FLAT}"),
+        ({"__op": "c", "other": 1}, f"but __op: {FLAT}"),
+        ({"schema": {"type": "struct"}, "payload": {"id": 1, "__lsn": 5}}, f"but __lsn, id: {FLAT}"),
+        ({"specversion": "1.0", "id": "x", "source": "/s", "data": {"op": "c"}}, "the value is a CloudEvent"),
+        ({"other": 1}, "expected op c, u, r or d, found none"),
+    ],
+)
+def test_what_is_no_envelope_is_named(value, said):
+    ((_, reason),) = decode(value).rejects
+    assert said in reason
+
+
+@pytest.mark.parametrize("schema", [None, {"type": "struct", "fields": [{"field": "op"}]}])
+def test_the_envelope_of_a_null_is_a_tombstone(schema):
+    good = event("c", None, {"id": 5})
+    decoded = decode(good, {"schema": schema, "payload": None}, {"payload": None, "schema": schema}, good)
+    assert (decoded.kept.to_pylist(), decoded.rejects, decoded.tombstones) == ([0, 3], (), 2)
+
+
+@pytest.mark.parametrize("written", ["NaN", "Infinity"])
+def test_nan_in_a_column_with_a_precision_says_how_to_declare_it(written):
+    schema = envelope({"z": typed("string")}, {})
+    value = {"schema": schema, "payload": {"op": "c", "after": {"z": written}}}
+    ((_, reason),) = decode(value, form=Debezium("z numeric(12,2)")).rejects
+    assert f"found '{written}': declare the column as numeric, without a precision" in reason
+    assert ("the target's column may be numeric(12,2)" in reason) == (written == "NaN")
+    assert decode(value, form=Debezium("z numeric")).rows.to_pylist() == [{"z": written}]

@@ -108,7 +108,7 @@ def row_of_text(value: bytes) -> list[Any] | None:
 def row_of_line(value: bytes) -> list[Any] | None:
     """The row of a line, or None."""
     try:
-        written = re.sub(r"(\r\n|\r|\n)\Z", "", value.decode())
+        written = re.sub(r"(\r\n|\r|\n)\Z", "", value.decode().removeprefix("\ufeff"))
     except UnicodeDecodeError:
         return None
     fields: list[str | None] = []

@@ -29,7 +29,7 @@ SCHEMAS = {
         "a timestamptz, b timestamp, c timestamptz, d timestamptz, e date",
         {"a": "s", "b": "ms", "c": "us", "d": "ns", "e": "d"},
     ),
-    "kept as text": ("j jsonb, k json, n numeric, o numeric(50,3), w int", {}),
+    "kept as text": ("j jsonb, k json, n numeric, o numeric(50,3), v public.vector, w int", {}),
     "no columns in common": ("x int, y text", {}),
 }
 _BLOCK = 2_000

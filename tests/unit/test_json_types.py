@@ -80,7 +80,7 @@ def test_an_escaped_u0000_is_refused_for_jsonb():
 )
 def test_what_is_no_json_is_refused_for_jsonb(written):
     assert reason(Json("a jsonb"), b'{"a":%s}' % written.encode()).startswith(
-        ("expected one JSON object: ", "column 'a', jsonb: ")
+        ("expected one JSON object: ", "column 'a', jsonb: ", "field a: found half a surrogate pair")
     )
 
 

@@ -210,3 +210,13 @@ def test_the_auditor_decodes_the_same_rows(values, documents, encoding, noise, c
     if 2 not in {index for index, _ in decoded.rejects}:
         assert decoded.rows.to_pylist() == audited.rows.to_pylist()
         assert decoded.kept.equals(audited.kept)
+
+
+def test_an_enveloped_null_among_documents_is_a_reject():
+    null, row = b'{"schema":null,"payload":null}', b'{"schema":null,"payload":{"id":1}}'
+    decoded = decode(Json("id int from 'payload.id'", documents="lines"), null + b"\n" + row, row, null)
+    assert decoded.rows.to_pylist() == [{"id": 1}]
+    assert [(at, reason.partition(",")[0]) for at, reason in decoded.rejects] == [
+        (0, "the value is a null in the envelope of Kafka Connect's JSON converter"),
+        (2, "the value is a null in the envelope of Kafka Connect's JSON converter"),
+    ]

@@ -90,7 +90,10 @@ def test_a_key_that_does_not_decode_is_a_reject():
     assert decoded.rows.to_pylist() == [{"a": 1, "k": "0"}, {"a": 1, "k": "3"}]
     assert decoded.kept.to_pylist() == [0, 3]
     assert decoded.tombstones == 1
-    assert decoded.rejects == ((1, "key: Invalid UTF8 payload"), (2, "expected a JSON object: { … }"))
+    assert decoded.rejects == (
+        (1, "key: found byte FF at position 0, which is not UTF-8"),
+        (2, "expected a JSON object: { … }"),
+    )
 
 
 def test_a_header_is_a_column_and_the_last_of_its_name_counts():

@@ -76,7 +76,7 @@ def test_white_space_around_a_value_does_not_leave_the_fast_path(monkeypatch):
 
 @pytest.mark.parametrize(
     "value",
-    [b"", b" ", b"null", b"1", b'"x"', b"[1]", b'[{"a":1}]', b"{", b"}", b'{"a":1', b'\xef\xbb\xbf{"a":1}'],
+    [b"", b" ", b"null", b"1", b'"x"', b"[1]", b'[{"a":1}]', b"{", b"}", b'{"a":1'],
 )
 def test_json_that_is_no_object_is_refused(value):
     assert reason(Json("a int"), value) == "expected a JSON object: { … }"
@@ -113,14 +113,33 @@ def test_objects_that_are_joined_never_make_up_for_each_other():
 
 
 def test_invalid_utf_8_is_refused_wherever_it_stands():
-    for value in (b'{"a":"\xff"}', b'{"other":"\xff"}', b'{"a":"\xed\xa0\x80"}'):
-        assert reason(Json("a text"), value) == "Invalid UTF8 payload"
+    for value, field, byte in (
+        (b'{"a":"\xff"}', "a", "FF at position 6"),
+        (b'{"other":[{"x.y":"\xff"}]}', 'other[0]."x.y"', "FF at position 18"),
+        (b'{"a":"\xed\xa0\x80"}', "a", "ED at position 6"),
+        (b'{"a\xc3":1}', "a\ufffd", "C3 at position 3"),
+    ):
+        assert reason(Json("a text"), value) == f"field {field}: found byte {byte}, which is not UTF-8"
+    assert reason(Json("a text"), b'{"a":\xff}') == "found byte FF at position 5, which is not UTF-8"
+    assert "UTF-16" in reason(Json("a text"), '{"a":"x"}'.encode("utf-16"))
+
+
+def test_a_byte_order_mark_is_ignored_and_other_characters_that_nobody_sees_are_named():
+    marked = b'\xef\xbb\xbf{"a":1}', b'\xef\xbb\xbf \n{"a":2} '
+    assert decode(Json("a int"), *marked).rows.to_pylist() == [{"a": 1}, {"a": 2}]
+    for text, name in (
+        ("\u200b{}", "U+200B (ZERO WIDTH SPACE)"),
+        ("\0{}", "U+0000 (a control character)"),
+        ("\ufeff\ufeff{}", "U+FEFF (ZERO WIDTH NO-BREAK SPACE)"),
+        ("\xa0{}", "U+00A0 (NO-BREAK SPACE)"),
+    ):
+        assert reason(Json("a int"), text.encode()) == f"expected a JSON object: {{ … }}, found {name} at the start"
 
 
 @pytest.mark.parametrize("escape", [r"\ud800", r"\udc00", r"\udc00\ud800", r"\ud800x"])
 def test_half_a_surrogate_pair_is_refused(escape):
     assert reason(Json("a text"), b'{"a":"%s"}' % escape.encode()) == (
-        "expected one JSON object: The surrogate pair in string is invalid."
+        "field a: found half a surrogate pair"
     )
 
 
@@ -265,9 +284,9 @@ def test_text_keeps_valid_utf_8_as_it_is():
     ]
     assert decoded.kept.to_pylist() == [0, 1, 2, 4]
     assert decoded.rejects == (
-        (3, "Invalid UTF8 payload"),
+        (3, "found byte FF at position 0, which is not UTF-8"),
         (5, "Postgres cannot store U+0000 in text"),
-        (6, "Invalid UTF8 payload"),
+        (6, "found byte ED at position 0, which is not UTF-8"),
     )
 
 

@@ -27,6 +27,7 @@ _NULL: Final = b"null"
 # members that no column takes.
 _PARSER: Final = json.JSONDecoder(parse_int=str, parse_float=str)
 _MOST_BYTES: Final = 64 * 1024 * 1024  # that a value may decompress to
+_MARK: Final = b"\xef\xbb\xbf"  # of UTF-8
 _SPACE: Final = " \t\r\n"
 # The members of a row by the path to the element that it is of: the texts of a record, and of its elements.
 _Places = list[bytes | None]
@@ -87,7 +88,8 @@ class JsonMembers:
             if value is None:
                 continue
             try:
-                documents = _documents(_decoded(value, self._encodings), self._documents)
+                whole = _decoded(value, self._encodings)
+                documents = _documents(whole.removeprefix(_MARK), self._documents)
                 rows = [row for document in documents for row in self._rows(document)]
             except RecursionError:
                 deep.append(index)
@@ -121,7 +123,7 @@ class JsonMembers:
 
     def _rows(self, value: bytes) -> Iterator[bytes]:
         """Yield an object for each row of a record."""
-        text = value.decode().strip(" \t\r\n").encode()
+        text = value.removeprefix(_MARK).decode().strip(" \t\r\n").encode()
         if not text.startswith(b"{"):
             raise ValueError("expected a JSON object: { … }")
         _PARSER.decode(text.decode())

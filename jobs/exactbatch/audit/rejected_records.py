@@ -86,9 +86,7 @@ class RejectedRecords:
         return found, notes
 
     def _compare(self, place: TopicPartition, offsets: Offsets, records: LogRecords) -> list[tuple[int, str]]:
-        decoded = decode_records(
-            self._pipeline, self._value, self._key, records.values(), records, place, offsets
-        )
+        decoded = decode_records(self._pipeline, self._value, self._key, records, place, offsets)
         reasons = dict(decoded.rejects)
         stored = {
             offset: (key, value, headers, reason)

@@ -1,4 +1,5 @@
-"""Find records that rightly give no row, although their value is not null: Debezium's events that carry no row.
+"""Find records that rightly give no row, although their value is not null: Debezium's events that carry no row, and
+nulls in the envelope of Kafka Connect.
 
 The auditor tells them apart by rules of its own. It parses only records that have no row, and those that do not look
 like the change of a row.
@@ -16,7 +17,7 @@ import pyarrow.compute as pc
 from exactbatch.audit.log_records import LogRecords
 from exactbatch.audit.offset_sets import Flags
 from exactbatch.audit.report import Offsets
-from exactbatch.formats import Debezium, Format, WithMessage, with_registry
+from exactbatch.formats import Debezium, Format, Json, WithMessage, with_registry
 from exactbatch.formats.avro_depth import bounded, read
 from exactbatch.formats.schema_registry import writer_schema
 
@@ -24,6 +25,7 @@ _TRANSACTION_BOUNDARY: Final = ("BEGIN", "END")  # transaction metadata
 _AVRO_HEADER: Final = 5  # bytes: 0 and the ID of a schema
 # What the JSON of each change of a row has, and that of an event without one never: within strings, quotes are escaped.
 _CHANGE: Final = r'"op"\s*:\s*"[^m"]"'
+_NULL_PAYLOAD: Final = r'"payload"\s*:\s*null'
 _HEARTBEAT: Final = frozenset({"ts_ms", "ts_us", "ts_ns"})
 
 
@@ -105,11 +107,36 @@ class RowlessEvents:
         return None if schema is None else json.loads(schema)
 
 
-def rowless_of(value: Format | WithMessage, kafka: Mapping[str, Any]) -> RowlessEvents | None:
+class EnvelopedNulls:
+    """Knows the nulls in an envelope, {"schema":null,"payload":null}, of a pipeline that reads members of payloads."""
+
+    def among(self, offsets: Offsets, records: LogRecords, is_found: Flags) -> Offsets:  # noqa: ARG002
+        """Return the offsets of the records whose value is such a null."""
+        values = records.values()
+        may_be = pc.match_substring_regex(values, _NULL_PAYLOAD).fill_null(False)
+        at = np.flatnonzero(may_be.to_numpy(zero_copy_only=False))
+        is_null = [_is_null(_from_json(value.as_py())) for value in values.take(pa.array(at))]
+        nulls: Offsets = offsets[at[np.array(is_null, bool)]]
+        return nulls
+
+
+def _is_null(document: Any) -> bool:
+    match document:
+        case {"schema": _, "payload": None, **rest} if not rest:
+            return True
+        case _:
+            return False
+
+
+def rowless_of(
+    value: Format | WithMessage, kafka: Mapping[str, Any]
+) -> RowlessEvents | EnvelopedNulls | None:
     """Return what finds such records of a pipeline; None if its format has none. `kafka` are the properties of Kafka's
     connection."""
     format_ = with_registry(value.value if isinstance(value, WithMessage) else value, kafka)
-    return RowlessEvents(format_.registry, format_.properties) if isinstance(format_, Debezium) else None
+    if isinstance(format_, Debezium):
+        return RowlessEvents(format_.registry, format_.properties)
+    return EnvelopedNulls() if isinstance(format_, Json) and format_.reads_payloads else None
 
 
 def _from_json(value: bytes) -> Any:
@@ -120,7 +147,10 @@ def _from_json(value: bytes) -> Any:
 
 
 def describes_no_row(event: Mapping[str, Any]) -> bool:
-    """True for a logical decoding message, the boundary of a transaction, a schema change, and a heartbeat."""
+    """True for a logical decoding message, the boundary of a transaction, a schema change, a heartbeat, and a null in
+    an envelope."""
+    if _is_null(event):
+        return True
     match event:
         case {"op": operation}:
             return operation == "m" and isinstance(event.get("message"), dict)

@@ -108,7 +108,8 @@ class ExpectedValues:
         self._row_texts: RowTexts | None = None
         self._undecoded: list[Undecoded] = []  # of the window
         is_one_row = sink.lineage == "record" and not sink.keeps_deletes
-        if self._is_plain and is_one_row and can_be_written(self._value, self._columns):
+        is_as_sent = pipeline.replace_unstorable is None
+        if self._is_plain and is_one_row and is_as_sent and can_be_written(self._value, self._columns):
             self._row_texts = RowTexts(snapshot, pipeline, self._columns, self._row_batch)
         snapshot.create_temporary(EXPECTED_TABLE, self._schema)
 
@@ -139,9 +140,7 @@ class ExpectedValues:
             self._undecoded.append(Undecoded(offsets, records.values(), timestamps, batches))
             return
         values = records.values()
-        decoded = decode_records(
-            self._pipeline, self._value, self._key, values, records, (topic, partition), offsets
-        )
+        decoded = decode_records(self._pipeline, self._value, self._key, records, (topic, partition), offsets)
         self._keep(Undecoded(offsets, values, timestamps, batches), decoded, self._window)
 
     def _keep(self, records: Undecoded, decoded: Decoded, window: "Window") -> None:

@@ -279,7 +279,7 @@ def _array(column: Column, field: AvroField, values: list[Any]) -> "pa.Array":
                 return texts
             return decimals_of(pa.chunked_array([texts]), column.arrow_type).combine_chunks()
         case "json":
-            return json_of(values)
+            return json_of(values, column.type)
         case unit if column.element is None:
             return from_epoch(pa.array(values, pa.int64()), unit, column.arrow_type)
         case unit:

@@ -9,10 +9,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-def json_of(values: list[Any]) -> "pa.StringArray":
-    """Return the JSON text of values that fastavro returned; null for None.
+def json_of(values: list[Any], type_: str) -> "pa.StringArray":
+    """Return the JSON text, for a type, of values that fastavro returned; null for None.
 
-    Raises ValueError for NaN, infinity and U+0000.
+    Raises ValueError for NaN and infinity, and in a jsonb for U+0000.
     """
     import msgspec
     import pyarrow as pa
@@ -22,7 +22,7 @@ def json_of(values: list[Any]) -> "pa.StringArray":
     for value, text in zip(values, texts, strict=True):
         if b"null" in text:
             _refuse_not_finite(value)
-    return json_texts(pa.array(texts, pa.binary()))
+    return json_texts(pa.array(texts, pa.binary()), type_)
 
 
 def _refuse_not_finite(value: Any) -> None:

@@ -1,15 +1,14 @@
 """How the values of a field become those of a column: by the schema that Kafka Connect gives the field."""
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from exactbatch.columns import Column
+from exactbatch.columns import Column, is_vector
 from exactbatch.formats.connect_decimals import decimals_from_base64, decimals_with_scales
 from exactbatch.formats.connect_schema import DECIMAL, TIME, ConnectType
-from exactbatch.formats.connect_structs import text_for
+from exactbatch.formats.connect_structs import hstore_of_json, is_hstore, text_for, texts_of
 from exactbatch.formats.connect_times import (
     Unit,
     clock_from_iso,
@@ -22,6 +21,7 @@ from exactbatch.formats.decimals import decimals_of
 from exactbatch.formats.json_blocks import readable
 from exactbatch.formats.not_finite import FLOAT_TYPES, floats_as_text, reals_of, refuse_in_json
 from exactbatch.formats.raw_json_fields import elements, numbers_or_strings
+from exactbatch.formats.vectors import vectors_of_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -124,7 +124,7 @@ def reading_of(column: Column, written: ConnectType) -> Reading:
     if column.type in _JSON and written.type != "string":
         if written.name in _ENCODED:
             raise _misfit(written, _ENCODED[written.name])
-        return Reading(None, partial(refuse_in_json, written=written))
+        return Reading(None, partial(refuse_in_json, written=written, type_=column.type))
     if written.name in MOMENTS:
         return _moment(column, written, MOMENTS[written.name])
     if written.name in CLOCKS:
@@ -269,31 +269,20 @@ def _unsigned(text: "pa.Array", type_: "pa.DataType") -> "pa.Array":
 
 
 def _nested(column: Column, written: ConnectType) -> Reading:
+    if is_vector(column.type) and written.type == "array":
+        return Reading(None, partial(vectors_of_json, type_=column.type))
     write = text_for(column.type, written.name, written.type) if _is_own(column) else None
     if write is None:
         raise _misfit(written, "jsonb")
-
-    def convert(texts: "pa.Array") -> "pa.Array":
-        import pyarrow as pa
-
-        return pa.array(
-            [None if text is None else _text_of(json.loads(text), write) for text in texts.to_pylist()]
-        )
-
-    return Reading(None, convert)
-
-
-def _text_of(value: Any, write: Callable[[Any], str]) -> str:
-    try:
-        return write(value)
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise ValueError(f"not a value of its schema: {type(error).__name__}: {error}") from None
+    return Reading(None, partial(texts_of, write=write))
 
 
 def _simple(column: Column, written: ConnectType) -> Reading:
     """Read a value whose type says all: a number, text, bytes or a boolean."""
     import pyarrow as pa
 
+    if written.name == f"{_DATA}Json" and is_hstore(column.type):
+        return Reading(pa.string(), hstore_of_json)
     is_number = written.type in (*_INTEGER_TYPES, *FLOAT_TYPES)
     if is_number and column.type in (*_TIMESTAMPS, *_TIMES, "date"):
         raise ValueError(

@@ -14,6 +14,7 @@ from exactbatch.formats.decimals import decimals_of, has_decimals, may_be_tiny, 
 from exactbatch.formats.format import Decoded, decode_present
 from exactbatch.formats.json_blocks import stored_schema
 from exactbatch.formats.postgres_limits import check_rows, is_too_fine, too_fine
+from exactbatch.formats.unreadable_text import text_of, without_marks
 from exactbatch.options import check_types
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class Csv:
 
     A field in double quotes may contain delimiters, line breaks and doubled quotes. `null` is the unquoted text that
     stands for null; with the default, `1,` ends with a null and `1,""` with an empty text. A line ending after the
-    value is ignored.
+    value is ignored, and so is a byte order mark before it.
 
     Decoding is strict: too many or too few fields, a fraction for an integer, a number out of range, NaN or infinity
     makes the record a reject. Timestamps and dates are ISO 8601; a timestamptz needs an offset, a timestamp must not
@@ -108,7 +109,7 @@ class Csv:
 
         if len(values) == 0:
             return pa.RecordBatch.from_pylist([], stored_schema(self.columns))
-        text = values.cast(pa.string())
+        text = without_marks(text_of(values))
         if pc.any(pc.match_substring_regex(text, r"[\r\n]\z")).as_py():
             text = pc.replace_substring_regex(text, r"(?:\r\n|\r|\n)\z", "")
         token = secrets.token_hex(16)

@@ -31,6 +31,7 @@ from exactbatch.formats.debezium_event import (
     event_of,
     is_document,
     is_envelope,
+    no_envelope,
     table_of,
     truncated,
 )
@@ -49,6 +50,7 @@ from exactbatch.formats.debezium_readings import is_bytea, readings_by, readings
 from exactbatch.formats.debezium_versions import Position, position_of, source_types, version_columns
 from exactbatch.formats.format import Decoded, decode_block_or_halves, in_order, positions
 from exactbatch.formats.json_blocks import as_stored, objects, stored_schema, why_refused
+from exactbatch.formats.unreadable_text import without_marks
 from exactbatch.formats.wire_format import check_address
 from exactbatch.options import check_types
 
@@ -193,7 +195,8 @@ class Debezium:
         present = positions(values).filter(values.is_valid())
         parts = [Decoded(self._no_rows, present[:0])]
         if self.registry is None:
-            parts += [self._decode_group(group) for group in by_schema(values.drop_null(), present)]
+            events = without_marks(values.drop_null())
+            parts += [self._decode_group(group) for group in by_schema(events, present)]
         else:
             parts += [self._decode_avro(*group) for group in by_header(values.drop_null(), present)]
         decoded = in_order(parts, values.null_count)
@@ -307,7 +310,8 @@ class Debezium:
             return _NOTHING
         if self.truncate == "reject" and (reason := truncated(event)):
             return reason
-        if reason := is_document(event):
+        names = {self.field_names[column.name] for column in self._of_row(self.columns)}
+        if reason := is_document(event) or no_envelope(event, names):
             return reason
         row = event.get("before" if event.get("op") == DELETE else "after")
         for column in self._of_row(self.columns):

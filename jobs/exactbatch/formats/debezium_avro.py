@@ -93,7 +93,7 @@ def avro_images(
         values = [None if row is None else row.get(name) for row in rows]
         reading = readings[name]
         if reading.read is None:
-            return json_of(values)
+            return json_of(values, "json")
         if not pa.types.is_primitive(reading.read):
             values = [value if type(value) is str else _as_in_json(value) for value in values]
         return _array(values, reading.read)

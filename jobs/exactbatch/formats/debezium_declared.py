@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from exactbatch.columns import Column, Field
+from exactbatch.columns import Column, Field, is_vector
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats.connect_schema import DECIMAL, ConnectType
+from exactbatch.formats.connect_structs import hstore_of_json, is_hstore
 from exactbatch.formats.connect_times import dates_from_iso, timestamps_from_text
 from exactbatch.formats.connect_values import (
     CLOCKS,
@@ -20,6 +21,7 @@ from exactbatch.formats.connect_values import (
     reading_of,
 )
 from exactbatch.formats.raw_json_fields import check_names, is_kept_as_text
+from exactbatch.formats.vectors import vectors_of_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -50,6 +52,8 @@ _ISO: Final = {
 }
 # Text that is a number, and base64 as well: it may be the bytes of another number.
 _EITHER: Final = "(?:[0-9eE+]{4})+"
+# As the connector and its converter write NaN and infinity.
+_NOT_FINITE: Final = re.compile(r"found '(NaN|NAN|-?Infinity|POSITIVE_INFINITY|NEGATIVE_INFINITY)'$")
 _EITHER_PATTERN: Final = re.compile(_EITHER)
 
 
@@ -121,6 +125,10 @@ def declared_reading(
         return reading_of(column, ConnectType("array", element=written) if column.element else written)
     if column.type.startswith("numeric") and is_kept_as_text(column):
         return number_or_text(column)
+    if is_vector(column.type):
+        return Reading(None, partial(vectors_of_json, type_=column.type))
+    if is_hstore(column.type):
+        return Reading(pa.string(), hstore_of_json)
     return plain(column)
 
 
@@ -168,6 +176,13 @@ def _refuse_ambiguous(name: str, event: Any) -> None:
 
 def hint_for(column: Column, reason: str, *, has_schema: bool) -> str:
     """Return the reason why a value is refused, with the setting that may help."""
+    if (match := _NOT_FINITE.search(reason)) and column.type.startswith("numeric("):
+        if match[1].lower() != "nan":
+            return f"{reason}: declare the column as numeric, without a precision, in the pipeline and in the target"
+        return (
+            f"{reason}: declare the column as numeric, without a precision; the target's column may be {column.type}, "
+            f"which holds NaN"
+        )
     if "found number" not in reason:
         return reason
     if has_schema and column.type.startswith("numeric"):

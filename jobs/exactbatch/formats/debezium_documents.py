@@ -16,6 +16,7 @@ from exactbatch.formats.connect_schema import ConnectType
 from exactbatch.formats.connect_values import Reading
 from exactbatch.formats.debezium_declared import declared_reading
 from exactbatch.formats.debezium_event import event_of
+from exactbatch.formats.raw_json_fields import refuse_escaped_nul
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,7 +32,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 def document_reading(column: Column) -> Reading:
     """Return how a column takes a value of a document; raise ValueError if it cannot."""
     if _is_json(column):
-        return Reading(None)
+        return Reading(None, refuse_escaped_nul if column.type == "jsonb" else None)
     return declared_reading(column, {}, None, "string")
 
 

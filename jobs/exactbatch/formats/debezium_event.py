@@ -1,13 +1,17 @@
 """Tell apart what a Debezium topic holds besides changes of rows."""
 
 import json
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Final
 
 from exactbatch.formats.connect_schema import ConnectType
+from exactbatch.formats.enveloped_nulls import is_enveloped_null
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_OF_ENVELOPE: Final = {"op", "before", "after"}
+_SHOWN: Final = 3  # fields in a reason
 _CLOCKS: Final = {"ts_ms", "ts_us", "ts_ns"}
 _ENVELOPE: Final = '{"before":'  # how Debezium's JSON begins
 _MESSAGE: Final = r'"op"\s*:\s*"m"'
@@ -34,11 +38,13 @@ def table_of(event: dict[str, Any]) -> str:
 
 def changes_nothing(event: dict[str, Any]) -> bool:
     """True for an event that tells of no row: a logical decoding message (op m), a heartbeat, the begin or end of a
-    transaction, and a schema change.
+    transaction, a schema change, and the envelope of a null, which is a tombstone.
 
     The shapes are those of Debezium's documentation: "message events", heartbeat.interval.ms, "Transaction metadata",
     and "Schema change topic".
     """
+    if is_enveloped_null(event):
+        return True
     if "op" in event:
         return event["op"] == "m" and isinstance(event.get("message"), dict)
     if event.keys() <= _CLOCKS:
@@ -103,3 +109,23 @@ def is_document(event: dict[str, Any]) -> str | None:
         "connector write it with JsonConverter, or unwrap it with ExtractNewDocumentState and decode the values with "
         "Json or Avro"
     )
+
+
+def no_envelope(event: dict[str, Any], names: Collection[str]) -> str | None:
+    """Return the reason to reject what is no envelope of a change: a CloudEvent, or a row that was flattened, of which
+    `names` are fields; None for others."""
+    if event.keys() & _OF_ENVELOPE:
+        return None
+    if "specversion" in event:
+        return (
+            "the value is a CloudEvent, whose data holds the event: let the connector write the event itself, with "
+            "value.converter JsonConverter or AvroConverter in place of CloudEventsConverter"
+        )
+    added = sorted(name for name in event if name.startswith("__"))
+    if added or event.keys() & names:
+        found = ", ".join([*added, *sorted(event.keys() & names)][:_SHOWN])
+        return (
+            f"the event has no op, before or after, but {found}: it is flattened, as ExtractNewRecordState does. "
+            f"Decode it with Flattened, or let the connector write the whole event"
+        )
+    return None

@@ -91,11 +91,11 @@ def json_images(
 def _raw_fields(text: "pa.StringArray", names: Sequence[str]) -> "dict[tuple[str, str], pa.Array]":
     """Return fields of both images as JSON text; null for a missing field and for JSON's null.
 
-    The objects are known to be JSON. Raises ValueError for a field given twice, an escaped U+0000 and deep nesting.
+    The objects are known to be JSON. Raises ValueError for a field given twice and deep nesting.
     """
     import pyarrow as pa
 
-    columns = (Column("field", "jsonb"),) * len(names)
+    columns = (Column("field", "json"),) * len(names)
     try:
         events = list(map(_image_decoder(), text.to_pylist()))
     except RecursionError:

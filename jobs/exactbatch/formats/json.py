@@ -1,11 +1,12 @@
 """JSON objects, one for each record, decoded by Arrow in blocks."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, ClassVar
 
 from exactbatch.columns import Column, Field, parse_fields
+from exactbatch.formats.enveloped_nulls import ENVELOPED_NULL, reads_payloads, with_nulls, without_envelopes
 from exactbatch.formats.epoch import check_epoch, from_epoch
 from exactbatch.formats.format import Decoded, decode_present, decode_several
 from exactbatch.formats.json_blocks import (
@@ -48,7 +49,8 @@ class Json:
     offset is converted to UTC. If they are numbers since 1970, `epoch` names the unit, as in `{"created": "ms"}`:
     s, ms, us or ns for a timestamp, d for a date. Nanoseconds are truncated to microseconds.
 
-    A null value is a tombstone: it is counted and gives no row. Raises ConfigurationError for an invalid schema.
+    A null value is a tombstone: it is counted and gives no row. If a column takes a member of `payload`, so is the
+    envelope of a null, {"schema":null,"payload":null}. Raises ConfigurationError for an invalid schema.
     """
 
     null_is_tombstone: ClassVar[bool] = True
@@ -104,6 +106,12 @@ class Json:
         return self.documents != "one" or gives_rows_of_elements(self.fields)
 
     @cached_property
+    def reads_payloads(self) -> bool:
+        """True if a value is one object, and a column takes a member of its `payload`, as in the envelope of Kafka
+        Connect's JSON converter."""
+        return not self._is_wrapped and reads_payloads(self.fields)
+
+    @cached_property
     def _row_schema(self) -> "pa.Schema":
         return stored_schema(self.columns)
 
@@ -117,8 +125,17 @@ class Json:
     def decode(self, values: "pa.BinaryArray") -> Decoded:
         """Decode n values, in one block if all of them are objects."""
         if self._is_wrapped:
-            return decode_wrapped(values, self.encodings, self.documents, self._decode_objects)
-        return self._decode_objects(values)
+            return decode_wrapped(values, self.encodings, self.documents, self._decode_documents)
+        return self._decode_objects(with_nulls(self, values))
+
+    def _decode_documents(self, documents: "pa.BinaryArray") -> Decoded:
+        """Decode the documents of values, of which an enveloped null is no tombstone, but a reject."""
+        import pyarrow.compute as pc
+
+        values = without_envelopes(documents) if reads_payloads(self.fields) else documents
+        decoded = self._decode_objects(values)
+        nulls = [(at, ENVELOPED_NULL) for at in pc.indices_nonzero(values.is_null()).to_pylist()]
+        return replace(decoded, rejects=tuple(sorted([*decoded.rejects, *nulls])), tombstones=0)
 
     def _decode_objects(self, values: "pa.BinaryArray") -> Decoded:
         if all(each.is_plain for each in self.fields):

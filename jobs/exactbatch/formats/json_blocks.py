@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from exactbatch.columns import Column
 from exactbatch.formats.decimals import has_decimals, refuse_tiny_fields, without_wrapping
 from exactbatch.formats.postgres_limits import check_storable, is_too_fine, refuse_infinity, too_fine
+from exactbatch.formats.unreadable_text import half_surrogate, not_an_object, text_of, without_marks
 from exactbatch.member_paths import Path
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def why_refused(
     except ValueError as error:
         return str(error)
     if refusal := _refusal(lambda: read_objects(text, pa.schema([]))):
-        return f"expected one JSON object: {refusal}"
+        return half_surrogate(text[0].as_py()) or f"expected one JSON object: {refusal}"
     if refusal := _refusal(partial(read, ()), named=True):
         return refusal
     suspects = columns
@@ -68,6 +69,9 @@ def _reason_from_arrow(message: str, *, named: bool) -> str:
         r"^Failed to convert JSON to decimal\d+\((\d+), (\d+)\): (.*) requires (precision|scale) \d+$",
         _digits_in_words,
         message,
+    )
+    message = re.sub(
+        r"^The string (.*) is not a valid decimal\d+ number$", r"expected a number, found \1", message
     )
     if (match := _NO_TIMESTAMP.fullmatch(message)) and is_too_fine(match[1]):
         return too_fine(match[1])
@@ -136,15 +140,15 @@ def as_stored(table: "pa.Table", schema: "pa.Schema", *, finite: bool = True) ->
 
 
 def objects(values: "pa.BinaryArray") -> "pa.StringArray":
-    """Return the values as text from `{` to `}`, without surrounding white space, or raise ValueError."""
-    import pyarrow as pa
+    """Return the values as text from `{` to `}`, without surrounding white space and a byte order mark before it, which
+    RFC 8259 lets a parser ignore, or raise ValueError."""
     import pyarrow.compute as pc
 
-    text = values.cast(pa.string())  # raises on invalid UTF-8, which Arrow's JSON reader would let through
+    text = text_of(values)  # raises on invalid UTF-8, which Arrow's JSON reader would let through
     if not _are_objects(text):
-        text = pc.ascii_trim(text, characters=" \t\r\n")
+        text = pc.ascii_trim(without_marks(text), characters=" \t\r\n")
         if not _are_objects(text):
-            raise ValueError("expected a JSON object: { … }")
+            raise ValueError(not_an_object(text[0].as_py()) if len(text) == 1 else "")
     return text
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from exactbatch.formats.connect_schema import ConnectType
 from exactbatch.formats.postgres_limits import refuse_infinity
-from exactbatch.formats.raw_json_fields import NUMBER, elements
+from exactbatch.formats.raw_json_fields import NUMBER, elements, refuse_escaped_nul
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -78,8 +78,11 @@ def floats_as_text(floats: "pa.Array") -> "pa.StringArray":
     return text
 
 
-def refuse_in_json(texts: "pa.StringArray", written: ConnectType) -> "pa.StringArray":
-    """Return JSON texts of a type; raise ValueError for a float in it that is NaN or infinity."""
+def refuse_in_json(texts: "pa.StringArray", written: ConnectType, type_: str) -> "pa.StringArray":
+    """Return JSON texts of a type of Connect, for json or jsonb. Raises ValueError for a float that is NaN or infinity,
+    and in jsonb for an escaped U+0000."""
+    if type_ == "jsonb":
+        refuse_escaped_nul(texts)
     if may_have_not_finite(texts):
         for text in texts.to_pylist():
             _refuse(None if text is None else json.loads(text), written)

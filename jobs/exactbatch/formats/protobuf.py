@@ -253,9 +253,8 @@ def _column(column: Column, values: list[Any]) -> "pa.Array":
 
     try:
         if column.type in ("json", "jsonb"):
-            return json_texts(
-                pa.array([b"null" if value is None else value.encode() for value in values], pa.binary())
-            )
+            texts = [b"null" if value is None else value.encode() for value in values]
+            return json_texts(pa.array(texts, pa.binary()), column.type)
         if pa.types.is_timestamp(column.arrow_type):
             return pa.array(values, pa.int64()).cast(column.arrow_type)
         return pa.array(values, column.arrow_type)

@@ -1,7 +1,7 @@
 """Extract fields of JSON objects as unchanged text, for types that Arrow's JSON reader would alter.
 
 msgspec extracts them in C, in one pass over the objects. A field for a numeric column is checked to be a number; json
-and jsonb stay as they are.
+and jsonb stay as they are, and an array for a vector becomes its text.
 """
 
 import json
@@ -11,9 +11,10 @@ from functools import cache
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
-from exactbatch.columns import Column, Field
+from exactbatch.columns import Column, Field, is_vector
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats.postgres_limits import NUL
+from exactbatch.formats.vectors import vectors_of_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,11 +30,10 @@ _UNFINDABLE: Final = re.compile(r'[\\"\x00-\x1f]')
 
 
 def is_kept_as_text(column: Column) -> bool:
-    """True if a column takes the text of its field: json, jsonb, and numeric that no Arrow decimal can hold."""
+    """True if a column takes the text of its field: json, jsonb, vectors, and numeric beyond Arrow's decimals."""
     element = column.element or column.type
-    return element in _JSON or (
-        element.startswith("numeric") and Column(column.name, element).staged_type == "text"
-    )
+    is_numeric = element.startswith("numeric") and Column(column.name, element).staged_type == "text"
+    return is_numeric or element in _JSON or is_vector(element)
 
 
 def check_names(fields: Iterable[Field]) -> None:
@@ -56,8 +56,8 @@ def fields_as_text(
     """Return, for each column, the text of each object's field; null for a missing field and for a JSON null.
 
     `names` are those of the fields, if they are not the columns'. `objects` are valid JSON, one object in each. Raises
-    ValueError for a field given twice, a numeric field that is not a number, an escaped U+0000, and nesting too deep
-    for Python and Postgres to read safely.
+    ValueError for a field given twice, a field that is not of its column's type, an escaped U+0000 in a jsonb, and
+    nesting too deep for Python and Postgres to read safely.
     """
     if names is None:
         names = tuple(column.name for column in columns)
@@ -123,8 +123,10 @@ def _checked(type_: str, written: "pa.BinaryArray") -> "pa.StringArray":
     import pyarrow.compute as pc
 
     if type_ in _JSON:
-        return json_texts(written)
+        return json_texts(written, type_)
     text = _without_null(written)
+    if is_vector(type_):
+        return vectors_of_json(text, type_)
     numbers = pc.match_substring_regex(text, rf'^(?:{NUMBER}|"{NUMBER}")$')
     if not pc.all(numbers, min_count=0).as_py():
         raise ValueError("expected a number, bare or in a string")
@@ -157,14 +159,20 @@ def elements(texts: "pa.StringArray") -> "pa.ListArray":
     return pa.ListArray.from_arrays(array.offsets, _without_null(array.values), mask=array.is_null())
 
 
-def json_texts(written: "pa.BinaryArray") -> "pa.StringArray":
-    """Return JSON texts, with null for JSON's null; raise ValueError for an escaped U+0000."""
+def json_texts(written: "pa.BinaryArray", type_: str) -> "pa.StringArray":
+    """Return JSON texts for a type, with null for JSON's null. Raises ValueError for an escaped U+0000 in a jsonb; json
+    and text keep the escape."""
+    text = _without_null(written)
+    return refuse_escaped_nul(text) if type_ == "jsonb" else text
+
+
+def refuse_escaped_nul(texts: "pa.StringArray") -> "pa.StringArray":
+    """Return JSON texts; raise ValueError for one with an escaped U+0000, which jsonb cannot hold."""
     import pyarrow.compute as pc
 
-    text = _without_null(written)
-    if pc.any(pc.match_substring_regex(text, _ESCAPED_NUL)).as_py():
+    if pc.any(pc.match_substring_regex(texts, _ESCAPED_NUL)).as_py():
         raise ValueError(NUL)
-    return text
+    return texts
 
 
 def _without_null(written: "pa.BinaryArray") -> "pa.StringArray":

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 from exactbatch.columns import Column
 from exactbatch.formats.format import Decoded, decode_block_or_halves, positions
 from exactbatch.formats.postgres_limits import NUL
+from exactbatch.formats.unreadable_text import text_of
 from exactbatch.options import check_types
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class Text:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        text = values.cast(pa.string())
+        text = text_of(values)
         if pc.any(pc.match_substring(text, "\0")).as_py():
             raise ValueError(NUL)
         return pa.RecordBatch.from_arrays([text], [self.column])

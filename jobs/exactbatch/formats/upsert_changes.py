@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _NO_KEY_FORMAT: Final = (
-    "a null value deletes the row of its key, but the pipeline has no key format: give it key=Json(…); the key of a "
-    "WithMessage only adds columns to values"
+    "a null value deletes the row of its key, but the pipeline does not say what the key is: give Pipeline(…) "
+    "key=Json(…). WithMessage(key=…) only adds columns to values that are not null"
 )
 
 

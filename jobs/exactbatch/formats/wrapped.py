@@ -1,6 +1,7 @@
 """Values that are compressed or encoded, and values of several documents: Python looks at one value after the other."""
 
 import base64
+import codecs
 import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, Literal
@@ -48,7 +49,8 @@ def decode_wrapped(
         if not value.is_valid:
             continue
         try:
-            inside = list(_documents_of(unwrapped(value.as_py(), encodings), documents))
+            whole = unwrapped(value.as_py(), encodings).removeprefix(codecs.BOM_UTF8)
+            inside = list(_documents_of(whole, documents))
         except (ValueError, RecursionError) as error:
             refused.append((index, TOO_DEEP if isinstance(error, RecursionError) else str(error)))
             continue

@@ -166,6 +166,7 @@ class Batches(OnConnection):
         rejected: int,
         tombstones: int,
         dropped: int = 0,
+        replaced: int = 0,
         records: Iterable[tuple[OffsetRange, int]],
         stages: Mapping[str, int] = {},
     ) -> None:
@@ -188,6 +189,7 @@ class Batches(OnConnection):
             rejected=rejected,
             tombstones=tombstones,
             dropped=dropped,
+            replaced=replaced,
             stages=json.dumps(dict(stages)),
         )
         if committed != 1:

@@ -46,6 +46,7 @@ class Batch:
     committed_at: datetime | None
     stages: dict[str, int] | None
     application_id: str | None
+    replaced: int | None = None  # in ledgers of version 18 and newer
 
     @property
     def seconds(self) -> float | None:

@@ -81,6 +81,9 @@ class Report:
             "missed": [missed.as_json() for missed in self.missed],
         }
 
+    def _replaced(self) -> str:
+        return f" · {self.batch.replaced} with replaced text" if self.batch.replaced else ""
+
     def _speed(self) -> str:
         """Say how long the batch took, once it is committed."""
         if self.seconds is None:
@@ -98,7 +101,7 @@ class Report:
             "topic", "partition", "from", "until", "records", "lag",
             title=f"batch {batch.batch_id} of {batch.pipeline} ({batch.kind}, {state})",
             caption=f"{counts.rows} rows · {counts.rejected} rejected · {counts.tombstones} tombstones · "
-            f"{batch.dropped or 0} dropped{self._speed()}",
+            f"{batch.dropped or 0} dropped{self._replaced()}{self._speed()}",
         )  # fmt: skip
         lag = {partition.topic_partition: self.lag(partition) for partition in self.partitions}
         for range_, records in zip(self.ranges, self.records, strict=True):

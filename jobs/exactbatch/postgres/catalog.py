@@ -238,7 +238,8 @@ def _problem(fact: Fact) -> str | None:
         case "inheritance", role:
             return (
                 f"{fact.table} has the inheritance {role} {fact.name}: rows of "
-                f"one table would show in the other. Use declarative partitioning, or end it: "
+                f"one table would show in the other, as in a hypertable of TimescaleDB, which is such a parent and "
+                f"moves rows into its children. Use declarative partitioning, or end it: "
                 f"alter table {fact.name if role == 'child' else fact.table} no inherit "
                 f"{fact.table if role == 'child' else fact.name};"
             )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats import Csv, Debezium, Decoded, Format, Json, Raw, Text, WithMessage, as_changes
+from exactbatch.formats.enveloped_nulls import with_nulls
 from exactbatch.member_paths import Path, Step
 from exactbatch.sampling.column_names import quoted_if_needed
 from exactbatch.sampling.debezium_columns import envelope_of
@@ -237,8 +238,8 @@ def decode_changes(proposal: Destination, facts: TopicFacts) -> Decoded:
         return decoded
     return as_changes(
         decoded,
-        facts.values,
-        facts.keys,
+        with_nulls(value, facts.values),
+        with_nulls(proposal.key, facts.keys),
         proposal.key,
         proposal.sink.key_columns,
         tombstones_delete=value.tombstone_deletes,

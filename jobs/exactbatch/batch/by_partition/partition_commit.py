@@ -129,7 +129,7 @@ def _commit(
                 task, "rejected records", one_row(cursor, INSERT_RANGE_REJECTS, task.key), (reader.rejects,)
             )
             cursor.execute(f"drop table pg_temp.{REJECTS}")
-        counts = (reader.records, reader.rows, reader.rejects, reader.tombstones)
+        counts = (reader.records, reader.rows, reader.rejects, reader.tombstones, reader.replaced)
         written = one_row(cursor, ACCOUNT_RANGE, (*task.key, *counts))
         _expect(task, "coverage, counts and stored offset", written, (1, 1, 1))
         failpoint("partition.before_commit")

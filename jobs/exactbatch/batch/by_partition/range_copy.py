@@ -79,6 +79,11 @@ class RangeTask:
         return self.pipeline.rejects_allowed(len(self.range))
 
     @property
+    def replace_unstorable(self) -> str | None:
+        """The text in place of what Postgres cannot hold."""
+        return self.pipeline.replace_unstorable
+
+    @property
     def read_timeout(self) -> float:
         """Seconds without progress after which reading fails."""
         return self.pipeline.read_timeout

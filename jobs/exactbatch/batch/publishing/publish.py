@@ -36,9 +36,11 @@ class Published:
     def __str__(self) -> str:
         if not self.wrote:
             return f"batch {self.batch.batch_id} was committed before: nothing written"
+        replaced = f", {self.batch.replaced} with replaced text" if self.batch.replaced else ""
         return (
             f"batch {self.batch.batch_id} committed: {self.batch.records} records, {self.batch.rows} rows, "
             f"{self.batch.rejected} rejected, {self.batch.tombstones} tombstones, {self.batch.dropped} dropped"
+            f"{replaced}"
         )
 
 
@@ -122,6 +124,7 @@ def publish(
             rejected=rejected,
             tombstones=staged.tombstones,
             dropped=staged.dropped,
+            replaced=staged.replaced,
             records=_records_of(ranges, staged.pieces),
             stages=times.milliseconds() if times is not None else {},
         )

@@ -14,7 +14,9 @@ from exactbatch.batch.rows.rejects import SHOWN_REJECTS, PendingRejects, Rejecte
 from exactbatch.errors import ExactbatchError
 from exactbatch.errors.translation import unexpected
 from exactbatch.formats import Decoded, Format, WithMessage, as_changes, with_epochs
+from exactbatch.formats.enveloped_nulls import with_nulls
 from exactbatch.formats.format import LeavesValuesOut, gives_several_rows
+from exactbatch.formats.replaced_text import Messages, decode_replacing
 from exactbatch.kafka.reader import read_range
 from exactbatch.kafka.records import Records
 from exactbatch.kafka.shared_reads import SharedReads
@@ -62,6 +64,8 @@ class ReadTask(Protocol):
     def changes(self) -> Changes | None: ...
     @property
     def max_rejects(self) -> int: ...
+    @property
+    def replace_unstorable(self) -> str | None: ...
 
 
 class Reads(Protocol):
@@ -81,6 +85,7 @@ class RangeReader:
     rejects: how many did not decode
     tombstones: how many rightly gave no row: null values, and events that carry none
     dropped: how many decoded and gave no row, because they are of an array without elements
+    replaced: how many decoded after text that Postgres cannot hold was replaced
     pending: rejects that the caller has yet to copy
     first: descriptions of the first rejects
     schema: the columns of the batches
@@ -103,6 +108,7 @@ class RangeReader:
         self._task, self._attempt, self.schema, self._constants = task, attempt, schema, constants
         self._reads, self._decoder = reads, decoder
         self.records = self.rows = self.taken = self.rejects = self.tombstones = self.dropped = 0
+        self.replaced = 0
         self._several = gives_several_rows(task.value)
         self.pending = PendingRejects() if pending is None else pending
         self.first: list[str] = []
@@ -179,7 +185,18 @@ class RangeReader:
         return decoded
 
     def _strictly(self, records: Records) -> Decoded:
-        return _decode(self._task.value, self._task.changes, records)
+        value, changes = self._task.value, self._task.changes
+        decoded, replaced = decode_replacing(
+            lambda some: _decode(value, changes, some),
+            records,
+            value,
+            None if changes is None else changes.key,
+            self._task.replace_unstorable,
+        )
+        self.replaced += replaced
+        if changes is None or changes.epochs is None:
+            return decoded
+        return with_epochs(decoded, records.offsets(), changes.epochs)
 
     def _reject(self, records: Records, decoded: Decoded) -> None:
         batch = reject_batch(rejects_of(self._task.range, records, decoded, self._attempt))
@@ -227,8 +244,8 @@ def shared_reads(tasks: Sequence[ReadTask]) -> SharedReads | None:
     return SharedReads(ranges, task.kafka, timeout=task.read_timeout, cluster_id=task.cluster_id)
 
 
-def _decode(value: Format | WithMessage, changes: Changes | None, records: Records) -> Decoded:
-    values = records.values()
+def _decode(value: Format | WithMessage, changes: Changes | None, records: Messages) -> Decoded:
+    values = with_nulls(value, records.values())
     if isinstance(value, WithMessage):
         decoded = value.decode(values, records)
     elif changes is not None and changes.keeps_unchanged and isinstance(value, LeavesValuesOut):
@@ -238,8 +255,8 @@ def _decode(value: Format | WithMessage, changes: Changes | None, records: Recor
     if changes is None:
         return decoded
     # Keys are read only where there is a null value: that costs a Python call per record.
-    keys = records.keys() if decoded.tombstones else values
-    decoded = as_changes(
+    keys = with_nulls(changes.key, records.keys()) if decoded.tombstones else values
+    return as_changes(
         decoded,
         values,
         keys,
@@ -248,7 +265,6 @@ def _decode(value: Format | WithMessage, changes: Changes | None, records: Recor
         tombstones_delete=value.tombstone_deletes,
         keeps_unchanged=changes.keeps_unchanged,
     )
-    return decoded if changes.epochs is None else with_epochs(decoded, records.offsets(), changes.epochs)
 
 
 def rejects_of(range_: OffsetRange, records: Records, decoded: Decoded, attempt: int) -> Iterator[Rejected]:

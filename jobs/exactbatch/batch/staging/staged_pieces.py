@@ -23,16 +23,16 @@ from exactbatch.sinks.base import PartitionStaging
 
 # Takes the fields of a piece in their order.
 _ENTER: Final = (
-    "with entered as (insert into {} values ($1, $2, $3, $4, $5, $6, $7, $8, $9) on conflict do nothing returning 1) "
-    "select count(*) from entered"
+    "with entered as (insert into {} values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) "
+    "on conflict do nothing returning 1) select count(*) from entered"
 )
 _ENTERED: Final = (
-    "select task_attempt, records, rows, rejects, tombstones from {} "
+    "select task_attempt, records, rows, rejects, tombstones, 0, replaced from {} "
     "where topic = $1 and partition = $2 and from_offset = $3"
 )
 _PIECES: Final = (
-    "select topic, partition, from_offset, until_offset, task_attempt, records, rows, rejects, tombstones "
-    "from {}"
+    "select topic, partition, from_offset, until_offset, task_attempt, records, rows, rejects, tombstones, "
+    "replaced from {}"
 )
 # Attempts that Spark has not accepted; none of them can enter its piece any more.
 _END_ATTEMPTS: Final = """
@@ -52,7 +52,7 @@ def create_partition(cursor: Cursor, tables: StagingTables, staging: PartitionSt
         sql.SQL(
             "create table {} (topic text, partition bigint, from_offset bigint, until_offset bigint, "
             "task_attempt bigint, records bigint, rows bigint, rejects bigint, tombstones bigint, "
-            "primary key (topic, partition, from_offset))"
+            "replaced bigint, primary key (topic, partition, from_offset))"
         ).format(identifier(tables.pieces))
     )
 
@@ -75,6 +75,7 @@ def enter_piece(query: Query, tables: StagingTables, piece: Staged) -> bool:
             piece.rows,
             piece.rejects,
             piece.tombstones,
+            piece.replaced,
         ),
     )
     return bool(entered)
@@ -126,7 +127,7 @@ def check_pieces(cursor: Cursor, tables: StagingTables, staged: StagedBatch) -> 
     expected = {
         (
             *(piece.range.topic, piece.range.partition, piece.range.from_offset, piece.range.until_offset),
-            *(piece.attempt, piece.records, piece.rows, piece.rejects, piece.tombstones),
+            *(piece.attempt, piece.records, piece.rows, piece.rejects, piece.tombstones, piece.replaced),
         )
         for piece in staged.pieces
     }

@@ -103,6 +103,7 @@ def stage_tasks(
             read_timeout=pipeline.read_timeout,
             cluster_id=cluster_id,
             slot_offsets=offsets // parallelism,
+            replace_unstorable=pipeline.replace_unstorable,
         )
         for piece in split(ranges, parts=min(parts, pipeline.max_connections), smallest=_SMALLEST_PIECE)
     ]

@@ -36,12 +36,13 @@ class StageTask:
     read_timeout: float
     cluster_id: str | None = None
     slot_offsets: int = 0
+    replace_unstorable: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Staged:
     """What one task attempt staged of a range. `records` = records that gave rows + rejects + tombstones + dropped;
-    compiled code took `taken` of them, which does not matter for the result."""
+    `replaced` of them decoded with replaced text. Compiled code took `taken`, which does not matter for the result."""
 
     range: OffsetRange
     attempt: int
@@ -50,6 +51,7 @@ class Staged:
     rejects: int
     tombstones: int
     dropped: int = 0
+    replaced: int = 0
     taken: int = field(default=0, compare=False)
 
     @property
@@ -68,6 +70,7 @@ class Staged:
             reader.rejects,
             reader.tombstones,
             reader.dropped,
+            reader.replaced,
             taken=reader.taken,
         )
 
@@ -128,6 +131,11 @@ class StagedBatch:
     def tombstones(self) -> int:
         """How many records rightly gave no row: null values, and events that carry none."""
         return sum(piece.tombstones for piece in self.pieces)
+
+    @property
+    def replaced(self) -> int:
+        """How many records decoded after text that Postgres cannot hold was replaced."""
+        return sum(piece.replaced for piece in self.pieces)
 
     @property
     def rejected(self) -> int:

@@ -132,7 +132,7 @@ where r.batch_id = :batch_id and r.topic = c.topic and r.partition = c.partition
 update exactbatch.batch
 set status = 'committed', committed_at = clock_timestamp(),
     records = :records, rows = :rows, rejected = :rejected, tombstones = :tombstones, dropped = :dropped,
-    stages = coalesce(stages, '{}') || :stages::jsonb
+    replaced = :replaced, stages = coalesce(stages, '{}') || :stages::jsonb
 where batch_id = :batch_id;
 
 -- name: mark_committed_by_ranges!
@@ -140,9 +140,10 @@ where batch_id = :batch_id;
 update exactbatch.batch b
 set status = 'committed', committed_at = clock_timestamp(),
     records = r.records, rows = r.rows, rejected = r.rejected, tombstones = r.tombstones, dropped = 0,
-    stages = coalesce(b.stages, '{}') || :stages::jsonb
+    replaced = r.replaced, stages = coalesce(b.stages, '{}') || :stages::jsonb
 from (
-    select sum(records) as records, sum(rows) as rows, sum(rejected) as rejected, sum(tombstones) as tombstones
+    select sum(records) as records, sum(rows) as rows, sum(rejected) as rejected, sum(tombstones) as tombstones,
+           sum(replaced) as replaced
     from exactbatch.batch_range where batch_id = :batch_id
 ) r
 where b.batch_id = :batch_id;

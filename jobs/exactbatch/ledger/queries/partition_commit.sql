@@ -33,7 +33,7 @@ with inserted as (
 select count(*) from inserted;
 
 -- name: account_range
--- Write the coverage and the counts of the range (records $5, rows $6, rejected $7, tombstones $8) and move the
+-- Write the coverage and the counts of the range (records $5, rows $6, rejected $7, tombstones $8, replaced $9) and move the
 -- stored offset to its end; return how many rows of each were written.
 with this as (
     select b.pipeline, r.* from exactbatch.batch_range r join exactbatch.batch b using (batch_id)
@@ -43,7 +43,7 @@ with this as (
     select pipeline, topic, topic_id, partition, int8range(from_offset, until_offset), 'batch', batch_id from this
     returning 1
 ), counted as (
-    update exactbatch.batch_range set records = $5, rows = $6, rejected = $7, tombstones = $8
+    update exactbatch.batch_range set records = $5, rows = $6, rejected = $7, tombstones = $8, replaced = $9
     where batch_id = $1 and topic = $2 and partition = $3 and from_offset = $4 and records is null
     returning 1
 ), moved as (

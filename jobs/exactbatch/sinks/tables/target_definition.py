@@ -7,13 +7,14 @@ from typing import Final, Literal
 import psycopg2
 from psycopg2 import sql
 
-from exactbatch.columns import Column
+from exactbatch.columns import Column, is_vector
 from exactbatch.errors import PostgresUnavailable, TargetMismatch
 from exactbatch.postgres.catalog import check_kinds, check_schema
 from exactbatch.postgres.connection import Cursor
 from exactbatch.postgres.creation import create_named, create_schema
 from exactbatch.sinks.tables.target import StoredColumn, TargetTable, quoted
 from exactbatch.sinks.tables.target_checks import check_replicated
+from exactbatch.sinks.values.cast import Cast
 
 # What to do with columns that the pipeline has and its target lacks.
 Evolve = Literal["refuse", "add"]
@@ -173,6 +174,14 @@ def _check_present(
     )
 
 
+def _remedy(column: Column, cast: Cast) -> str:
+    if column.element is not None and is_vector(type_ := cast.target.leaf.name):
+        return (
+            f'Declare it in the pipeline as "{column.name} {type_}": Json and Debezium take an array for it.'
+        )
+    return "Change the pipeline's schema or the column's type."
+
+
 def _check_columns(cursor: Cursor, table: TargetTable, columns: Sequence[Column], *, exact: bool) -> None:
     stored = table.columns(cursor)
     for column in columns:
@@ -218,6 +227,6 @@ def _check_types(
         if not (cast.is_plain or actual.type == column.type if exact else cast.is_possible):
             raise TargetMismatch(
                 f"target {table.spec}, column {column.name}: expected type {column.type}, as the pipeline "
-                f"writes it, found {actual.type}. Change the pipeline's schema or the column's type.",
+                f"writes it, found {actual.type}. {_remedy(column, cast)}",
                 column=column.name,
             )

@@ -4,10 +4,12 @@ For each pair of types exactly one of these is true: the target holds every valu
 values that it would change, or there is no exact conversion, and the pair is refused.
 """
 
+from collections.abc import Mapping
 from typing import Final
 
 from psycopg2 import sql
 
+from exactbatch.columns import is_vector
 from exactbatch.postgres.types import PgType
 from exactbatch.sinks.values.text_formats import TEXT_FORMATS
 
@@ -35,6 +37,7 @@ _CHECKED: Final = {
 _KEEP_TEXT: Final = {"text", "varchar", "uuid", "json"}
 # Types that read text by settings, but return the same text only for input that no setting changes.
 _READ_BY_SETTINGS: Final = {"xml"}
+_JSON_NUMBER: Final = r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?"
 _LENGTH_HEADER: Final = 4  # the modifier of varchar(n) is n + 4
 _TOPIC_CHARACTERS: Final = 249
 _MILLISECONDS: Final = 3  # the modifier of a timestamp is its number of decimal places
@@ -103,6 +106,19 @@ def changed(staged: str, target: PgType, value: sql.Composable) -> sql.Composabl
     return sql.SQL("{value}::{type}::{base}::{staged} <> {value}").format(**parts)
 
 
+def _altered_vector(parts: Mapping[str, sql.Composable]) -> sql.Composable:
+    """Return the condition of text of a vector that is neither as pgvector writes it nor of exactly its numbers, with
+    all their digits, as formats/vectors.py writes them."""
+    return sql.SQL(
+        '{value}::{type}::text <> {value} collate "C" and ({value} !~ {pattern} or '
+        "{value}::{type}::real[]::float8[] is distinct from translate({value}, '[]', {braces})::float8[])"
+    ).format(
+        **parts,
+        pattern=sql.Literal(rf"^\[{_JSON_NUMBER}(,{_JSON_NUMBER})*\]$"),
+        braces=sql.Literal("{}"),
+    )
+
+
 def _reads_text(leaf: PgType) -> bool:
     """True if text can become a value of the type without the help of a setting."""
     if leaf.kind in ("array", "composite", "range", "multirange"):
@@ -148,4 +164,6 @@ def _misread(target: PgType, value: sql.Composable) -> sql.Composable | None:
         ).format(**parts)
     if keeps_text(leaf):
         return None
+    if is_vector(leaf.name):
+        return _altered_vector(parts)
     return sql.SQL('{value}::{type}::text <> {value} collate "C"').format(**parts)
