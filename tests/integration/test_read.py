@@ -32,7 +32,7 @@ from exactbatch.errors import (
     TopicMissing,
 )
 from exactbatch.formats import Json, Text, WithMessage
-from exactbatch.formats.message import UNREADABLE, Unreadable
+from exactbatch.formats.record_headers import UNREADABLE, Unreadable
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.kafka.consumer import Signals
 from exactbatch.kafka.range_consumer import Fetched

@@ -187,7 +187,7 @@ class _UnitComparison:
     def _reads(self) -> Read:
         if self._expected is not None:
             return self._expected.reads
-        return Read.OFFSETS if self._rowless is None else Read.VALUES
+        return Read.OFFSETS if self._rowless is None else self._rowless.reads
 
 
 def _gaps(covering: Covering, start: int, end: int) -> Finding:

@@ -28,6 +28,7 @@ from exactbatch.audit.window import Window
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats import WithMessage, as_changes, with_registry
 from exactbatch.formats.format import Decoded, LeavesValuesOut, gives_several_rows
+from exactbatch.formats.schema_id_headers import VALUE_HEADER, framed, reads_schema_ids
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Cursor, transaction
 from exactbatch.sinks.tables.lineage_table import LINEAGE
@@ -120,7 +121,10 @@ class ExpectedValues:
     @property
     def reads(self) -> Read:
         """What is to be read of the records."""
-        return Read.WITH_HEADERS if isinstance(self._value, WithMessage) else Read.VALUES
+        needs_headers = isinstance(self._value, WithMessage) or any(
+            map(reads_schema_ids, (self._value, self._key))
+        )
+        return Read.WITH_HEADERS if needs_headers else Read.VALUES
 
     def add(
         self, topic: str, partition: int, offsets: Offsets, records: LogRecords, batches: Offsets
@@ -146,7 +150,7 @@ class ExpectedValues:
             decoded = as_changes(
                 decoded,
                 values,
-                records.keys(),
+                records,
                 self._key,
                 key,
                 tombstones_delete=deletes,
@@ -159,9 +163,12 @@ class ExpectedValues:
         if isinstance(self._value, WithMessage):
             assert records is not None
             return self._value.decode(values, records)
+        decode = self._value.decode
         if self._pipeline.sink.keeps_unchanged and isinstance(self._value, LeavesValuesOut):
-            return self._value.decode_with_unchanged(values)
-        return self._value.decode(values)
+            decode = self._value.decode_with_unchanged
+        if records is None:  # of Json, which needs no headers
+            return decode(values)
+        return framed(self._value, VALUE_HEADER, values, records).decode(decode)
 
     def _keep(self, records: Undecoded, decoded: Decoded, window: "Window") -> None:
         """Keep what records of the window were decoded to."""

@@ -158,6 +158,11 @@ class Debezium:
     def _placeholder(self) -> Placeholder:
         return Placeholder(self.unavailable)
 
+    @property
+    def reads_schema_ids(self) -> bool:
+        """True if a registry has the schemas of the values."""
+        return self.registry is not None
+
     def decode(self, values: "pa.BinaryArray") -> Decoded:
         """Decode n values, in one block for each schema that their connector gives them.
 
@@ -252,7 +257,7 @@ class Debezium:
         """Decode events whose values begin with the same header; count those that change nothing as tombstones."""
         try:
             schema = schema_after(header, str(self.registry), self.properties)[1]
-            events = events_of(schema)
+            events = events_of(schema, len(header))
             readings = (
                 readings_by_type(events, self.fields, self.binary) if is_envelope(events.payload) else {}
             )

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from exactbatch.compiled import messages as compiled
-from exactbatch.formats.message import Unreadable
+from exactbatch.formats.record_headers import Unreadable
 from exactbatch.kafka.native_client import Addresses
 from exactbatch.kafka.native_library import MessageStruct, address_of
 from exactbatch.kafka.records import NO_TIMESTAMP, Bytes, Flags, Int64s, Record, Records
