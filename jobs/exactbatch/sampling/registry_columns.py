@@ -59,7 +59,8 @@ def registry_draft(values: Sequence[bytes], registry: Registry | None) -> Draft:
     shown = ", ".join(map(str, sorted(by_id, key=int)[:5])) + (" …" if len(by_id) > 5 else "")
     if registry is None:
         raise ConfigurationError(
-            f"the values begin with byte 0 and the ID of a schema ({shown}), as Confluent's serializers write them. "
+            f"the values begin with byte 0 and the ID of a schema, or have it in the header __value_schema_id "
+            f"({shown}), as Confluent's serializers write them. "
             f"Nothing was written. Name the schema registry: --registry http://host:8081. Properties of the Kafka "
             f"connection that begin with schema.registry. have its credentials."
         )
