@@ -6,10 +6,13 @@ from typing import Any
 from uuid import UUID
 
 import fastavro
+import pyarrow as pa
 import pytest
 
 from exactbatch import Append, Avro, Debezium, Json, JsonSchema, Pipeline, Protobuf, Upsert, WithMessage
 from exactbatch.errors import ConfigurationError, RegistryUnavailable
+from exactbatch.formats.record_headers import UNREADABLE, Unreadable
+from exactbatch.formats.schema_id_headers import framed
 from exactbatch.testing import Loaded, Record, load
 from support.connect_avro import avro_body, avro_schema
 from support.debezium_types import envelope, typed
@@ -258,6 +261,18 @@ def test_tombstones_delete_by_the_header_of_their_key(registry, name):
     assert found[8].startswith(f"key: header {KEY!r}: expected byte 1 ")
     assert found[8].endswith("found 62 61 64")
     assert (found[9], found[10]) == ("key: expected a key, found null",) * 2
+
+
+def test_a_record_whose_headers_cannot_be_read_is_a_reject(registry):
+    class Messages:
+        def last_headers(self, _name: str) -> dict[int, Unreadable]:
+            return {1: Unreadable()}
+
+    value = JsonSchema("id int", registry=registry.address)
+    values = pa.array([prefix(3) + b'{"id": %d}' % number for number in range(3)])
+    decoded = framed(value, VALUE, values, Messages()).decode(value.decode)
+    assert decoded.rows.column("id").to_pylist() == [0, 2]
+    assert decoded.rejects == ((1, UNREADABLE),)
 
 
 def test_formats_without_a_registry_take_the_body_as_it_is():

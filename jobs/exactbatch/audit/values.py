@@ -27,8 +27,8 @@ from exactbatch.audit.violations import violations
 from exactbatch.audit.window import Window
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats import WithMessage, as_changes, with_registry
-from exactbatch.formats.format import Decoded, LeavesValuesOut, gives_several_rows
-from exactbatch.formats.schema_id_headers import VALUE_HEADER, framed, reads_schema_ids
+from exactbatch.formats.format import Decoded, LeavesValuesOut, gives_several_rows, reads_schema_ids
+from exactbatch.formats.schema_id_headers import VALUE_HEADER, framed
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Cursor, transaction
 from exactbatch.sinks.tables.lineage_table import LINEAGE

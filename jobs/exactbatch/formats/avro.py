@@ -37,7 +37,7 @@ class Avro:
 
     schema    their schema: JSON text, or the path of an .avsc file, which is read when the pipeline is created
     registry  instead, the address of a Confluent schema registry, such as "http://host:8081": values then begin with
-              byte 0 and the ID of the schema that they were written with
+              byte 0 and the ID of the schema that they were written with, or a header of the record has it
     columns   the fields to take, as for Json; by default, all fields of the schema. Required with a registry
 
     A field has to fit its column. Times that Debezium writes as numbers or text, such as io.debezium.time.Date, which

@@ -75,7 +75,7 @@ class Debezium:
     binary       how the connector writes bytes into text (binary.handling.mode): "base64", "base64-url-safe" or "hex".
                  Bytes of its default setting, bytes, need no declaration
     registry     the address of a Confluent schema registry, such as "http://host:8081": values then are Avro bodies
-                 that begin with byte 0 and the ID of their schema
+                 that begin with byte 0 and the ID of their schema, or a header of the record has it
     truncate     what a truncate of the table becomes: "reject", or with "apply" the deletion of all rows of an Upsert
                  whose latest change is older; this needs a version
 

@@ -19,7 +19,8 @@ _JSON: Final = "JSON"
 
 @dataclass(frozen=True)
 class JsonSchema:
-    """Values as Confluent's JSON Schema serializer writes them: byte 0, the ID of a schema in 4 bytes, and JSON.
+    """Values as Confluent's JSON Schema serializer writes them: byte 0, the ID of a schema in 4 bytes, and JSON; or
+    JSON alone, and the schema in a header.
 
     schema    the columns, with paths and defaults, as for Json
     registry  the address of the schema registry, such as "http://host:8081"

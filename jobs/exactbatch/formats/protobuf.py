@@ -47,7 +47,7 @@ class Protobuf:
 
     schema      the columns, with paths and defaults as for Json: "user_id bigint from 'user.id'"
     registry    the address of a Confluent schema registry: values then begin with byte 0, the ID of their schema in 4
-                bytes, and the place of their message type in it
+                bytes, and the place of their message type in it; or a header of the record has these
     descriptor  instead, a file that `protoc --include_imports --descriptor_set_out=FILE` has written, read when the
                 pipeline is created; values are then bare messages of the type `message`, such as "shop.Order"
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from exactbatch.formats.format import Decoded, Format
+from exactbatch.formats.format import Decoded, Format, reads_schema_ids
 from exactbatch.formats.protobuf import Protobuf, message_prefix
 from exactbatch.formats.record_headers import UNREADABLE, Header, Messages, Unreadable
 from exactbatch.formats.wire_format import GUID, no_id, prefix_size, schema_id_of
@@ -46,11 +46,6 @@ class Framed:
             return decoded
         rejects = tuple((at, self.refused.get(at, reason)) for at, reason in decoded.rejects)
         return replace(decoded, rejects=rejects)
-
-
-def reads_schema_ids(format_: object) -> bool:
-    """True for a format that takes the schemas of its values from a registry."""
-    return bool(getattr(format_, "reads_schema_ids", False))
 
 
 def framed(format_: Format | None, header: str, values: "pa.BinaryArray", messages: Messages) -> Framed:
