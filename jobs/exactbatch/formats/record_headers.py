@@ -61,6 +61,8 @@ def read_headers(messages: Sequence[Any]) -> list[Any]:
 def last_headers(headers: Sequence[Any], name: str) -> dict[int, Header]:
     """Return what Messages.last_headers() does, from the headers of each record."""
     found: dict[int, Header] = {}
+    if headers.count(None) == len(headers):
+        return found
     for index, pairs in enumerate(headers):
         if isinstance(pairs, Unreadable):
             found[index] = pairs
