@@ -10,6 +10,7 @@ from exactbatch.formats import Avro
 from exactbatch.formats.avro_schema import VALUE, AvroField, parse
 from exactbatch.formats.debezium_avro import events_of
 from exactbatch.formats.debezium_event import is_envelope
+from exactbatch.formats.schema_id_headers import VALUE_HEADER
 from exactbatch.formats.schema_registry import schema_type, writer_schema
 from exactbatch.formats.wire_format import SchemaId, prefix_size, schema_id_of
 from exactbatch.sampling.column_names import OWN
@@ -59,8 +60,8 @@ def registry_draft(values: Sequence[bytes], registry: Registry | None) -> Draft:
     shown = ", ".join(map(str, sorted(by_id, key=int)[:5])) + (" …" if len(by_id) > 5 else "")
     if registry is None:
         raise ConfigurationError(
-            f"the values begin with byte 0 and the ID of a schema, or have it in the header __value_schema_id "
-            f"({shown}), as Confluent's serializers write them. "
+            f"the values begin with byte 0 and the ID of a schema ({shown}), as Confluent's serializers write them, or "
+            f"the header {VALUE_HEADER} has it. "
             f"Nothing was written. Name the schema registry: --registry http://host:8081. Properties of the Kafka "
             f"connection that begin with schema.registry. have its credentials."
         )
