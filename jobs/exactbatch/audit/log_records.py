@@ -100,9 +100,11 @@ class CopiedRecords:
 
     def part(self, start: int, stop: int) -> "CopiedRecords":
         """See LogRecords."""
-        parts = (self._values, self._keys, self._timestamps)
+        values, keys, timestamps = (
+            part.slice(start, stop - start) for part in (self._values, self._keys, self._timestamps)
+        )
         headers = None if self._headers is None else self._headers[start:stop]
-        return CopiedRecords(*(part.slice(start, stop - start) for part in parts), headers)
+        return CopiedRecords(values, keys, timestamps, headers)
 
     def values(self) -> pa.BinaryArray:
         """See LogRecords."""

@@ -114,10 +114,10 @@ class NativeRecords(Records):
         count = len(self)
         found, values, sizes = np.empty(count, np.int8), np.zeros(count, np.uint64), np.zeros(count, np.int64)
         place = np.zeros(4, np.uint64)
-        functions = (self._library.message_headers, self._library.header_get_all)
         none = compiled.find_headers(
             self._addresses,
-            *(np.uint64(address_of(function)) for function in functions),
+            np.uint64(address_of(self._library.message_headers)),
+            np.uint64(address_of(self._library.header_get_all)),
             np.array(list(name.encode()), np.uint8),
             np.uint64(place.ctypes.data),
             found,
