@@ -103,13 +103,16 @@ def record_code(
     if not with_key and not headers:
         return _document(shown, may_wrap) or _in_parentheses(shown, 4)
     named = [f"key={literal(_readable(key))}"] if with_key else []
-    if headers:
-        named.append(f"headers={literal(list(headers))}")
+    if headers:  # in a line for each part, because a GUID is long
+        pairs = "".join(
+            f"    (\n        {literal(name)},\n        {literal(each)},\n    ),\n" for name, each in headers
+        )
+        named.append(f"headers=[\n{pairs}]")
     line = f"Record({', '.join([literal(shown), *named])})"
-    if len(line) + 5 <= WIDTH:
+    if not headers and len(line) + 5 <= WIDTH:
         return line
     part = _document(shown, may_wrap) or _long(shown, 8)
-    return f"Record(\n{_indented(part)},\n" + "".join(f"    {each},\n" for each in named) + ")"
+    return f"Record(\n{_indented(part)},\n" + "".join(f"{_indented(each)},\n" for each in named) + ")"
 
 
 def _document(value: str | bytes | None, may_wrap: bool) -> str | None:
@@ -136,6 +139,10 @@ def _long(value: Any, indent: int) -> str:
         return line
     size = _CHUNK if isinstance(value, str) else _CHUNK // 4  # a byte may need four characters
     return "\n".join(string(value[start : start + size]) for start in range(0, len(value), size))
+
+
+def _indented_lines(code: str) -> str:
+    return "".join(f"    {line}" for line in code.splitlines(keepends=True))
 
 
 def _indented(code: str) -> str:
