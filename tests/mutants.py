@@ -40,6 +40,8 @@ _JSON_TEXT: Final = "tests/unit/test_audit_json_text.py"
 _UNDECODED: Final = "tests/integration/test_audit_undecoded.py::test_a_wrong_value_of_each_type_is_found"
 _JSON_PATHS: Final = "tests/unit/test_json_paths.py"
 _REGISTRY: Final = "tests/unit/test_registry_answers.py"
+_HEADER_IDS: Final = "tests/unit/test_schema_id_headers.py"
+_HEADER_TOPICS: Final = "tests/integration/test_header_topics.py"
 _CHECKS: Final = "tests/integration/test_record_checks.py"
 _SETTINGS: Final = "tests/integration/test_connection_settings.py"
 _REFUSALS: Final = "tests/faults/test_refusals.py"
@@ -1304,6 +1306,121 @@ MUTANTS: Final = (
         "    if schema_id > _MOST:\n",
         "    if False:\n",
         (f"{_REGISTRY}::test_bytes_that_are_no_id_of_a_schema_are_a_reject_and_the_registry_is_not_asked",),
+    ),
+    Mutant(
+        "a header with a schema ID is ignored",
+        "formats/schema_id_headers.py",
+        "    if not reads_schema_ids(format_):\n",
+        "    if True:\n",
+        (f"{_HEADER_IDS}::test_a_bare_body_that_looks_like_a_prefix_is_what_its_header_says",),
+    ),
+    Mutant(
+        "a prefix counts before a header",
+        "formats/schema_id_headers.py",
+        "    prefixes = [headers.get(index) or _EMPTY for index in range(len(values))]\n",
+        "    prefixes = [\n"
+        '        _EMPTY if (values[index].as_py() or _EMPTY)[:1] == b"\\0" else headers.get(index) or _EMPTY\n'
+        "        for index in range(len(values))\n"
+        "    ]\n",
+        (f"{_HEADER_IDS}::test_a_bare_body_that_looks_like_a_prefix_is_what_its_header_says",),
+    ),
+    Mutant(
+        "the header of a key counts for the value",
+        "batch/rows/decode.py",
+        "framed(value, VALUE_HEADER, values, records)",
+        'framed(value, "__key_schema_id", values, records)',
+        (f"{_HEADER_IDS}::test_headers_and_prefixes_in_one_topic",),
+    ),
+    Mutant(
+        "the header of a value counts for the key next to it",
+        "formats/message.py",
+        "framed(self.key, KEY_HEADER, ",
+        "framed(self.key, VALUE_HEADER, ",
+        (f"{_HEADER_IDS}::test_keys_have_a_header_of_their_own",),
+    ),
+    Mutant(
+        "a tombstone deletes without a look at its key's header",
+        "formats/upsert_changes.py",
+        "framed(key, KEY_HEADER, messages.keys(), messages)",
+        "framed(None, KEY_HEADER, messages.keys(), messages)",
+        (f"{_HEADER_IDS}::test_tombstones_delete_by_the_header_of_their_key",),
+    ),
+    Mutant(
+        "the first of several headers counts",
+        "formats/record_headers.py",
+        "                    found[index] = value\n",
+        "                    found.setdefault(index, value)\n",
+        (f"{_HEADER_IDS}::test_headers_and_prefixes_in_one_topic",),
+    ),
+    Mutant(
+        "a header with bytes left over is a prefix",
+        "formats/schema_id_headers.py",
+        "            if end == len(header):\n",
+        "            if end <= len(header):\n",
+        (f"{_HEADER_IDS}::test_a_header_that_is_no_prefix_is_a_reject_that_names_it",),
+    ),
+    Mutant(
+        "a null header is none",
+        "formats/schema_id_headers.py",
+        "    reasons = {found: ",
+        "    headers = {index: found for index, found in headers.items() if found is not None}\n    reasons = {found: ",
+        (f"{_HEADER_IDS}::test_a_header_that_is_no_prefix_is_a_reject_that_names_it",),
+    ),
+    Mutant(
+        "a value without a header may begin with a GUID",
+        "formats/schema_id_headers.py",
+        "        if index not in headers:\n",
+        "        if False:\n",
+        (f"{_HEADER_IDS}::test_a_header_is_never_taken_for_a_prefix",),
+    ),
+    Mutant(
+        "a record whose headers cannot be read is read by its prefix",
+        "formats/schema_id_headers.py",
+        "    reasons = {found: ",
+        "    headers = {index: found for index, found in headers.items() if found != ()}\n    reasons = {found: ",
+        (f"{_HEADER_IDS}::test_a_record_whose_headers_cannot_be_read_is_a_reject",),
+    ),
+    Mutant(
+        "a GUID is asked for as if registries knew it by its number",
+        "formats/schema_registry.py",
+        "                if isinstance(schema_id, UUID):\n                    return",
+        "                if False:\n                    return",
+        (f"{_HEADER_IDS}::test_headers_and_prefixes_in_one_topic",),
+    ),
+    Mutant(
+        "the reader without objects finds the first header",
+        "compiled/messages.py",
+        "                if compared == HAS_HEADER and found[i] != NOT_ASCII:",
+        "                if compared == HAS_HEADER and found[i] == NO_HEADER:",
+        ("tests/integration/test_read.py::test_the_last_header_of_a_name_is_found_by_both_readers",),
+    ),
+    Mutant(
+        "the reader without objects finds a header by the beginning of its name",
+        "compiled/messages.py",
+        "if is_name and at == len(name) else",
+        "if is_name else",
+        ("tests/integration/test_read.py::test_the_last_header_of_a_name_is_found_by_both_readers",),
+    ),
+    Mutant(
+        "the reader without objects takes headers that cannot be read for none",
+        "compiled/messages.py",
+        "        if byte >= 128:\n            return NOT_ASCII\n",
+        "",
+        ("tests/integration/test_read.py::test_the_last_header_of_a_name_is_found_by_both_readers",),
+    ),
+    Mutant(
+        "the auditor reads the bytes of a bare body as a prefix",
+        "audit/values.py",
+        "        return framed(self._value, VALUE_HEADER, values, records).decode(decode)\n",
+        "        return decode(values)\n",
+        (f"{_HEADER_TOPICS}::test_the_bytes_of_an_id_in_a_bare_body_are_no_prefix",),
+    ),
+    Mutant(
+        "the auditor does not know events without a row by their header",
+        "audit/rowless.py",
+        "            values = with_prefixes(VALUE_HEADER, values, records).values\n",
+        "            pass\n",
+        (f"{_HEADER_TOPICS}::test_events_without_a_row_are_known_to_an_audit",),
     ),
     Mutant(
         "a schema of another type is parsed as Avro",

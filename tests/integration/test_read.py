@@ -32,7 +32,7 @@ from exactbatch.errors import (
     TopicMissing,
 )
 from exactbatch.formats import Json, Text, WithMessage
-from exactbatch.formats.message import UNREADABLE, Unreadable
+from exactbatch.formats.record_headers import UNREADABLE, Unreadable
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.kafka.consumer import Signals
 from exactbatch.kafka.range_consumer import Fetched
@@ -685,6 +685,49 @@ def test_headers_whose_name_is_no_utf_8_make_rejects_of_their_records_alone(
     assert stored[0]["reason"] == UNREADABLE
     assert stored[1]["reason"] == f"expected a JSON object: {{ … }}; {UNREADABLE}"
     assert list(reading) == []
+
+
+def test_the_last_header_of_a_name_is_found_by_both_readers(make_topic: MakeTopic) -> None:
+    topic = make_topic()
+    name = "__value_schema_id"
+    producer = KafkaProducer(bootstrap_servers=topic.properties["bootstrap.servers"])
+    for headers in (
+        [],
+        [("other", b"x")],
+        [(name, b"a")],
+        [(name, b"a"), (name + "s", b"b"), (name, b"\0c"), (name[:-1], b"d")],
+        [(name, b"")],
+        [("é", b"x"), (name, b"e"), ("é", b"y")],
+        [("é", b"x")],
+        [(name, b"a"), (NoUtf8("??"), b"z")],
+        [(NoUtf8("??"), b"z")],
+        [(name, b"f" * 1000)],
+    ):
+        producer.send(topic.name, b"v", headers=headers, partition=0)
+    producer.flush()
+    producer.close()
+    topic.produce(b"v", headers=[(name, b"a"), (name, None)])  # kafka-python refuses null
+    expected = {
+        2: b"a",
+        3: b"\0c",
+        4: b"",
+        5: b"e",
+        7: Unreadable(),
+        8: Unreadable(),
+        9: b"f" * 1000,
+        10: None,
+    }
+    seen = 0
+    for records in read_range(range_of(topic, 0, 11), topic.properties, leader_epoch=None, timeout=10):
+        for _ in range(2):
+            found = records.last_headers(name)
+            assert found == {
+                at - seen: expected[at] for at in range(seen, seen + len(records)) if at in expected
+            }
+            assert all(type(found[at - seen]) is type(expected[at]) for at in expected if at - seen in found)
+        assert records.last_headers("none").keys() <= {7 - seen, 8 - seen}
+        seen += len(records)
+    assert seen == 11
 
 
 class NoUtf8(str):

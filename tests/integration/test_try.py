@@ -4,17 +4,19 @@ import json
 import sys
 from dataclasses import replace
 from types import ModuleType
+from uuid import UUID
 
 import pytest
 from confluent_kafka import Producer
 from typer.testing import CliRunner
 
-from exactbatch import Aggregate, Append, Count, Csv, Json, Pipeline, Together, Upsert, Window
+from exactbatch import Aggregate, Append, Avro, Count, Csv, Json, Pipeline, Together, Upsert, Window
 from exactbatch.cli.app import app
 from exactbatch.compiled.availability import VARIABLE
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.kafka.sample import Bounds, sample
 from exactbatch.postgres.connection import transaction
+from support.registry import registry_server
 from support.topics import Topic
 
 
@@ -118,6 +120,47 @@ def test_schema_ids_need_the_address_of_the_registry(make_topic, command, tmp_pa
     assert "the ID of a schema (7)" in words(done)
     assert "--registry" in done.output
     assert files(tmp_path) == []
+
+
+def test_headers_that_name_schemas_are_read(make_topic, command, tried, tmp_path, monkeypatch):
+    schema = {
+        "type": "record",
+        "name": "R",
+        "fields": [{"name": "id", "type": "long"}, {"name": "at", "type": "long"}],
+    }
+    topic, guid = make_topic(1), UUID(int=77)
+    headers = [("__value_schema_id", b"\1" + guid.bytes)]
+    topic.produce(*(bytes([2 * number, 0]) for number in range(20)), headers=headers)
+    topic.produce(b"\0\0\0\0\7" + b"\x7f\0")  # -64, after a prefix
+    without = command("new", "p", "--topic", topic.name)
+    assert without.exit_code == 42
+    assert f"the ID of a schema (7, {guid})" in words(without)
+    assert "__value_schema_id" in words(without)
+    with registry_server() as registry:
+        registry.has(7, schema, guid=guid)
+        done = command("new", "p", "--topic", topic.name, "--registry", registry.address)
+        assert done.exit_code == 0, done.output
+        test = (tmp_path / "tests" / "pipelines" / "test_p.py").read_text()
+        assert '"__value_schema_id",\n' in test
+        monkeypatch.syspath_prepend(str(tmp_path))
+        exec(compile(test, "test_p.py", "exec"), written := {})
+        written["test_records_become_rows"]()
+        value = written["p"].value
+        assert isinstance(value, Avro)
+        status, shown = tried(pipeline_of(topic, value))
+        assert (status, shown["with_rows"], shown["rejected"]) == (0, 21, 0)
+        status, shown = tried(pipeline_of(topic, replace(value, columns="id boolean, at bigint")))
+        assert (status, shown["rejected"]) == (3, 21)
+        assert shown["groups"][0]["reason"].startswith("schema ")
+
+
+def test_json_whose_headers_name_schemas_needs_no_registry(make_topic, command, tmp_path):
+    topic = make_topic(1)
+    headers = [("__value_schema_id", b"\1" + UUID(int=78).bytes)]
+    topic.produce(*(b'{"id": %d}' % number for number in range(20)), headers=headers)
+    done = command("new", "q", "--topic", topic.name)
+    assert done.exit_code == 0, done.output
+    assert 'Json("id bigint")' in (tmp_path / "pipelines" / "q.py").read_text()
 
 
 def test_a_broken_record_is_named(make_topic, command):

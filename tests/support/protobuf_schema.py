@@ -1,5 +1,6 @@
 """A Protobuf schema for tests, as protoc would compile it, and messages of its types."""
 
+import base64
 from typing import Any
 
 from google.protobuf import descriptor_pb2, duration_pb2, struct_pb2, timestamp_pb2, wrappers_pb2
@@ -54,6 +55,11 @@ def shop_file() -> Any:
     _add(order, "cash", 78, "int64").oneof_index = 0
     _add(order, "card", 79, "string").oneof_index = 0
     return file
+
+
+def shop_proto() -> str:
+    """shop.proto as a registry sends it, if asked for the format "serialized"."""
+    return base64.b64encode(shop_file().SerializeToString()).decode()
 
 
 def shop_descriptors(*, with_imports: bool = True) -> bytes:

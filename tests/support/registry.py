@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from uuid import UUID
 
 
 @dataclass
@@ -19,8 +20,18 @@ class Registry:
     authorization: str | None = None  # without it, requests are refused
     asked: list[tuple[str, str | None]] = field(default_factory=list)
 
-    def has(self, schema_id: int, schema: Any, **more: Any) -> None:
-        self.answers[f"/schemas/ids/{schema_id}"] = (200, {"schema": json.dumps(schema), **more})
+    def has(self, schema_id: int, schema: Any, *, guid: UUID | None = None, **more: Any) -> None:
+        """Answer with a schema: by its ID and, as registries do since Confluent Platform 8, by its GUID."""
+        is_protobuf = more.get("schemaType") == "PROTOBUF"
+        answer = {"schema": schema if isinstance(schema, str) and is_protobuf else json.dumps(schema), **more}
+        paths = [f"/schemas/ids/{schema_id}"]
+        if guid is not None:
+            answer["guid"] = str(guid)
+            paths.append(f"/schemas/guids/{guid}")
+        for path in paths:
+            self.answers[path] = (200, answer)
+            if is_protobuf:
+                self.answers[f"{path}?format=serialized"] = (200, answer)
 
     def answers_with(self, schema_id: int, status: int, answer: Any) -> None:
         self.answers[f"/schemas/ids/{schema_id}"] = (status, answer)

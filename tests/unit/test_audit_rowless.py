@@ -35,7 +35,9 @@ SCHEMAS: dict[int, dict[str, Any]] = {
 def among(events: RowlessEvents, values: list[bytes | None], *, is_found: bool) -> list[int]:
     """The offsets, from 0 on, of the events without a row."""
     array = pa.array(values, pa.binary())
-    records = CopiedRecords(array, array, pa.nulls(len(array), pa.timestamp("ms", "UTC")))
+    records = CopiedRecords(
+        array, array, pa.nulls(len(array), pa.timestamp("ms", "UTC")), [None] * len(array)
+    )
     return events.among(np.arange(len(values)), records, np.full(len(values), is_found)).tolist()
 
 

@@ -148,7 +148,11 @@ def test_the_module_defines_the_pipeline_and_is_formatted(pipeline, width):
     )
     dag = dag_file(pipeline, "@hourly", separate=True)
     test = pipeline_test(
-        pipeline, [(b"{}", None), (None, b"k" * 200)], [{"x": "y" * 300}], attribute="rows", separate=True
+        pipeline,
+        [(b"{}", None, []), (None, b"k" * 200, [("__value_schema_id", b"\1" * 17)])],
+        [{"x": "y" * 300}],
+        attribute="rows",
+        separate=True,
     )
     for text in (module, dag, test):
         done = subprocess.run(

@@ -8,6 +8,7 @@ from exactbatch.formats import Format, WithMessage, as_changes, epoch_starts, wi
 from exactbatch.formats.enveloped_nulls import with_nulls
 from exactbatch.formats.format import Decoded, LeavesValuesOut
 from exactbatch.formats.replaced_text import Messages, decode_replacing
+from exactbatch.formats.schema_id_headers import VALUE_HEADER, framed
 from exactbatch.offsets import TopicPartition
 from exactbatch.pipeline import Pipeline
 
@@ -19,9 +20,12 @@ def decode_values(
     if isinstance(value, WithMessage):
         assert records is not None
         return value.decode(values, records)
+    decode = value.decode
     if pipeline.sink.keeps_unchanged and isinstance(value, LeavesValuesOut):
-        return value.decode_with_unchanged(values)
-    return value.decode(values)
+        decode = value.decode_with_unchanged
+    if records is None:  # of Json, which needs no headers
+        return decode(values)
+    return framed(value, VALUE_HEADER, values, records).decode(decode)
 
 
 def decode_records(
@@ -57,7 +61,7 @@ def _decode(
     return as_changes(
         decoded,
         values,
-        with_nulls(key, records.keys()),
+        records,
         key,
         tuple(name for name in pipeline.sink.key_columns if name in names),
         tombstones_delete=value.tombstone_deletes,

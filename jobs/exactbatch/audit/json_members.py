@@ -45,10 +45,11 @@ def audited_format(value: Format | WithMessage) -> Format | WithMessage:
 
 
 class _AfterHeader:
-    """The rows of JSON after the 5 bytes that name its schema."""
+    """The rows of JSON after the 5 bytes with the ID of its schema, or the 17 bytes with its GUID."""
 
     null_is_tombstone: Final = True
     tombstone_deletes: Final = True
+    reads_schema_ids: Final = True
 
     def __init__(self, value: JsonSchema) -> None:
         self.columns: tuple[Column, ...] = value.columns
@@ -57,8 +58,9 @@ class _AfterHeader:
     def decode(self, values: pa.BinaryArray) -> Decoded:
         """Decode n values; one without a header is a reject as what it is, which is no JSON."""
         assert not isinstance(self._body, WithMessage)
+        starts = {b"\0": 5, b"\1": 17}
         bodies = [
-            None if value is None else value[5:] if value.startswith(b"\0") else b"no header"
+            None if value is None else value[start:] if (start := starts.get(value[:1])) else b"no header"
             for value in values.to_pylist()
         ]
         return self._body.decode(pa.array(bodies, pa.binary()))

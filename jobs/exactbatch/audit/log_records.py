@@ -1,6 +1,6 @@
 """Values, keys, headers and timestamps of records that the auditor has read."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import methodcaller
 from typing import Any, Final, Protocol
@@ -10,8 +10,8 @@ import numpy.typing as npt
 import pyarrow as pa
 from confluent_kafka import Message
 
-from exactbatch.formats.message import read_headers
 from exactbatch.formats.postgres_limits import EARLIEST_TIMESTAMP_MS, LATEST_TIMESTAMP_MS
+from exactbatch.formats.record_headers import Header, last_headers, read_headers
 
 _NO_TIMESTAMP: Final = 0  # RD_KAFKA_TIMESTAMP_NOT_AVAILABLE, the type of timestamp of a record without one
 
@@ -39,6 +39,10 @@ class LogRecords(Protocol):
 
     def headers(self) -> list[Any]:
         """Headers of each record, as read_headers() returns them."""
+        ...
+
+    def last_headers(self, name: str) -> Mapping[int, Header]:
+        """See Messages."""
         ...
 
     def timestamps(self) -> pa.TimestampArray:
@@ -72,6 +76,10 @@ class MessageRecords:
         """See LogRecords."""
         return read_headers(self._messages)
 
+    def last_headers(self, name: str) -> Mapping[int, Header]:
+        """See LogRecords."""
+        return last_headers(self.headers(), name)
+
     def timestamps(self) -> pa.TimestampArray:
         """See LogRecords."""
         told = np.array(list(map(_timestamp, self._messages)), np.int64).reshape(-1, 2)
@@ -80,19 +88,23 @@ class MessageRecords:
 
 @dataclass(frozen=True, slots=True)
 class CopiedRecords:
-    """Records whose values, keys and timestamps have been copied into arrays; their headers have not."""
+    """Records whose values, keys and timestamps have been copied into arrays, and their headers, if they are read."""
 
     _values: pa.BinaryArray
     _keys: pa.BinaryArray
     _timestamps: pa.TimestampArray
+    _headers: list[Any] | None = None
 
     def __len__(self) -> int:
         return len(self._values)
 
     def part(self, start: int, stop: int) -> "CopiedRecords":
         """See LogRecords."""
-        parts = (self._values, self._keys, self._timestamps)
-        return CopiedRecords(*(part.slice(start, stop - start) for part in parts))
+        values, keys, timestamps = (
+            part.slice(start, stop - start) for part in (self._values, self._keys, self._timestamps)
+        )
+        headers = None if self._headers is None else self._headers[start:stop]
+        return CopiedRecords(values, keys, timestamps, headers)
 
     def values(self) -> pa.BinaryArray:
         """See LogRecords."""
@@ -103,8 +115,14 @@ class CopiedRecords:
         return self._keys
 
     def headers(self) -> list[Any]:
-        """Raise NotImplementedError."""
-        raise NotImplementedError
+        """See LogRecords. Raise NotImplementedError if they are not read."""
+        if self._headers is None:
+            raise NotImplementedError
+        return self._headers
+
+    def last_headers(self, name: str) -> Mapping[int, Header]:
+        """See LogRecords. Raise what headers() raises."""
+        return last_headers(self.headers(), name)
 
     def timestamps(self) -> pa.TimestampArray:
         """See LogRecords."""

@@ -19,7 +19,7 @@ from exactbatch.audit.offset_sets import Flags
 from exactbatch.audit.report import Finding, Offsets
 from exactbatch.audit.snapshot import Snapshot
 from exactbatch.formats import headers_as_json, with_registry
-from exactbatch.formats.message import UNREADABLE, Unreadable
+from exactbatch.formats.record_headers import UNREADABLE, Header, Unreadable, last_headers
 from exactbatch.offsets import TopicPartition
 from exactbatch.pipeline import Pipeline
 
@@ -53,6 +53,10 @@ class _Selected:
         """See LogRecords."""
         headers = self.records.headers()
         return [headers[position] for position in self.positions.tolist()]
+
+    def last_headers(self, name: str) -> Mapping[int, Header]:
+        """See LogRecords."""
+        return last_headers(self.headers(), name)
 
     def timestamps(self) -> pa.TimestampArray:
         """See LogRecords."""

@@ -8,21 +8,25 @@ like the change of a row.
 import io
 import json
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, ClassVar, Final
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from exactbatch.audit.log_records import LogRecords
+from exactbatch.audit.log_windows import Read
 from exactbatch.audit.offset_sets import Flags
 from exactbatch.audit.report import Offsets
 from exactbatch.formats import Debezium, Format, Json, WithMessage, with_registry
 from exactbatch.formats.avro_depth import bounded, read
+from exactbatch.formats.schema_id_headers import VALUE_HEADER, with_prefixes
 from exactbatch.formats.schema_registry import writer_schema
+from exactbatch.formats.wire_format import SchemaId
 
 _TRANSACTION_BOUNDARY: Final = ("BEGIN", "END")  # transaction metadata
-_AVRO_HEADER: Final = 5  # bytes: 0 and the ID of a schema
+_PREFIXES: Final = {0: 5, 1: 17}  # the bytes of a prefix by its first one: 0 and an ID, or 1 and a GUID
 # What the JSON of each change of a row has, and that of an event without one never: within strings, quotes are escaped.
 _CHANGE: Final = r'"op"\s*:\s*"[^m"]"'
 _NULL_PAYLOAD: Final = r'"payload"\s*:\s*null'
@@ -36,9 +40,16 @@ class RowlessEvents:
         """`registry` is the address of the schema registry of Avro values, and `properties` those of its client."""
         self._registry, self._properties = registry, properties
 
+    @property
+    def reads(self) -> Read:
+        """What is to be read of the records."""
+        return Read.VALUES if self._registry is None else Read.WITH_HEADERS
+
     def among(self, offsets: Offsets, records: LogRecords, is_found: Flags) -> Offsets:
         """Return the offsets of the records whose events carry no row; `is_found` says which have a row or a reject."""
         values = records.values()
+        if self._registry is not None:
+            values = with_prefixes(VALUE_HEADER, values, records).values
         at = np.flatnonzero(~is_found | ~self._are_changes(values))
         is_rowless = np.fromiter(
             (self._is_rowless(value.as_py()) for value in values.take(pa.array(at))), bool, len(at)
@@ -51,17 +62,17 @@ class RowlessEvents:
         if self._registry is None:
             is_change = pc.match_substring_regex(values, _CHANGE)
         else:
-            headers = pc.binary_slice(values, 0, _AVRO_HEADER)
+            prefixes = pa.array([value and _prefix(value) for value in values.to_pylist()], pa.binary())
             of_changes = [
-                header for header in headers.unique() if self._is_of_changes(header.as_py(), self._registry)
+                prefix for prefix in prefixes.unique() if self._is_of_changes(prefix.as_py(), self._registry)
             ]
-            is_change = pc.is_in(headers, pa.array(of_changes, pa.binary()))
+            is_change = pc.is_in(prefixes, pa.array(of_changes, pa.binary()))
         flags: Flags = is_change.fill_null(True).to_numpy(zero_copy_only=False)  # null: a tombstone
         return flags
 
-    def _is_of_changes(self, header: bytes | None, registry: str) -> bool:
+    def _is_of_changes(self, prefix: bytes | None, registry: str) -> bool:
         """True if all events of a schema are changes of rows."""
-        match None if header is None else self._schema_of(header, registry):
+        match None if prefix is None else self._schema_of(prefix, registry):
             case {"fields": list() as fields}:
                 names = {field["name"] for field in fields}
                 return "op" in names and "message" not in names
@@ -84,10 +95,11 @@ class RowlessEvents:
         """Return what a value in the wire format holds; None for any other."""
         import fastavro
 
-        schema = self._schema_of(value[:_AVRO_HEADER], registry)
+        prefix = _prefix(value)
+        schema = self._schema_of(prefix, registry)
         if schema is None:
             return None
-        body = io.BytesIO(value[_AVRO_HEADER:])
+        body = io.BytesIO(value[len(prefix) :])
         try:
             decoded = read(body, bounded(fastavro.parse_schema(schema)))
         except MemoryError:
@@ -96,12 +108,15 @@ class RowlessEvents:
             return None
         return None if body.read(1) else decoded
 
-    def _schema_of(self, header: bytes, registry: str) -> Any:
-        """Return the schema that a header in the wire format names; None for any other header."""
-        if len(header) < _AVRO_HEADER or header[0] or header[1] > 0x7F:  # no registry has IDs from 2^31 on
+    def _schema_of(self, prefix: bytes, registry: str) -> Any:
+        """Return the schema that a prefix in the wire format names; None for any other prefix."""
+        if not prefix or len(prefix) < _PREFIXES[prefix[0]]:
+            return None
+        schema_id: SchemaId = UUID(bytes=prefix[1:]) if prefix[0] else int.from_bytes(prefix[1:], "big")
+        if isinstance(schema_id, int) and schema_id >= 2**31:  # no registry has such IDs
             return None
         try:
-            schema = writer_schema(registry, int.from_bytes(header[1:], "big"), self._properties)
+            schema = writer_schema(registry, schema_id, self._properties)
         except ValueError:  # it is no Avro schema
             return None
         return None if schema is None else json.loads(schema)
@@ -109,6 +124,8 @@ class RowlessEvents:
 
 class EnvelopedNulls:
     """Knows the nulls in an envelope, {"schema":null,"payload":null}, of a pipeline that reads members of payloads."""
+
+    reads: ClassVar[Read] = Read.VALUES
 
     def among(self, offsets: Offsets, records: LogRecords, is_found: Flags) -> Offsets:  # noqa: ARG002
         """Return the offsets of the records whose value is such a null."""
@@ -126,6 +143,11 @@ def _is_null(document: Any) -> bool:
             return True
         case _:
             return False
+
+
+def _prefix(value: bytes) -> bytes:
+    """Return the first bytes of a value, as many as its first one announces; none for a value without a prefix."""
+    return value[: _PREFIXES.get(value[0], 0)] if value else b""
 
 
 def rowless_of(

@@ -209,7 +209,7 @@ class _UnitComparison:
         if self._expected is not None:
             # A reject has the headers of its record.
             return Read.WITH_HEADERS if self._located.has_rejects(slice_) else self._expected.reads
-        return Read.OFFSETS if self._rowless is None else Read.VALUES
+        return Read.OFFSETS if self._rowless is None else self._rowless.reads
 
 
 def _gaps(covering: Covering, start: int, end: int) -> Finding:

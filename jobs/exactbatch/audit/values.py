@@ -28,7 +28,7 @@ from exactbatch.audit.violations import violations
 from exactbatch.audit.window import Window
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats import WithMessage, with_registry
-from exactbatch.formats.format import Decoded, gives_several_rows
+from exactbatch.formats.format import Decoded, gives_several_rows, reads_schema_ids
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Cursor, transaction
 from exactbatch.sinks.tables.lineage_table import LINEAGE
@@ -122,7 +122,10 @@ class ExpectedValues:
     @property
     def reads(self) -> Read:
         """What is to be read of the records."""
-        return Read.WITH_HEADERS if isinstance(self._value, WithMessage) else Read.VALUES
+        needs_headers = isinstance(self._value, WithMessage) or any(
+            map(reads_schema_ids, (self._value, self._key))
+        )
+        return Read.WITH_HEADERS if needs_headers else Read.VALUES
 
     def add(
         self, topic: str, partition: int, offsets: Offsets, records: LogRecords, batches: Offsets

@@ -85,7 +85,9 @@ def _sampled(
     """Read records of a topic. Raises TopicMissing, and ConfigurationError for a topic without committed records."""
     import pyarrow as pa
 
+    from exactbatch.formats.schema_id_headers import KEY_HEADER, VALUE_HEADER
     from exactbatch.kafka.sample import Bounds, sample
+    from exactbatch.sampling.header_ids import are_json, with_header_ids
     from exactbatch.sampling.key_and_sink import TopicFacts
     from exactbatch.sampling.registry_columns import Registry
 
@@ -101,9 +103,18 @@ def _sampled(
             f"written. Send a few records first, or write the pipeline by hand.",
             topic=topic,
         )
+    values = pa.concat_arrays([records.values() for _, records in found.parts])
+    keys = pa.concat_arrays([records.keys() for _, records in found.parts])
+    if registry is not None or not are_json(values):
+        values = pa.concat_arrays(
+            [with_header_ids(VALUE_HEADER, records.values(), records) for _, records in found.parts]
+        )
+        keys = pa.concat_arrays(
+            [with_header_ids(KEY_HEADER, records.keys(), records) for _, records in found.parts]
+        )
     facts = TopicFacts(
-        keys=pa.concat_arrays([records.keys() for _, records in found.parts]),
-        values=pa.concat_arrays([records.values() for _, records in found.parts]),
+        keys=keys,
+        values=values,
         partitions=[range_.partition for range_, records in found.parts for _ in range(len(records))],
         is_compacted=_is_compacted(broker, topic),
         registry=None if registry is None else Registry(registry, registry_properties(settings.kafka)),
@@ -130,6 +141,7 @@ def _pipeline_code(proposal: "Proposal", project: Project) -> tuple[str, str]:
 
 def _test_code(proposal: "Proposal", facts: "TopicFacts", project: Project) -> str:
     """Return the source code of the test: a few short records of the sample, and the rows that they become."""
+    from exactbatch.sampling.header_ids import as_sent
     from exactbatch.sampling.proposal import chosen_records
     from exactbatch.sampling.source_code import pipeline_test
     from exactbatch.testing import Record, load
@@ -138,13 +150,13 @@ def _test_code(proposal: "Proposal", facts: "TopicFacts", project: Project) -> s
     chosen = chosen_records(
         proposal.decoded, facts.values, count=_TEST_RECORDS, with_tombstone=pipeline.key is not None
     )
-    pairs = [(facts.values[index].as_py(), facts.keys[index].as_py()) for index in chosen]
-    loaded = load(pipeline, [Record(value, key) for value, key in pairs])
+    sent = [as_sent(facts.values[index].as_py(), facts.keys[index].as_py()) for index in chosen]
+    loaded = load(pipeline, [Record(*parts) for parts in sent])
     attribute, rows = "rows", loaded.rows
     if pipeline.sink.is_derived:
         with suppress(ConfigurationError):  # only Postgres can order some types of keys and versions
             attribute, rows = "target", loaded.target
-    return pipeline_test(pipeline, pairs, rows, attribute=attribute, separate=project.has_own_modules)
+    return pipeline_test(pipeline, sent, rows, attribute=attribute, separate=project.has_own_modules)
 
 
 def _folder_of_pipelines() -> Path | None:

@@ -48,18 +48,23 @@ def _groups(pipeline: Pipeline, trial: "Trial") -> list[dict[str, Any]]:
     """Return the rejects by reason, each with an example and the change that would accept it."""
     import pyarrow as pa
 
+    from exactbatch.formats import WithMessage
+    from exactbatch.formats.schema_id_headers import VALUE_HEADER, framed
     from exactbatch.sampling.suggestions import grouped, suggestion
 
     rejected = {(each.topic, each.partition, each.offset) for each in trial.rejects}
-    accepted = pa.array(
-        [
-            value
-            for range_, records in trial.sample.parts
-            for offset, value in zip(records.offset_array.tolist(), records.values().to_pylist(), strict=True)
-            if (range_.topic, range_.partition, offset) not in rejected and value is not None
-        ],
-        pa.binary(),
-    )
+    value_format = pipeline.value.value if isinstance(pipeline.value, WithMessage) else pipeline.value
+    values = {
+        (range_.topic, range_.partition, offset): value
+        for range_, records in trial.sample.parts
+        for offset, value in zip(
+            records.offset_array.tolist(),
+            framed(value_format, VALUE_HEADER, records.values(), records).values.to_pylist(),
+            strict=True,
+        )
+        if value is not None
+    }
+    accepted = pa.array([value for place, value in values.items() if place not in rejected], pa.binary())
     found = []
     for group in grouped([each.reason for each in trial.rejects])[:_GROUPS]:
         members = [trial.rejects[index] for index in group.indexes]
@@ -67,7 +72,8 @@ def _groups(pipeline: Pipeline, trial: "Trial") -> list[dict[str, Any]]:
         if first.by_target:
             change = _change_of_target(pipeline, group, exists=trial.target_exists)
         else:
-            refused = pa.array([each.value for each in members if each.value is not None], pa.binary())
+            places = [(each.topic, each.partition, each.offset) for each in members]
+            refused = pa.array([values[place] for place in places if place in values], pa.binary())
             change = suggestion(pipeline.value, group, refused, accepted)
         found.append(
             {

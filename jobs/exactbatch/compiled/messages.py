@@ -12,7 +12,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from exactbatch.compiled.compiler import entry
+from exactbatch.compiled.compiler import entry, inlined
 
 # Fields of rd_kafka_message_t, in words of 8 bytes. The first is of 4 bytes.
 _ERR: Final = 0
@@ -23,6 +23,11 @@ _KEY_LEN: Final = 6
 _OFFSET: Final = 7
 _LOW_32_BITS: Final = 0xFFFFFFFF
 _WORD: Final = ir.IntType(64)
+_INT: Final = ir.IntType(32)
+# What find_headers() says of a message.
+NO_HEADER: Final = 0
+HAS_HEADER: Final = 1
+NOT_ASCII: Final = 2
 _copy_memory: Any = cgutils.raw_memcpy
 
 Codegen = Callable[[Any, Any, Any, Any], Any]
@@ -80,6 +85,42 @@ def _destroy(typing: Any, function: Any, message: Any) -> tuple[Any, Codegen]:
     return types.void(types.uint64, types.uint64), codegen
 
 
+@_intrinsic
+def _load_byte(typing: Any, address: Any) -> tuple[Any, Codegen]:
+    """Return the byte at an address."""
+
+    def codegen(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.load(builder.inttoptr(arguments[0], ir.IntType(8).as_pointer()))
+
+    return types.uint8(types.uint64), codegen
+
+
+@_intrinsic
+def _message_headers(typing: Any, function: Any, message: Any, place: Any) -> tuple[Any, Codegen]:
+    """Call rd_kafka_message_headers() at an address; it writes the address of the headers to `place`."""
+
+    def codegen(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        type_ = ir.FunctionType(_INT, [_WORD, _WORD])
+        return builder.call(builder.inttoptr(arguments[0], type_.as_pointer()), arguments[1:])
+
+    return types.int32(types.uint64, types.uint64, types.uint64), codegen
+
+
+@_intrinsic
+def _header_at(
+    typing: Any, function: Any, headers: Any, index: Any, name: Any, value: Any, size: Any
+) -> tuple[Any, Codegen]:
+    """Call rd_kafka_header_get_all() at an address; it writes a header's parts to the addresses `name`, `value` and
+    `size`."""
+
+    def codegen(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        type_ = ir.FunctionType(_INT, [_WORD] * 5)
+        return builder.call(builder.inttoptr(arguments[0], type_.as_pointer()), arguments[1:])
+
+    word = types.uint64
+    return types.int32(word, word, word, word, word, word), codegen
+
+
 @entry
 def read_fields(messages: Any, errors: Any, offsets: Any, sizes: Any, values: Any) -> int:
     """Read the error codes, offsets, and sizes and addresses of values; address 0 for a null value.
@@ -118,6 +159,59 @@ def read_timestamps(
         kind[0] = 0
         time = _timestamp(function, messages[i], kind_address)
         times[i] = time if kind[0] != 0 else none
+
+
+@inlined
+def _compare(address: Any, name: Any) -> int:
+    """Compare the text at an address, which ends with a byte 0, with a name: NO_HEADER if it differs."""
+    at = 0
+    is_name = True
+    while True:
+        byte = _load_byte(address + np.uint64(at))
+        if byte == 0:
+            return HAS_HEADER if is_name and at == len(name) else NO_HEADER
+        if byte >= 128:
+            return NOT_ASCII
+        is_name = is_name and at < len(name) and byte == name[at]
+        at += 1
+
+
+@entry
+def find_headers(
+    messages: Any, of_message: Any, at_index: Any, name: Any, place: Any, found: Any, values: Any, sizes: Any
+) -> int:
+    """Find the last header of a name: HAS_HEADER with the address of its value, 0 if it is null, and its size.
+
+    NOT_ASCII for a message with a header whose name is not ASCII: it may not be readable. `of_message` and `at_index`
+    are the addresses of rd_kafka_message_headers() and rd_kafka_header_get_all(), and `place` that of 4 words, which
+    these write. Returns how many messages have neither.
+    """
+    none = 0
+    for i in range(len(messages)):
+        found[i] = NO_HEADER
+        if _message_headers(of_message, messages[i], place) == 0:
+            headers = _load(place, 0)
+            index = np.uint64(0)
+            while (
+                _header_at(
+                    at_index,
+                    headers,
+                    index,
+                    place + np.uint64(8),
+                    place + np.uint64(16),
+                    place + np.uint64(24),
+                )
+                == 0
+            ):
+                compared = _compare(_load(place, 1), name)
+                if compared == HAS_HEADER and found[i] != NOT_ASCII:
+                    found[i], values[i], sizes[i] = HAS_HEADER, _load(place, 2), np.int64(_load(place, 3))
+                elif compared == NOT_ASCII:
+                    found[i] = NOT_ASCII
+                index += np.uint64(1)
+        if found[i] == NO_HEADER:
+            none += 1
+    return none
 
 
 @entry

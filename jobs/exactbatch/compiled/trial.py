@@ -81,13 +81,55 @@ def _gathers_messages() -> bool:
     messages.read_timestamps(
         addresses, _address_of(timestamp), times, kind, np.uint64(kind.ctypes.data), np.int64(-1)
     )
-    return (events, offsets.tolist(), bytes(data), ends.tolist(), destroyed, times.tolist()) == (
+    return _finds_headers(addresses, text) and (
+        events,
+        offsets.tolist(),
+        bytes(data),
+        ends.tolist(),
+        destroyed,
+        times.tolist(),
+    ) == (
         0,
         [41, 42],
         b"keyvalue",
         [3, 3, 8, 8],
         addresses.tolist(),
         [1_700_000_000_041, -1],
+    )
+
+
+def _finds_headers(addresses: Any, text: Any) -> bool:
+    """True if the loop over headers finds that of the first of two messages."""
+    name = np.array([97, 98, 0], np.uint8)
+
+    def of_message(message: int, place: int) -> int:
+        c.c_uint64.from_address(place).value = message
+        return 0 if message == int(addresses[0]) else 1
+
+    def at_index(_headers: int, index: int, *places: int) -> int:
+        for place, word in zip(places, (name.ctypes.data, text.ctypes.data, 3), strict=True):
+            c.c_uint64.from_address(place).value = word
+        return int(index)
+
+    first = c.CFUNCTYPE(c.c_int, c.c_uint64, c.c_uint64)(of_message)
+    second = c.CFUNCTYPE(c.c_int, *[c.c_uint64] * 5)(at_index)
+    found, place = np.empty(2, np.int8), np.zeros(4, np.uint64)
+    values, sizes = np.zeros(2, np.uint64), np.zeros(2, np.int64)
+    none = messages.find_headers(
+        addresses,
+        _address_of(first),
+        _address_of(second),
+        name[:2].copy(),
+        np.uint64(place.ctypes.data),
+        found,
+        values,
+        sizes,
+    )
+    return (none, found.tolist(), values.tolist(), sizes.tolist()) == (
+        1,
+        [messages.HAS_HEADER, messages.NO_HEADER],
+        [text.ctypes.data, 0],
+        [3, 0],
     )
 
 

@@ -7,9 +7,10 @@ from exactbatch.formats.debezium import Debezium
 from exactbatch.formats.format import Decoded, Format
 from exactbatch.formats.json import Json
 from exactbatch.formats.json_schema import JsonSchema
-from exactbatch.formats.message import WithMessage, headers_as_json
+from exactbatch.formats.message import WithMessage
 from exactbatch.formats.protobuf import Protobuf
 from exactbatch.formats.raw import Raw
+from exactbatch.formats.record_headers import headers_as_json
 from exactbatch.formats.text import Text
 from exactbatch.formats.upsert_changes import as_changes, epoch_starts, with_epochs
 from exactbatch.formats.with_registry import with_registry

@@ -22,7 +22,7 @@ from exactbatch.formats.epoch import from_epoch
 from exactbatch.formats.format import Decoded, decode_block_or_halves, decode_present, in_order, positions
 from exactbatch.formats.json_blocks import stored_schema
 from exactbatch.formats.postgres_limits import check_rows
-from exactbatch.formats.wire_format import HEADER, check_address
+from exactbatch.formats.wire_format import check_address
 from exactbatch.options import check_types
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Avro:
 
     schema    their schema: JSON text, or the path of an .avsc file, which is read when the pipeline is created
     registry  instead, the address of a Confluent schema registry, such as "http://host:8081": values then begin with
-              byte 0 and the ID of the schema that they were written with
+              byte 0 and the ID of the schema that they were written with, or a header of the record has it
     columns   the fields to take, as for Json; by default, all fields of the schema. Required with a registry
 
     A field has to fit its column. Times that Debezium writes as numbers or text, such as io.debezium.time.Date, which
@@ -93,6 +93,11 @@ class Avro:
         except ValueError as error:
             raise ConfigurationError(str(error)) from None
 
+    @property
+    def reads_schema_ids(self) -> bool:
+        """True if a registry has the schemas of the values."""
+        return self.registry is not None
+
     def decode(self, values: "pa.BinaryArray") -> Decoded:
         """Decode n values, in one block for each schema that they were written with."""
         if self.registry is None:
@@ -119,7 +124,7 @@ class Avro:
         """Return the decoder of the bodies after a header, or raise ValueError with the reason to reject them."""
         schema_id, schema = schema_after(header, str(self.registry), self.properties)
         try:
-            return _body_of(schema, self.columns, header=HEADER)
+            return _body_of(schema, self.columns, header=len(header))
         except ValueError as error:
             raise ValueError(f"schema {schema_id}: {error}") from None
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from exactbatch.formats.avro_depth import TooDeep, bounded, read
 from exactbatch.formats.avro_logical import register
 from exactbatch.formats.schema_registry import writer_schema
-from exactbatch.formats.wire_format import HEADER, schema_id_of
+from exactbatch.formats.wire_format import SchemaId, prefixes_of, schema_id_of, unknown
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,18 +25,21 @@ def by_header(
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    headers = pc.binary_slice(values, 0, HEADER)
+    headers = prefixes_of(values)
     for header in headers.unique().to_pylist():
         matches = pc.equal(headers, pa.scalar(header, pa.binary()))
         yield header, values.filter(matches), at.filter(matches)
 
 
-def schema_after(header: bytes, registry: str, properties: Mapping[str, Any]) -> tuple[int, str]:
-    """Return the ID and the schema of the bodies after a header, or raise ValueError with the reason to reject them."""
+def schema_after(header: bytes, registry: str, properties: Mapping[str, Any]) -> tuple[SchemaId, str]:
+    """Return the ID or GUID and the schema of the bodies after a header.
+
+    Raises ValueError with the reason to reject them.
+    """
     schema_id = schema_id_of(header)
     schema = writer_schema(registry, schema_id, properties)
     if schema is None:
-        raise ValueError(f"the registry has no schema with the ID {schema_id}")
+        raise ValueError(unknown(schema_id))
     return schema_id, schema
 
 

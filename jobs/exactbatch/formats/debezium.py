@@ -76,7 +76,7 @@ class Debezium:
     binary       how the connector writes bytes into text (binary.handling.mode): "base64", "base64-url-safe" or "hex".
                  Bytes of its default setting, bytes, need no declaration
     registry     the address of a Confluent schema registry, such as "http://host:8081": values then are Avro bodies
-                 that begin with byte 0 and the ID of their schema
+                 that begin with byte 0 and the ID of their schema, or a header of the record has it
     truncate     what a truncate of the table becomes: "reject", or with "apply" the deletion of all rows of an Upsert
                  whose latest change is older; this needs a version
 
@@ -163,6 +163,11 @@ class Debezium:
     @cached_property
     def _placeholder(self) -> Placeholder:
         return Placeholder(self.unavailable)
+
+    @property
+    def reads_schema_ids(self) -> bool:
+        """True if a registry has the schemas of the values."""
+        return self.registry is not None
 
     def decode(self, values: "pa.BinaryArray") -> Decoded:
         """Decode n values, in one block for each schema that their connector gives them.
@@ -259,7 +264,7 @@ class Debezium:
         """Decode events whose values begin with the same header; count those that change nothing as tombstones."""
         try:
             schema = schema_after(header, str(self.registry), self.properties)[1]
-            events = events_of(schema)
+            events = events_of(schema, len(header))
             readings = (
                 readings_by_type(events, self.fields, self.binary) if is_envelope(events.payload) else {}
             )

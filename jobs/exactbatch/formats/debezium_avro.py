@@ -12,7 +12,6 @@ from exactbatch.formats.connect_schema import ConnectType, from_avro
 from exactbatch.formats.connect_values import Reading
 from exactbatch.formats.debezium_images import Images
 from exactbatch.formats.decimals import decimals_of
-from exactbatch.formats.wire_format import HEADER
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -22,9 +21,9 @@ _SHOWN: Final = 200  # characters of a schema
 
 
 class AvroEvents:
-    """Events of one Avro schema. `payload` is their type."""
+    """Events of one Avro schema, each after a header of `header` bytes. `payload` is their type."""
 
-    def __init__(self, schema: str) -> None:
+    def __init__(self, schema: str, header: int) -> None:
         """Raise ValueError for an invalid schema."""
         import fastavro
 
@@ -32,7 +31,7 @@ class AvroEvents:
             named: dict[str, Any] = {}
             parsed: Any = fastavro.parse_schema(json.loads(schema), named)
             self.payload: ConnectType = from_avro(parsed, named)
-            self._bodies = Bodies(_bare(parsed), HEADER, lambda _body: ENDS_ELSEWHERE)
+            self._bodies = Bodies(_bare(parsed), header, lambda _body: ENDS_ELSEWHERE)
         except Exception as error:  # fastavro's errors about a schema have no common base
             raise ValueError(
                 f"invalid Avro schema {schema[:_SHOWN]!r}: {type(error).__name__}: {error}"
@@ -47,9 +46,9 @@ class AvroEvents:
 
 
 @lru_cache(maxsize=_MOST_SCHEMAS)
-def events_of(schema: str) -> AvroEvents:
-    """Return what decodes events of a schema; raise ValueError for an invalid one."""
-    return AvroEvents(schema)
+def events_of(schema: str, header: int) -> AvroEvents:
+    """Return what decodes events of a schema, each after so many bytes; raise ValueError for an invalid one."""
+    return AvroEvents(schema, header)
 
 
 def _bare(schema: Any) -> Any:

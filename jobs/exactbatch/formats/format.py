@@ -60,6 +60,11 @@ class Format(Protocol):
         ...
 
 
+def reads_schema_ids(format_: object) -> bool:
+    """True for a format that takes the schemas of its values from a registry: their IDs may be in headers."""
+    return bool(getattr(format_, "reads_schema_ids", False))
+
+
 def gives_several_rows(format_: object) -> bool:
     """True for a format, or WithMessage, in which a value gives any number of rows."""
     return bool(getattr(format_, "gives_several_rows", False))

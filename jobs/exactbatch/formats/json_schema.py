@@ -8,21 +8,19 @@ from exactbatch.columns import Column
 from exactbatch.formats.format import Decoded, positions
 from exactbatch.formats.json import Json
 from exactbatch.formats.schema_registry import schema_type
-from exactbatch.formats.wire_format import HEADER, check_address, schema_id_of
+from exactbatch.formats.wire_format import bodies_of, check_address, prefixes_of, schema_id_of, unknown
 from exactbatch.options import check_types
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _JSON: Final = "JSON"
-_LONGEST: Final = (
-    2**31 - 1
-)  # bytes of a value: without an end, Arrow 26 counts wrongly and cannot allocate the result
 
 
 @dataclass(frozen=True)
 class JsonSchema:
-    """Values as Confluent's JSON Schema serializer writes them: byte 0, the ID of a schema in 4 bytes, and JSON.
+    """Values as Confluent's JSON Schema serializer writes them: byte 0, the ID of a schema in 4 bytes, and JSON; or
+    JSON alone, and the schema in a header.
 
     schema    the columns, with paths and defaults, as for Json
     registry  the address of the schema registry, such as "http://host:8081"
@@ -37,6 +35,7 @@ class JsonSchema:
 
     null_is_tombstone: ClassVar[bool] = True
     tombstone_deletes: ClassVar[bool] = True
+    reads_schema_ids: ClassVar[bool] = True
 
     schema: str
     registry: str = field(kw_only=True)
@@ -65,7 +64,7 @@ class JsonSchema:
         import pyarrow.compute as pc
 
         present, written = positions(values).filter(values.is_valid()), values.drop_null()
-        headers = pc.binary_slice(written, 0, HEADER)
+        headers = prefixes_of(written)
         rejects: list[tuple[int, str]] = []
         refused = pa.nulls(len(written), pa.bool_()).fill_null(False)
         for header in headers.unique().to_pylist():
@@ -75,7 +74,7 @@ class JsonSchema:
                 rejects += [(index, reason) for index in present.filter(matches).to_pylist()]
         taken = pc.invert(refused)
         present = present.filter(taken)
-        decoded = self.body.decode(pc.binary_slice(written.filter(taken), HEADER, _LONGEST))
+        decoded = self.body.decode(bodies_of(written.filter(taken)))
         rejects += [(present[at].as_py(), reason) for at, reason in decoded.rejects]
         return replace(
             decoded,
@@ -91,5 +90,5 @@ class JsonSchema:
             return str(error)
         found = schema_type(self.registry, schema_id, self.properties)
         if found is None:
-            return f"the registry has no schema with the ID {schema_id}"
+            return unknown(schema_id)
         return None if found == _JSON else f"schema {schema_id} of the registry is {found}, not {_JSON}"

@@ -1,11 +1,8 @@
 """WithMessage: columns from the key and the headers of a record, next to those of its value."""
 
-import base64
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from operator import methodcaller
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any
 
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError
@@ -17,28 +14,12 @@ from exactbatch.formats.format import (
     truncate_order,
     without_values,
 )
+from exactbatch.formats.record_headers import UNREADABLE, Messages, Unreadable, headers_as_json
+from exactbatch.formats.schema_id_headers import KEY_HEADER, VALUE_HEADER, Framed, framed
 from exactbatch.options import check_types
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-UNREADABLE: Final = (
-    "headers: a name is not UTF-8, so librdkafka's client cannot read the headers, and they are stored as []"
-)
-
-_headers = methodcaller("headers")
-
-
-class Messages(Protocol):
-    """Keys and headers of n records, each decoded on first use."""
-
-    def keys(self) -> "pa.BinaryArray":
-        """Key bytes; null for a null key."""
-        ...
-
-    def headers(self) -> Sequence[Any]:
-        """Headers of each record, as read_headers() returns them."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -108,56 +89,21 @@ class WithMessage:
         """Decode n records; a value, key or header that is not of its format makes its record a reject."""
         import pyarrow as pa
 
-        decoded = self.value.decode(values)
+        decoded = framed(self.value, VALUE_HEADER, values, messages).decode(self.value.decode)
         if self.key is not None:
-            decoded = _joined(decoded, "key", self.key, messages.keys())
+            keys = framed(self.key, KEY_HEADER, messages.keys(), messages)
+            decoded = _joined(decoded, "key", self.key, keys)
         if self.headers is None and not self.header:
             return decoded
         headers = messages.headers()
         decoded = _with_readable(decoded, headers)
         for name, format_ in self.header.items():
             named = pa.array([dict(pairs or ()).get(name) for pairs in headers], pa.binary())
-            decoded = _joined(decoded, f"header {name!r}", format_, named)
+            decoded = _joined(decoded, f"header {name!r}", format_, Framed(named))
         if self.headers is None:
             return decoded
         as_json = pa.array(list(map(headers_as_json, headers)), pa.string()).take(decoded.kept)
         return replace(decoded, rows=decoded.rows.append_column(self.headers, as_json))
-
-
-class Unreadable(tuple[()]):
-    """A marker for headers that the client cannot read; empty, as they are when they are stored."""
-
-
-def read_headers(messages: Sequence[Any]) -> list[Any]:
-    """Return the headers of each Kafka message: a list of (name, bytes or None), None, or Unreadable.
-
-    No other code may read a message's headers. If a name is not UTF-8, which Kafka allows, confluent_kafka sets an
-    exception and returns a list that contains a null pointer; the next call returns that list without the exception,
-    and reading it crashes the process. The interpreter misses the exception once it has specialised the call;
-    methodcaller, written in C, does not.
-    """
-    return list(map(_headers_of, messages))
-
-
-def _headers_of(message: Any) -> Any:
-    try:
-        return _headers(message)
-    except (SystemError, UnicodeDecodeError):
-        message.set_headers(Unreadable())
-        return Unreadable()
-
-
-def headers_as_json(headers: Any) -> str:
-    """Return headers, a list of (name, bytes or None), as a JSON list of [name, value in base64 or null].
-
-    jsonb cannot store U+0000, so that a name has it as the text \\u0000.
-    """
-    return json.dumps(
-        [
-            [name.replace("\0", "\\u0000"), None if value is None else base64.b64encode(value).decode()]
-            for name, value in headers or ()
-        ]
-    )
 
 
 def _with_readable(decoded: Decoded, headers: Sequence[Any]) -> Decoded:
@@ -169,12 +115,12 @@ def _with_readable(decoded: Decoded, headers: Sequence[Any]) -> Decoded:
     return _without(decoded, [(row, UNREADABLE) for row in rows])
 
 
-def _joined(decoded: Decoded, what: str, format_: Format, values: "pa.BinaryArray") -> Decoded:
+def _joined(decoded: Decoded, what: str, format_: Format, values: Framed) -> Decoded:
     """Add the columns of another part of the messages, without the rows whose part is refused."""
     import numpy as np
     import pyarrow as pa
 
-    part = format_.decode(values.take(decoded.kept))
+    part = values.take(decoded.kept).decode(format_.decode)
     # For each row, the row of its part: -1 if the part is null, which is a tombstone in some formats.
     source = np.full(len(decoded.rows), -1)
     source[part.kept.to_numpy()] = np.arange(len(part.rows))

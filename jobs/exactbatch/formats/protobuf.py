@@ -26,7 +26,7 @@ from exactbatch.formats.protobuf_types import files_of_set, message_at, message_
 from exactbatch.formats.protobuf_wire import widen
 from exactbatch.formats.raw_json_fields import json_texts
 from exactbatch.formats.schema_registry import protobuf_files
-from exactbatch.formats.wire_format import HEADER, check_address, schema_id_of
+from exactbatch.formats.wire_format import SchemaId, check_address, prefix_size, schema_id_of, unknown
 from exactbatch.options import check_types
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Protobuf:
 
     schema      the columns, with paths and defaults as for Json: "user_id bigint from 'user.id'"
     registry    the address of a Confluent schema registry: values then begin with byte 0, the ID of their schema in 4
-                bytes, and the place of their message type in it
+                bytes, and the place of their message type in it; or a header of the record has these
     descriptor  instead, a file that `protoc --include_imports --descriptor_set_out=FILE` has written, read when the
                 pipeline is created; values are then bare messages of the type `message`, such as "shop.Order"
 
@@ -100,6 +100,11 @@ class Protobuf:
             raise ConfigurationError(f"Protobuf, message {self.message!r}: {error}") from None
 
     @property
+    def reads_schema_ids(self) -> bool:
+        """True if a registry has the schemas of the values."""
+        return self.registry is not None
+
+    @property
     def gives_several_rows(self) -> bool:
         """True if a value gives any number of rows."""
         return gives_rows_of_elements(self.fields)
@@ -115,7 +120,7 @@ class Protobuf:
         return decode_several(values, partial(self._decode_block, files_of))
 
     def _decode_block(
-        self, files_of: Callable[[int], "_Files | None"], values: "pa.BinaryArray"
+        self, files_of: Callable[[SchemaId], "_Files | None"], values: "pa.BinaryArray"
     ) -> "tuple[pa.RecordBatch, Positions | None]":
         """Return rows, and the value that each is of, or raise ValueError."""
         import pyarrow as pa
@@ -140,15 +145,17 @@ class Protobuf:
         check_rows(rows, self.columns)
         return rows, origins
 
-    def _message_of(self, value: bytes, files_of: Callable[[int], "_Files | None"]) -> "tuple[Any, _Type]":
+    def _message_of(
+        self, value: bytes, files_of: Callable[[SchemaId], "_Files | None"]
+    ) -> "tuple[Any, _Type]":
         if self.registry is None:
             assert isinstance(self.descriptor, bytes)
             type_ = _type_of_set(self.descriptor, str(self.message), self.fields)
             return type_.parsed(value), type_
-        schema_id, indexes, start = _header(value)
+        schema_id, indexes, start = message_prefix(value)
         files = files_of(schema_id)
         if files is None:
-            raise ValueError(f"the registry has no Protobuf schema with the ID {schema_id}")
+            raise ValueError(unknown(schema_id, "Protobuf"))
         type_ = _type_at(tuple(files), indexes, self.fields)
         return type_.parsed(value[start:]), type_
 
@@ -197,13 +204,14 @@ def _type_at(
     return _Type(parsed, message_at(pool_of(parsed), parsed[-1], indexes), fields, may_lack=True)
 
 
-def _header(value: bytes) -> tuple[int, tuple[int, ...], int]:
-    """Return the ID of a value's schema, the place of its message type, and where the message starts.
+def message_prefix(value: bytes) -> tuple[SchemaId, tuple[int, ...], int]:
+    """Return the ID or GUID of a value's schema, the place of its message type, and where the message starts.
 
-    The place is a number of indexes and the indexes, as zigzag varints; 0 alone stands for the first type.
+    The place is a number of indexes and the indexes, as zigzag varints; 0 alone stands for the first type. Raises
+    ValueError for a value that does not begin so.
     """
     schema_id = schema_id_of(value)
-    count, at = _varint(value, HEADER)
+    count, at = _varint(value, prefix_size(value))
     if not 0 <= count <= _MOST_INDEXES:
         raise ValueError(f"expected up to {_MOST_INDEXES} indexes of a message type, found {count}")
     indexes = []

@@ -8,14 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from exactbatch.formats import record_headers
 from exactbatch.formats.csv import Csv
 from exactbatch.formats.debezium import Debezium
 from exactbatch.formats.format import Decoded, Format
 from exactbatch.formats.json import Json
 from exactbatch.formats.json_schema import JsonSchema
-from exactbatch.formats.message import Unreadable, WithMessage
+from exactbatch.formats.message import WithMessage
+from exactbatch.formats.record_headers import Header, Unreadable
 from exactbatch.formats.text import Text
-from exactbatch.formats.wire_format import HEADER
+from exactbatch.formats.wire_format import has_prefix, prefix_size
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,12 +33,10 @@ _NO_TEXT: Final = re.compile("[\0\udc80-\udcff]")
 Clean = Callable[[bytes], bytes]
 
 
-class Messages(Protocol):
+class Messages(record_headers.Messages, Protocol):
     """Values, keys and headers of n records."""
 
     def values(self) -> "pa.BinaryArray": ...
-    def keys(self) -> "pa.BinaryArray": ...
-    def headers(self) -> Sequence[Any]: ...
 
 
 def why_not_replaced(text: str | None, value: Format | WithMessage, key: Format | None) -> str | None:
@@ -85,6 +85,7 @@ class _Cleaned:
     """Records of a block with replaced text, and the position of each in the block."""
 
     at: list[int]
+    _records: Messages
     _values: "pa.BinaryArray"
     _keys: "pa.BinaryArray"
     _headers: list[Any]
@@ -98,6 +99,10 @@ class _Cleaned:
     def headers(self) -> list[Any]:
         return self._headers
 
+    def last_headers(self, name: str) -> Mapping[int, Header]:
+        found = self._records.last_headers(name)
+        return {index: found[at] for index, at in enumerate(self.at) if at in found}
+
 
 def _cleaned(
     records: Messages, at: Sequence[int], value: Format | WithMessage, key: Format | None, replacement: str
@@ -107,9 +112,11 @@ def _cleaned(
 
     headers_of: Mapping[str, Format] = {}
     reads_headers = isinstance(value, WithMessage) and bool(value.header or value.headers is not None)
+    format_: Format | WithMessage = value
     if isinstance(value, WithMessage):
-        value, key, headers_of = value.value, value.key or key, value.header
-    of_value, of_key = _cleaner(value, replacement), _cleaner(key, replacement)
+        format_, key, headers_of = value.value, value.key or key, value.header
+    assert not isinstance(format_, WithMessage)
+    of_value, of_key = _cleaner(format_, replacement), _cleaner(key, replacement)
     of_headers = {name: _cleaner(format_, replacement) for name, format_ in headers_of.items()}
     values, keys = records.values(), records.keys()
     headers: Sequence[Any] = records.headers() if reads_headers else [None] * len(values)
@@ -125,7 +132,7 @@ def _cleaned(
             found.append((index, *after))
     positions, *columns = ([list(each) for each in zip(*found, strict=True)]) if found else ([], [], [], [])
     return _Cleaned(
-        positions, pa.array(columns[0], pa.binary()), pa.array(columns[1], pa.binary()), columns[2]
+        positions, records, pa.array(columns[0], pa.binary()), pa.array(columns[1], pa.binary()), columns[2]
     )
 
 
@@ -173,6 +180,12 @@ def _merged(decoded: Decoded, again: Decoded, at: Sequence[int]) -> Decoded:
     )
 
 
+def _clean_after_prefix(value: bytes, replacement: str) -> bytes:
+    """A value without a prefix has its schema's ID in a header."""
+    size = prefix_size(value) if has_prefix(value) else 0
+    return value[:size] + _clean_json(value[size:], replacement)
+
+
 def _parts(value: Format | WithMessage) -> tuple[Format | None, ...]:
     return (value.value, value.key, *value.header.values()) if isinstance(value, WithMessage) else (value,)
 
@@ -181,7 +194,7 @@ def _cleaner(format_: Format | None, replacement: str) -> Clean | None:
     """Return what replaces text in the bytes of a format; None for one that is not text, or is compressed."""
     match format_:
         case JsonSchema():
-            return lambda value: value[:HEADER] + _clean_json(value[HEADER:], replacement)
+            return lambda value: _clean_after_prefix(value, replacement)
         case Json() if not format_.encodings:
             return lambda value: _clean_json(value, replacement)
         case Debezium(registry=None):

@@ -11,8 +11,10 @@ from contextlib import contextmanager
 from functools import cache
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
 
 from exactbatch.errors import ConfigurationError, RegistryUnavailable
+from exactbatch.formats.wire_format import SchemaId
 
 if TYPE_CHECKING:
     from confluent_kafka.schema_registry import Schema, SchemaReference, SchemaRegistryClient
@@ -79,8 +81,8 @@ def registry_properties(properties: Mapping[str, Any]) -> dict[str, Any]:
     return own
 
 
-def writer_schema(registry: str, schema_id: int, properties: Mapping[str, Any]) -> str | None:
-    """Return the Avro schema, as JSON text, that the registry has under an id; None if it has no such id.
+def writer_schema(registry: str, schema_id: SchemaId, properties: Mapping[str, Any]) -> str | None:
+    """Return the Avro schema, as JSON text, that the registry has under an ID or GUID; None if it has no such schema.
 
     Schemas that it references are part of the text. A schema never changes under its id, so that each process
     fetches it once. Raises ValueError if the registry has something other than an Avro schema under this id,
@@ -90,7 +92,7 @@ def writer_schema(registry: str, schema_id: int, properties: Mapping[str, Any]) 
     return _reader(registry, tuple(sorted(properties.items()))).schema(schema_id)
 
 
-def schema_type(registry: str, schema_id: int, properties: Mapping[str, Any]) -> str | None:
+def schema_type(registry: str, schema_id: SchemaId, properties: Mapping[str, Any]) -> str | None:
     """Return the type of the schema that the registry has under an id, such as JSON; None if it has no such id.
 
     Raises as writer_schema() does.
@@ -100,7 +102,7 @@ def schema_type(registry: str, schema_id: int, properties: Mapping[str, Any]) ->
 
 
 def protobuf_files(
-    registry: str, schema_id: int, properties: Mapping[str, Any]
+    registry: str, schema_id: SchemaId, properties: Mapping[str, Any]
 ) -> list[tuple[str, bytes]] | None:
     """Return the .proto files of a schema, each as its name and a serialized FileDescriptorProto: first those that it
     references, and last its own; None if the registry has no Protobuf schema under this id.
@@ -121,11 +123,11 @@ class _Reader:
     def __init__(self, registry: str, properties: Mapping[str, Any]) -> None:
         self._registry = registry
         self._client = self._connect(properties)
-        self._schemas: dict[int, str] = {}
-        self._files: dict[int, list[tuple[str, bytes]]] = {}
-        self._fetched: dict[tuple[int, str | None], Schema] = {}
+        self._schemas: dict[SchemaId, str] = {}
+        self._files: dict[SchemaId, list[tuple[str, bytes]]] = {}
+        self._fetched: dict[tuple[SchemaId, str | None], Schema] = {}
 
-    def fetched(self, schema_id: int, format_: str | None = None) -> "Schema | None":
+    def fetched(self, schema_id: SchemaId, format_: str | None = None) -> "Schema | None":
         """Return a schema of any type, in a format that the registry knows for its type; None for an unknown id."""
         if (schema_id, format_) not in self._fetched:
             schema = self._get_any(schema_id, format_)
@@ -134,7 +136,7 @@ class _Reader:
             self._fetched[schema_id, format_] = schema
         return self._fetched[schema_id, format_]
 
-    def files(self, schema_id: int) -> list[tuple[str, bytes]] | None:
+    def files(self, schema_id: SchemaId) -> list[tuple[str, bytes]] | None:
         if schema_id in self._files:  # it is asked for each value
             return self._files[schema_id]
         schema = self.fetched(schema_id, _SERIALIZED)
@@ -154,7 +156,7 @@ class _Reader:
             yield from self._referenced_files(version.schema, met)
             yield str(reference.name), base64.b64decode(str(version.schema.schema_str), validate=True)
 
-    def schema(self, schema_id: int) -> str | None:
+    def schema(self, schema_id: SchemaId) -> str | None:
         if schema_id not in self._schemas:
             schema = self._get(schema_id)
             if schema is None:
@@ -174,20 +176,28 @@ class _Reader:
                 f"registry's address in the pipeline, or the {PREFIX}* properties of the Kafka connection."
             ) from error
 
-    def _get(self, schema_id: int) -> str | None:
+    def _get(self, schema_id: SchemaId) -> str | None:
         if (schema := self._get_any(schema_id, None)) is None:
             return None
         return self._text_of(schema, f"schema {schema_id}")
 
-    def _get_any(self, schema_id: int, format_: str | None) -> "Schema | None":
+    def _get_any(self, schema_id: SchemaId, format_: str | None) -> "Schema | None":
         from confluent_kafka.schema_registry.error import SchemaRegistryError
 
         with self._errors(f"schema {schema_id}"):
             try:
+                if isinstance(schema_id, UUID):
+                    return self._client.get_schema_by_guid(str(schema_id), fmt=format_)
                 return self._client.get_schema(schema_id, fmt=format_)
             except SchemaRegistryError as error:
                 if error.http_status_code == HTTPStatus.NOT_FOUND and error.error_code in _UNKNOWN_SCHEMA:
                     return None
+                if error.http_status_code == HTTPStatus.NOT_FOUND and isinstance(schema_id, UUID):
+                    raise ConfigurationError(
+                        f"The schema registry at {self._registry} answered HTTP status 404 for the schema with the "
+                        f"GUID {schema_id}, which a record's header names. Correct its address in the pipeline; or "
+                        f"let it be one that has schemas by GUID, as Confluent's has since Confluent Platform 8."
+                    ) from error
                 raise
 
     def _text_of(self, schema: "Schema", what: str) -> str:

@@ -5,7 +5,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from exactbatch.columns import POSITION_EPOCH, UNCHANGED_COLUMNS
+from exactbatch.formats.enveloped_nulls import with_nulls
 from exactbatch.formats.format import Decoded, Format, without_values
+from exactbatch.formats.record_headers import Messages
+from exactbatch.formats.schema_id_headers import KEY_HEADER, framed
 from exactbatch.offsets import TopicPartition
 
 if TYPE_CHECKING:
@@ -20,7 +23,7 @@ _NO_KEY_FORMAT: Final = (
 def as_changes(
     decoded: Decoded,
     values: "pa.BinaryArray",
-    keys: "pa.BinaryArray",
+    messages: Messages,
     key: Format | None,
     key_columns: tuple[str, ...],
     *,
@@ -32,8 +35,9 @@ def as_changes(
     With `keeps_unchanged`, add a column as well that lists the columns of each row which the source left out. A row
     that stands for a truncate is a delete whose key columns are null.
 
-    `values` and `keys` are those of the n records. A tombstone's row has the columns of its decoded key, and null
-    elsewhere. A key that cannot be decoded, and a row whose key is null, are rejects.
+    `values` are those of the n records `messages`, whose keys and headers are read only where a null value deletes.
+    A tombstone's row has the columns of its decoded key, and null elsewhere. A key that cannot be decoded, and a row
+    whose key is null, are rejects.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -55,12 +59,13 @@ def as_changes(
         if key is None:
             rejects += [(position, _NO_KEY_FORMAT) for position in positions.to_pylist()]
         else:
-            decoded_keys = key.decode(keys.take(positions))
+            keys = framed(key, KEY_HEADER, with_nulls(key, messages.keys()), messages).take(positions)
+            decoded_keys = keys.decode(key.decode)
             rows.append(_deletes(decoded_keys.rows, rows[0].schema))
             kept.append(positions.take(decoded_keys.kept))
             refused = list(decoded_keys.rejects)
             if decoded_keys.tombstones:
-                null_keys = pc.indices_nonzero(pc.is_null(keys.take(positions))).to_pylist()
+                null_keys = pc.indices_nonzero(pc.is_null(keys.values)).to_pylist()
                 refused += [(at, "expected a key, found null") for at in null_keys]
             rejects += [(positions[at].as_py(), f"key: {reason}") for at, reason in refused]
     all_rows, all_kept = pa.concat_batches(rows), pa.concat_arrays(kept)

@@ -1,7 +1,7 @@
 """Records in librdkafka's own memory, without an object for each: their bytes are gathered into one buffer."""
 
 import ctypes as c
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from exactbatch.compiled import messages as compiled
-from exactbatch.formats.message import Unreadable
+from exactbatch.formats.record_headers import Header, Unreadable, last_headers
 from exactbatch.kafka.native_client import Addresses
 from exactbatch.kafka.native_library import MessageStruct, address_of
 from exactbatch.kafka.records import NO_TIMESTAMP, Bytes, Flags, Int64s, Record, Records
@@ -108,6 +108,33 @@ class NativeRecords(Records):
     def headers(self) -> list[Any]:
         """See Records."""
         return [_headers(self._library, int(address)) for address in self._addresses]
+
+    def last_headers(self, name: str) -> Mapping[int, Header]:
+        """See Records."""
+        count = len(self)
+        found, values, sizes = np.empty(count, np.int8), np.zeros(count, np.uint64), np.zeros(count, np.int64)
+        place = np.zeros(4, np.uint64)
+        none = compiled.find_headers(
+            self._addresses,
+            np.uint64(address_of(self._library.message_headers)),
+            np.uint64(address_of(self._library.header_get_all)),
+            np.array(list(name.encode()), np.uint8),
+            np.uint64(place.ctypes.data),
+            found,
+            values,
+            sizes,
+        )
+        if none == count:
+            return {}
+        at = np.flatnonzero(found == compiled.HAS_HEADER)
+        headers: dict[int, Header] = dict(
+            zip(at.tolist(), _binary(*_gather(values[at], sizes[at]), values[at]).to_pylist(), strict=True)
+        )
+        for index in np.flatnonzero(found == compiled.NOT_ASCII).tolist():
+            of_record = last_headers([_headers(self._library, int(self._addresses[index]))], name)
+            if of_record:
+                headers[index] = of_record[0]
+        return headers
 
     def leader_epoch(self, index: int) -> int | None:
         """See Records."""

@@ -1,7 +1,7 @@
 """The records of one partition: as Arrow columns, as one block of flat arrays, or one by one."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import methodcaller
@@ -12,8 +12,8 @@ import numpy.typing as npt
 import pyarrow as pa
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Message
 
-from exactbatch.formats.message import read_headers
 from exactbatch.formats.postgres_limits import EARLIEST_TIMESTAMP_MS, LATEST_TIMESTAMP_MS
+from exactbatch.formats.record_headers import Header, last_headers, read_headers
 from exactbatch.kafka.record_block import RecordBlock
 
 Int64s = npt.NDArray[np.int64]
@@ -100,6 +100,10 @@ class Records(ABC):
     @abstractmethod
     def headers(self) -> list[Any]:
         """The headers of each record, as read_headers() returns them."""
+
+    def last_headers(self, name: str) -> Mapping[int, Header]:
+        """See Messages."""
+        return last_headers(self.headers(), name)
 
     @abstractmethod
     def leader_epoch(self, index: int) -> int | None:

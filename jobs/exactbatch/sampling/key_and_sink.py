@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats import Csv, Debezium, Decoded, Format, Json, Raw, Text, WithMessage, as_changes
 from exactbatch.formats.enveloped_nulls import with_nulls
+from exactbatch.formats.record_headers import Header
 from exactbatch.member_paths import Path, Step
 from exactbatch.sampling.column_names import quoted_if_needed
 from exactbatch.sampling.debezium_columns import envelope_of
@@ -239,7 +240,7 @@ def decode_changes(proposal: Destination, facts: TopicFacts) -> Decoded:
     return as_changes(
         decoded,
         with_nulls(value, facts.values),
-        with_nulls(proposal.key, facts.keys),
+        _Messages(facts.keys),
         proposal.key,
         proposal.sink.key_columns,
         tombstones_delete=value.tombstone_deletes,
@@ -256,6 +257,9 @@ class _Messages:
 
     def headers(self) -> list[None]:
         return [None] * len(self._keys)
+
+    def last_headers(self, _name: str) -> dict[int, Header]:
+        return {}
 
 
 def _steps_to(column: DraftColumn) -> tuple[Step, ...]:

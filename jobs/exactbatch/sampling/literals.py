@@ -1,5 +1,6 @@
 """Literals of Python's source code, formatted as ruff formats them, and records as the source code of a test."""
 
+from collections.abc import Sequence
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from math import isfinite
@@ -85,20 +86,33 @@ def string(text: str | bytes) -> str:
     return written
 
 
-def record_code(value: bytes | None, key: bytes | None, *, with_key: bool, may_wrap: bool) -> str:
-    """Return the source code of a record, as an item of a list: its value, and the key if the pipeline reads it.
+def record_code(
+    value: bytes | None,
+    key: bytes | None,
+    headers: Sequence[tuple[str, bytes]] = (),
+    *,
+    with_key: bool,
+    may_wrap: bool,
+) -> str:
+    """Return the source code of a record, as an item of a list: its value, the key if the pipeline reads it, and the
+    headers if there are any.
 
     With `may_wrap`, the value is one JSON document, in which line breaks may follow commas.
     """
     shown = _readable(value)
-    if not with_key:
+    if not with_key and not headers:
         return _document(shown, may_wrap) or _in_parentheses(shown, 4)
-    key_code = literal(_readable(key))
-    line = f"Record({literal(shown)}, key={key_code})"
-    if len(line) + 5 <= WIDTH:
+    named = [f"key={literal(_readable(key))}"] if with_key else []
+    if headers:  # in a line for each part, because a GUID is long
+        pairs = "".join(
+            f"    (\n        {literal(name)},\n        {literal(each)},\n    ),\n" for name, each in headers
+        )
+        named.append(f"headers=[\n{pairs}]")
+    line = f"Record({', '.join([literal(shown), *named])})"
+    if not headers and len(line) + 5 <= WIDTH:
         return line
     part = _document(shown, may_wrap) or _long(shown, 8)
-    return f"Record(\n{_indented(part)},\n    key={key_code},\n)"
+    return f"Record(\n{_indented(part)},\n" + "".join(f"{_indented(each)},\n" for each in named) + ")"
 
 
 def _document(value: str | bytes | None, may_wrap: bool) -> str | None:
@@ -125,6 +139,10 @@ def _long(value: Any, indent: int) -> str:
         return line
     size = _CHUNK if isinstance(value, str) else _CHUNK // 4  # a byte may need four characters
     return "\n".join(string(value[start : start + size]) for start in range(0, len(value), size))
+
+
+def _indented_lines(code: str) -> str:
+    return "".join(f"    {line}" for line in code.splitlines(keepends=True))
 
 
 def _indented(code: str) -> str:

@@ -10,8 +10,9 @@ from exactbatch.formats import Avro
 from exactbatch.formats.avro_schema import VALUE, AvroField, parse
 from exactbatch.formats.debezium_avro import events_of
 from exactbatch.formats.debezium_event import is_envelope
+from exactbatch.formats.schema_id_headers import VALUE_HEADER
 from exactbatch.formats.schema_registry import schema_type, writer_schema
-from exactbatch.formats.wire_format import HEADER, schema_id_of
+from exactbatch.formats.wire_format import SchemaId, prefix_size, schema_id_of
 from exactbatch.sampling.column_names import OWN
 from exactbatch.sampling.connect_columns import types_of
 from exactbatch.sampling.debezium_columns import Event, debezium_draft
@@ -41,7 +42,8 @@ class Registry:
 def has_schema_id(value: bytes) -> bool:
     """True if a value begins with byte 0 and the ID of a schema, as Confluent's serializers write it."""
     try:
-        return 0 < schema_id_of(value[:HEADER]) < _MOST_IDS
+        schema_id = schema_id_of(value)
+        return not isinstance(schema_id, int) or 0 < schema_id < _MOST_IDS
     except ValueError:
         return False
 
@@ -52,13 +54,14 @@ def registry_draft(values: Sequence[bytes], registry: Registry | None) -> Draft:
     Raises ConfigurationError without a registry, and for schemas of a type that is not recognized, and what the
     registry's client raises.
     """
-    by_id: dict[int, list[bytes]] = {}
+    by_id: dict[SchemaId, list[bytes]] = {}
     for value in values:
-        by_id.setdefault(schema_id_of(value[:HEADER]), []).append(value)
-    shown = ", ".join(map(str, sorted(by_id)[:5])) + (" …" if len(by_id) > 5 else "")
+        by_id.setdefault(schema_id_of(value), []).append(value)
+    shown = ", ".join(map(str, sorted(by_id, key=int)[:5])) + (" …" if len(by_id) > 5 else "")
     if registry is None:
         raise ConfigurationError(
-            f"the values begin with byte 0 and the ID of a schema ({shown}), as Confluent's serializers write them. "
+            f"the values begin with byte 0 and the ID of a schema ({shown}), as Confluent's serializers write them, or "
+            f"the header {VALUE_HEADER} has it. "
             f"Nothing was written. Name the schema registry: --registry http://host:8081. Properties of the Kafka "
             f"connection that begin with schema.registry. have its credentials."
         )
@@ -66,13 +69,15 @@ def registry_draft(values: Sequence[bytes], registry: Registry | None) -> Draft:
     types = {schema_id: schema_type(address, schema_id, properties) for schema_id in by_id}
     found = {type_ for type_ in types.values() if type_ is not None}
     if found == {_JSON}:
-        objects = [parsed for value in values if isinstance(parsed := _parsed(value[HEADER:]), dict)]
+        objects = [
+            parsed for value in values if isinstance(parsed := _parsed(value[prefix_size(value) :]), dict)
+        ]
         return json_draft(
             shape_of(objects), registry=address, properties=properties, label="JSON Schema, with a registry"
         )
     if found == {_AVRO}:
         schemas = {}
-        for schema_id in sorted(by_id):
+        for schema_id in sorted(by_id, key=int):
             with suppress(ValueError):  # the records of a broken schema are none for the draft
                 text = writer_schema(address, schema_id, properties)
                 if text is not None:
@@ -92,7 +97,7 @@ def registry_draft(values: Sequence[bytes], registry: Registry | None) -> Draft:
 def avro_names(values: Sequence[bytes], registry: str, properties: Mapping[str, Any]) -> list[str] | None:
     """Return the names of the fields of records that begin with the ID of their schema; None if they have several."""
     names: set[tuple[str, ...]] = set()
-    for schema_id in {schema_id_of(value[:HEADER]) for value in values}:
+    for schema_id in {schema_id_of(value) for value in values}:
         if schema_type(registry, schema_id, properties) != _AVRO:
             return None
         try:
@@ -104,8 +109,8 @@ def avro_names(values: Sequence[bytes], registry: str, properties: Mapping[str, 
 
 
 def _avro_draft(
-    schemas: Mapping[int, tuple[str, tuple[AvroField, ...]]],
-    by_id: Mapping[int, list[bytes]],
+    schemas: Mapping[SchemaId, tuple[str, tuple[AvroField, ...]]],
+    by_id: Mapping[SchemaId, list[bytes]],
     registry: Registry,
 ) -> Draft:
     import pyarrow as pa
@@ -113,7 +118,7 @@ def _avro_draft(
     events: list[Event] = []
     for schema_id, (schema, _) in schemas.items():
         try:
-            known = events_of(schema)
+            known = events_of(schema, prefix_size(by_id[schema_id][0]))
         except ValueError:
             break
         if not is_envelope(known.payload):

@@ -53,21 +53,24 @@ def dag_file(pipeline: Pipeline, schedule: str, *, separate: bool) -> str:
 
 def pipeline_test(
     pipeline: Pipeline,
-    records: Sequence[tuple[bytes | None, bytes | None]],
+    records: Sequence[tuple[bytes | None, bytes | None, Sequence[tuple[str, bytes]]]],
     rows: Sequence[Mapping[str, Any]],
     *,
     attribute: str,
     separate: bool,
 ) -> str:
-    """Return a test that loads records, each a value and a key, and expects these rows in an `attribute` of what was
-    loaded: rows or target. `separate` is that of dag_file()."""
+    """Return a test that loads records, each a value, a key and headers, and expects these rows in an `attribute` of
+    what was loaded: rows or target. `separate` is that of dag_file()."""
     name = pipeline.name
     with_key = pipeline.key is not None or isinstance(pipeline.value, WithMessage)
     plain = pipeline.value.value if isinstance(pipeline.value, WithMessage) else pipeline.value
     may_wrap = isinstance(plain, Json) and plain.documents == "one" and not plain.encodings
-    codes = [record_code(value, key, with_key=with_key, may_wrap=may_wrap) for value, key in records]
+    codes = [
+        record_code(value, key, headers, with_key=with_key, may_wrap=may_wrap)
+        for value, key, headers in records
+    ]
     listed = "".join(f"{indent(code, _INDENT)},\n" for code in codes)
-    imports = ["Record", "load"] if with_key else ["load"]
+    imports = ["Record", "load"] if with_key or any(headers for *_, headers in records) else ["load"]
     expected = Literal(list(rows))
     registry = getattr(plain, "registry", None)
     asks = (

@@ -17,6 +17,7 @@ from exactbatch.formats import Decoded, Format, WithMessage, as_changes, with_ep
 from exactbatch.formats.enveloped_nulls import with_nulls
 from exactbatch.formats.format import LeavesValuesOut, gives_several_rows
 from exactbatch.formats.replaced_text import Messages, decode_replacing
+from exactbatch.formats.schema_id_headers import VALUE_HEADER, framed
 from exactbatch.kafka.reader import read_range
 from exactbatch.kafka.records import Records
 from exactbatch.kafka.shared_reads import SharedReads
@@ -248,18 +249,17 @@ def _decode(value: Format | WithMessage, changes: Changes | None, records: Messa
     values = with_nulls(value, records.values())
     if isinstance(value, WithMessage):
         decoded = value.decode(values, records)
-    elif changes is not None and changes.keeps_unchanged and isinstance(value, LeavesValuesOut):
-        decoded = value.decode_with_unchanged(values)
     else:
-        decoded = value.decode(values)
+        decode = value.decode
+        if changes is not None and changes.keeps_unchanged and isinstance(value, LeavesValuesOut):
+            decode = value.decode_with_unchanged
+        decoded = framed(value, VALUE_HEADER, values, records).decode(decode)
     if changes is None:
         return decoded
-    # Keys are read only where there is a null value: that costs a Python call per record.
-    keys = with_nulls(changes.key, records.keys()) if decoded.tombstones else values
     return as_changes(
         decoded,
         values,
-        keys,
+        records,
         changes.key,
         changes.key_columns,
         tombstones_delete=value.tombstone_deletes,

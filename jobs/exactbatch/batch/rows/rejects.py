@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from exactbatch.errors import TooManyRejects
 from exactbatch.formats import headers_as_json
-from exactbatch.formats.message import UNREADABLE, Unreadable
+from exactbatch.formats.record_headers import UNREADABLE, Unreadable
 from exactbatch.kafka.records import Record
 from exactbatch.pipeline import Pipeline
 
