@@ -56,7 +56,9 @@ def sent(chance: random.Random, changes: list[tuple[int, Row]]) -> list[list[Row
         if transaction != before and at and chance.random() < 0.3:
             at[chance.choice([*at])] = chance.randrange(PARTITIONS)
         key = row[0]
-        partition = chance.randrange(PARTITIONS) if key is None else at.setdefault(key, chance.randrange(PARTITIONS))
+        partition = (
+            chance.randrange(PARTITIONS) if key is None else at.setdefault(key, chance.randrange(PARTITIONS))
+        )
         everything.append((partition, row))
         if chance.random() < 0.05:
             everything += everything[-chance.randint(1, 12) :]
@@ -66,12 +68,10 @@ def sent(chance: random.Random, changes: list[tuple[int, Row]]) -> list[list[Row
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(ROUNDS))
 @pytest.mark.parametrize("connector", VERSIONED)
-def test_events_over_partitions_batches_and_replays_give_the_source(
-    connection, db, connector, number
-):
+def test_events_over_partitions_batches_and_replays_give_the_source(connection, db, connector, number):
     """With transactions that overlap each other and the snapshot, inserts that were logged before the delete that they
-    waited for, rotated binlogs, truncates, deletes, updates of keys, values that were left out, keys that move to another
-    partition, repeated events, and events that carry no row."""
+    waited for, rotated binlogs, truncates, deletes, updates of keys, values that were left out, keys that move to
+    another partition, repeated events, and events that carry no row."""
     chance = random.Random(f"{connector} {number} {draw_seed()}")
     source = CapturedTable(connector, chance)
     steps = chance.randint(20, 60)

@@ -175,7 +175,14 @@ def test_with_version_delete_stays_and_late_changes_do_not_revive_row(
     def event(op: str, number: int, name: str, lsn: int) -> bytes:
         row = {"id": number, "name": name}
         before, after = (row, None) if op == "d" else (None, row)
-        return json.dumps({"before": before, "after": after, "op": op, "source": {"lsn": lsn, "sequence": f'["{lsn - 1}","{lsn}"]'}}).encode()
+        return json.dumps(
+            {
+                "before": before,
+                "after": after,
+                "op": op,
+                "source": {"lsn": lsn, "sequence": f'["{lsn - 1}","{lsn}"]'},
+            }
+        ).encode()
 
     topic = make_topic(2)
     topic.produce(event("c", 1, "one", 10), event("d", 1, "one", 30), event("c", 2, "two", 11))

@@ -79,7 +79,12 @@ def test_truncates_are_applied_and_audited(world, make_topic, make_pipeline):
 
     def event(op: str, lsn: int, number: int | None = None, partition: int = 0) -> None:
         after = {"id": number} if op == "c" else None
-        value = {"before": None, "after": after, "source": {"lsn": lsn, "sequence": f'["{lsn - 1}","{lsn}"]'}, "op": op}
+        value = {
+            "before": None,
+            "after": after,
+            "source": {"lsn": lsn, "sequence": f'["{lsn - 1}","{lsn}"]'},
+            "op": op,
+        }
         topic.produce(json.dumps(value).encode(), partition=partition)
 
     event("c", 1, 1)
@@ -121,7 +126,13 @@ def test_avro_with_a_registry_is_loaded_and_audited(world, make_topic, make_pipe
     def event(number, op="c"):
         row = {"id": number, "price": unscaled(-number), "at": number}
         before, after = (row, None) if op == "d" else (None, row)
-        return {"before": before, "after": after, "source": {"lsn": number, "sequence": f'["{max(number - 1, 0)}","{number}"]'}, "op": op, "ts_ms": 1}
+        return {
+            "before": before,
+            "after": after,
+            "source": {"lsn": number, "sequence": f'["{max(number - 1, 0)}","{number}"]'},
+            "op": op,
+            "ts_ms": 1,
+        }
 
     def body(of, schema_id, value):
         return bytes([0, 0, 0, 0, schema_id]) + avro_body(of, value)
@@ -131,7 +142,9 @@ def test_avro_with_a_registry_is_loaded_and_audited(world, make_topic, make_pipe
     with registry_server() as registry:
         registry.has(7, avro_schema(schema))
         registry.has(8, avro_schema(heartbeat))
-        form = Debezium("id int, price numeric(9,2), at timestamp", version="postgres", registry=registry.address)
+        form = Debezium(
+            "id int, price numeric(9,2), at timestamp", version="postgres", registry=registry.address
+        )
         sink = Upsert(f'public."{topic.name}"', key=("id",), version=("commit_lsn", "lsn"))
         pipeline = make_pipeline(topic, value=form, sink=sink, max_rejects=1)
         batch = world.run(pipeline).batch

@@ -91,9 +91,7 @@ def changes(random_: random.Random, partition: int) -> Record:
     if random_.random() < 0.05:
         return Record(None, "key")
     return Record(
-        json.dumps(
-            {"op": op, "before": before, "after": after, "source": {"lsn": lsn, "sequence": sequence}}
-        )
+        json.dumps({"op": op, "before": before, "after": after, "source": {"lsn": lsn, "sequence": sequence}})
     )
 
 

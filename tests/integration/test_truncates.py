@@ -179,9 +179,7 @@ def test_compaction_drops_what_a_truncate_has_deleted_and_keeps_the_newest_one(d
 
 
 def test_the_rows_that_a_truncate_deletes_are_forwarded_as_tombstones(db, connection):
-    made = Batches(
-        connection, pipeline(forward=ToTopic("results", key=("id", "part"))), takes_any_order=True
-    )
+    made = Batches(connection, pipeline(forward=ToTopic("results", key=("id", "part"))), takes_any_order=True)
     made.run(write(1, "a", 1, 0), write(2, "b", 2, 0), write(3, "newer", 9, 0))
     made.run(write(4, "late", 3, 0), truncate(4, 0))
     sent = db.rows(
@@ -204,7 +202,9 @@ def test_any_order_over_partitions_and_replays_is_what_a_plain_program_says(db, 
                 log[first:until] = [_any_change(chance, partition) for _ in range(until - first)]
             made.replay((partition, first, until))
         else:
-            made.run(*(_any_change(chance, partition) for _ in range(chance.randint(1, 6))), partition=partition)
+            made.run(
+                *(_any_change(chance, partition) for _ in range(chance.randint(1, 6))), partition=partition
+            )
         assert state(db) == _expected(made.log)
         assert differences_that_the_audit_finds(made) == 0
 

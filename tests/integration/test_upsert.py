@@ -226,7 +226,12 @@ def test_debezium_in_one_line(world, make_topic, make_pipeline):
     def event(op: str, number: int, name: str, lsn: int, partition: int = 0) -> None:
         row = {"id": number, "name": name, "photo": base64.b64encode(name.encode()).decode()}
         before, after = (row, None) if op == "d" else (None, row)
-        value = {"before": before, "after": after, "op": op, "source": {"lsn": lsn, "sequence": f'["{lsn - 1}","{lsn}"]'}}
+        value = {
+            "before": before,
+            "after": after,
+            "op": op,
+            "source": {"lsn": lsn, "sequence": f'["{lsn - 1}","{lsn}"]'},
+        }
         topic.produce(json.dumps(value).encode(), partition=partition)
 
     event("c", 1, "one", 10)

@@ -19,7 +19,13 @@ FORMAT = Debezium("id int, name text, born date", version="position")
 
 
 def event(op: str | None, before: Any, after: Any, position: Any = 7, **more: Any) -> dict[str, Any]:
-    return {"before": before, "after": after, "op": op, "source": {"position": position, "table": "t"}, **more}
+    return {
+        "before": before,
+        "after": after,
+        "op": op,
+        "source": {"position": position, "table": "t"},
+        **more,
+    }
 
 
 def envelope_schema(**columns: Any) -> dict[str, Any]:

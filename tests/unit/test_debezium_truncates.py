@@ -65,14 +65,18 @@ def decode(form: Debezium, values: list[bytes | None]) -> Any:
 
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_a_truncate_is_a_delete_without_a_key(wrapped):
-    schema = envelope({"id": typed("int32"), "name": typed("string")}, {"lsn": typed("int64"), "sequence": typed("string")})
+    schema = envelope(
+        {"id": typed("int32"), "name": typed("string")}, {"lsn": typed("int64"), "sequence": typed("string")}
+    )
     values = [each if each is None or not wrapped else {"schema": schema, "payload": each} for each in EVENTS]
     encoded = [None if each is None else json.dumps(each, separators=(",", ":")).encode() for each in values]
     assert decode(APPLIES, encoded) == CHANGES
 
 
 def test_a_truncate_in_avro():
-    schema = envelope({"id": typed("int32"), "name": typed("string")}, {"lsn": typed("int64"), "sequence": typed("string")})
+    schema = envelope(
+        {"id": typed("int32"), "name": typed("string")}, {"lsn": typed("int64"), "sequence": typed("string")}
+    )
     with registry_server() as registry:
         registry.has(7, avro_schema(schema))
         form = Debezium("id int, name text", version="postgres", truncate="apply", registry=registry.address)

@@ -21,11 +21,19 @@ ALL = pytest.mark.parametrize(
 
 def event(row: dict[str, Any], op: str = "c") -> dict[str, Any]:
     before, after = (row, None) if op == "d" else (None, row)
-    return {"before": before, "after": after, "source": {"lsn": 5, "sequence": '["4","5"]'}, "op": op, "ts_ms": 1}
+    return {
+        "before": before,
+        "after": after,
+        "source": {"lsn": 5, "sequence": '["4","5"]'},
+        "op": op,
+        "ts_ms": 1,
+    }
 
 
 def schema_of(value: Value) -> dict[str, Any]:
-    return envelope({"id": typed("int32"), "x": value.schema}, {"lsn": typed("int64"), "sequence": typed("string")})
+    return envelope(
+        {"id": typed("int32"), "x": value.schema}, {"lsn": typed("int64"), "sequence": typed("string")}
+    )
 
 
 def written_in_json(schema: dict[str, Any], events: list[dict[str, Any]]) -> list[bytes]:
