@@ -2567,6 +2567,13 @@ MUTANTS: Final = (
         ),
     ),
     Mutant(
+        "an Upsert orders changes by a part of their position",
+        "sinks/upsert/sink.py",
+        "        if {*named} & {*columns} and named[: len(columns)] != tuple(columns):\n",
+        "        if False:\n",
+        (f"{_DEBEZIUM}_versions.py::test_an_upsert_orders_changes_by_the_whole_position",),
+    ),
+    Mutant(
         "positions that went back are not noticed",
         "sinks/upsert/change_order.py",
         "        if places := {Place(*row) for row in cursor.fetchall()} - {*repeats}:\n",

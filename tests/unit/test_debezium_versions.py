@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from exactbatch import Debezium
+from exactbatch import Debezium, Pipeline, Upsert
 from exactbatch.errors import ConfigurationError
 
 LSN = "0000002b:000002e8:0003"
@@ -173,3 +173,14 @@ def test_a_change_without_its_position_is_a_reject(version, op, source, said):
 def test_fields_of_a_version_are_no_columns_of_the_row():
     with pytest.raises(ConfigurationError, match="'pos', a part of the position, is also a column"):
         Debezium("id int, pos int", version="mysql")
+
+
+@pytest.mark.parametrize("version", ["lsn", "commit_lsn", ("lsn", "commit_lsn"), ("id", "commit_lsn", "lsn")])
+def test_an_upsert_orders_changes_by_the_whole_position(version):
+    """By source.lsn alone, an insert that waited for a delete would be older than the delete."""
+    value = Debezium("key int, id int", version="postgres")
+    with pytest.raises(ConfigurationError, match="is not the position of a change, which is"):
+        Pipeline(name="p", topics=("t",), value=value, sink=Upsert("public.t", key=("key",), version=version))
+    whole = Upsert("public.t", key=("key",), version=("commit_lsn", "lsn"))
+    sink = Pipeline(name="p", topics=("t",), value=value, sink=whole).sink
+    assert sink.position_columns == ("commit_lsn", "lsn")

@@ -218,8 +218,16 @@ class Upsert(SinkDefaults):
     def with_positions(self, columns: Sequence[str]) -> Self:
         """Return the sink for a format that gives the position of each change's commit, in these columns.
 
-        If they are the version, positions that go back are an error.
+        If they are the version, positions that go back are an error. Raises ConfigurationError for a version that has
+        only a part of them, or has them in another order.
         """
+        named = self._named_version
+        if {*named} & {*columns} and named[: len(columns)] != tuple(columns):
+            raise ConfigurationError(
+                f"target {self.target}: the version ({', '.join(named)}) is not the position of a change, which is "
+                f"({', '.join(columns)}): a part of it does not order the changes of a key. Give the Upsert "
+                f"version={tuple(columns)!r}."
+            )
         sink = copy(self)
         object.__setattr__(
             sink, "position_columns", tuple(columns) if self._named_version == tuple(columns) else ()
