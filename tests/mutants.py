@@ -2574,6 +2574,13 @@ MUTANTS: Final = (
         (f"{_DEBEZIUM}_versions.py::test_an_upsert_orders_changes_by_the_whole_position",),
     ),
     Mutant(
+        "a change that leaves a value out is equal to one that sets null",
+        "sinks/upsert/sink.py",
+        "        all_new = self._latest_changes.find(cursor, staged, self.staged_columns(columns))\n",
+        "        all_new = self._latest_changes.find(cursor, staged, (*columns, DELETED))\n",
+        (f"{_UNCHANGED}::test_equal_versions_in_two_partitions_one_of_which_leaves_a_value_out_are_refused",),
+    ),
+    Mutant(
         "positions that went back are not noticed",
         "sinks/upsert/change_order.py",
         "        if places := {Place(*row) for row in cursor.fetchall()} - {*repeats}:\n",

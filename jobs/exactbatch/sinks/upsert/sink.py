@@ -372,9 +372,8 @@ class Upsert(SinkDefaults):
         the target refuses a row.
         """
         self._begin(cursor)
-        with_epoch = (*columns, *self._epoch)
-        are_truncated = self._truncates.find(cursor, staged, with_epoch)
-        all_new = self._latest_changes.find(cursor, staged, with_epoch)
+        are_truncated = self._truncates.find(cursor, staged, (*columns, *self._epoch))
+        all_new = self._latest_changes.find(cursor, staged, self.staged_columns(columns))
         with forbid_changes(cursor, self._target, while_writing=self.lineage_table.table):
             inserted = ChangeIndex(self.lineage_table, self.key).insert(
                 cursor, lambda: self.lineage_table.insert_staged(cursor, staged, self.staged_columns(columns))
