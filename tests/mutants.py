@@ -69,6 +69,7 @@ _AUDIT_ORDER: Final = "tests/integration/test_audit_order.py"
 _AUDIT_REJECTS: Final = "tests/integration/test_audit_rejects.py"
 _AUDIT_TYPES: Final = "tests/integration/test_audit_types.py"
 _FORWARD: Final = "tests/integration/test_forward.py"
+_POSITIONS: Final = "tests/integration/test_positions.py"
 
 
 @dataclass(frozen=True)
@@ -1061,8 +1062,8 @@ MUTANTS: Final = (
     Mutant(
         "an earlier change in another partition is not noticed",
         "sinks/upsert/latest_changes.py",
-        '"(c.kafka_topic, c.kafka_partition) <> (exactbatch_topic, exactbatch_partition) "',
-        '"false "',
+        '"((c.kafka_topic, c.kafka_partition) <> (exactbatch_topic, exactbatch_partition) "',
+        '"(false "',
         (
             "tests/integration/test_latest_changes.py"
             "::test_a_key_on_two_partitions_is_refused_whichever_batches_its_changes_are_in",
@@ -1071,8 +1072,8 @@ MUTANTS: Final = (
     Mutant(
         "only the first of several versions finds earlier changes that are later",
         "sinks/upsert/latest_changes.py",
-        "        for name, staged in reversed([*zip(self.version, self._staged_version, strict=True)]):\n",
-        "        for name, staged in [*zip(self.version, self._staged_version, strict=True)][:1]:\n",
+        "        for name, staged in reversed([*zip(self.order.version, self._staged_version, strict=True)]):\n",
+        "        for name, staged in [*zip(self.order.version, self._staged_version, strict=True)][:1]:\n",
         (
             "tests/integration/test_latest_changes.py::test_of_several_versions_the_first_that_differs_decides",
         ),
@@ -1591,9 +1592,9 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a change at the position of a truncate is newer",
-        "sinks/upsert/truncates.py",
-        '"((({}) > ({})) is true)"',
-        '"((({}) >= ({})) is true)"',
+        "sinks/upsert/change_order.py",
+        'greater: sql.Composable = sql.SQL("false")',
+        'greater: sql.Composable = sql.SQL("true")',
         (f"{_TRUNCATES}::test_a_truncate_deletes_what_is_not_newer",),
     ),
     Mutant(
@@ -1641,7 +1642,7 @@ MUTANTS: Final = (
     Mutant(
         "a version that a truncate does not have orders it",
         "sinks/upsert/sink.py",
-        "(others := sorted({*self.version_columns} - {*order}))",
+        "(others := sorted({*self._named_version} - {*order}))",
         "(others := [])",
         ("tests/unit/test_debezium_truncates.py::test_a_pipeline_that_cannot_apply_truncates_is_refused",),
     ),
@@ -2768,23 +2769,254 @@ MUTANTS: Final = (
     Mutant(
         "a change without its position is older than all others",
         "formats/debezium_versions.py",
-        "    values = pc.if_else(pc.and_(is_snapshot, values.is_null()), first, values)",
-        "    values = pc.if_else(values.is_null(), first, values)",
+        "    values = pc.if_else(pc.and_(is_snapshot, values.is_null()), lowest, values)",
+        "    values = pc.if_else(values.is_null(), lowest, values)",
         (f"{_DEBEZIUM}_versions.py::test_a_change_without_its_position_is_a_reject",),
     ),
     Mutant(
         "a snapshot of Oracle is older than the changes that it holds",
         "formats/debezium_versions.py",
-        '        if field == "commit_scn":',
-        '        if field == "":',
+        '    commits = pc.if_else(pc.and_(is_snapshot, commits.is_null()), numbers("scn"), commits)\n',
+        "",
         (f"{_DEBEZIUM}_versions.py::test_versions_order_changes_as_the_source_made_them",),
     ),
     Mutant(
         "a snapshot of Postgres is newer than changes that it has not seen",
         "formats/debezium_versions.py",
-        '    if field == "lsn":\n        values = pc.if_else(is_snapshot, ',
-        '    if field == "lsn":\n        values = pc.if_else(False, ',
+        '    has_no_place = pc.and_(is_snapshot, pc.fill_null(pc.not_equal(source("snapshot"), _INCREMENTAL), True))\n',
+        "    has_no_place = pc.and_(is_snapshot, False)\n",
+        (f"{_DEBEZIUM}_versions.py::test_rows_of_a_snapshot_of_postgres_have_no_position",),
+    ),
+    Mutant(
+        "the position of a change of Postgres counts before that of its commit",
+        "formats/debezium_versions.py",
+        '{"commit_lsn": "bigint", "lsn": "bigint"}',
+        '{"lsn": "bigint", "commit_lsn": "bigint"}',
         (f"{_DEBEZIUM}_versions.py::test_versions_order_changes_as_the_source_made_them",),
+    ),
+    Mutant(
+        "rows of an incremental snapshot of Postgres have no position",
+        "formats/debezium_versions.py",
+        'pc.fill_null(pc.not_equal(source("snapshot"), _INCREMENTAL), True)',
+        "True",
+        (
+            f"{_DEBEZIUM}_versions.py::test_rows_of_an_incremental_snapshot_of_postgres_have_the_position_of_the_stream",
+        ),
+    ),
+    Mutant(
+        "equal versions in two partitions are ordered by place",
+        "sinks/upsert/change_order.py",
+        "        if not cursor.fetchone()[0]:\n            return False\n",
+        "        if not cursor.fetchone()[0] or self.version:\n            return True\n",
+        (
+            "tests/integration/test_latest_changes.py::test_equal_versions_in_two_partitions_are_refused_whichever_batches_they_are_in",
+        ),
+    ),
+    Mutant(
+        "equal versions in two partitions are taken for equal changes",
+        "sinks/upsert/change_order.py",
+        " and count(distinct {}) > 1",
+        " and count(distinct {}) > 9",
+        (
+            "tests/integration/test_latest_changes.py::test_equal_versions_in_two_partitions_are_refused_whichever_batches_they_are_in",
+        ),
+    ),
+    Mutant(
+        "equal changes in two partitions are refused",
+        "sinks/upsert/change_order.py",
+        ".format(image) if self.version else",
+        ".format(image) if False else",
+        ("tests/integration/test_latest_changes.py::test_equal_changes_in_two_partitions_have_one_outcome",),
+    ),
+    Mutant(
+        "an earlier change is not compared with one of an equal version in another partition",
+        "sinks/upsert/latest_changes.py",
+        '{table}, {row} from {earlier}"\n',
+        '{table}, {row} from {earlier} where false"\n',
+        (
+            "tests/integration/test_latest_changes.py::test_equal_versions_in_two_partitions_are_refused_whichever_batches_they_are_in",
+        ),
+    ),
+    Mutant(
+        "without a history, equal versions in two partitions of a batch are ordered by place",
+        "sinks/upsert/latest_only.py",
+        "        return self.order.check(cursor, self.target.spec, changes, image)\n",
+        "        return True\n",
+        (
+            "tests/integration/test_without_history.py::test_equal_versions_of_one_batch_are_refused_unless_the_changes_are_equal",
+        ),
+    ),
+    Mutant(
+        "without a history, the version of a row or marker in another partition is not compared",
+        "sinks/upsert/latest_only.py",
+        "        self.order.check(cursor, self.target.spec, changes, image)\n\n",
+        "        pass\n\n",
+        (
+            "tests/integration/test_without_history.py::test_equal_versions_in_two_partitions_are_refused_unless_the_changes_are_equal",
+        ),
+    ),
+    Mutant(
+        "without a history, a marker is not compared with what is staged",
+        "sinks/upsert/latest_only.py",
+        "        self._check_stored(cursor, staged, casts, self.markers)\n",
+        "",
+        (
+            "tests/integration/test_without_history.py::test_equal_versions_in_two_partitions_are_refused_unless_the_changes_are_equal",
+            f"{_POSITIONS}::test_a_deleted_key_whose_positions_went_back_is_noticed",
+        ),
+    ),
+    Mutant(
+        "without a history, a row is not compared with a staged delete",
+        "sinks/upsert/latest_only.py",
+        "        self._check_stored(cursor, staged, casts, self.target)\n        deleted = ",
+        "        deleted = ",
+        (
+            "tests/integration/test_without_history.py::test_equal_versions_in_two_partitions_are_refused_unless_the_changes_are_equal",
+            f"{_POSITIONS}::test_positions_that_went_back_are_an_error_until_an_epoch_begins",
+        ),
+    ),
+    Mutant(
+        "an Upsert orders changes by a part of their position",
+        "sinks/upsert/sink.py",
+        "        if {*named} & {*columns} and named[: len(columns)] != tuple(columns):\n",
+        "        if False:\n",
+        (f"{_DEBEZIUM}_versions.py::test_an_upsert_orders_changes_by_the_whole_position",),
+    ),
+    Mutant(
+        "a change that leaves a value out is equal to one that sets null",
+        "sinks/upsert/sink.py",
+        "        all_new = self._latest_changes.find(cursor, staged, self.staged_columns(columns))\n",
+        "        all_new = self._latest_changes.find(cursor, staged, (*columns, DELETED))\n",
+        (f"{_UNCHANGED}::test_equal_versions_in_two_partitions_one_of_which_leaves_a_value_out_are_refused",),
+    ),
+    Mutant(
+        "positions that went back are not noticed",
+        "sinks/upsert/change_order.py",
+        "        if places := {Place(*row) for row in cursor.fetchall()} - {*repeats}:\n",
+        "        if places := set():\n",
+        (f"{_POSITIONS}::test_positions_that_went_back_are_an_error_until_an_epoch_begins",),
+    ),
+    Mutant(
+        "positions that went back within a batch are not noticed",
+        "sinks/upsert/latest_changes.py",
+        'from {staged} where kafka_offset < {last} union "',
+        'from {staged} where false union "',
+        (f"{_POSITIONS}::test_positions_that_went_back_are_an_error_until_an_epoch_begins",),
+    ),
+    Mutant(
+        "positions that went back between batches are not noticed",
+        "sinks/upsert/latest_changes.py",
+        '"join {earlier} c using ({group}) where c.kafka_offset < s.{last} and {is_greater}"',
+        '"join {earlier} c using ({group}) where false and {is_greater}"',
+        (f"{_POSITIONS}::test_positions_that_went_back_are_an_error_until_an_epoch_begins",),
+    ),
+    Mutant(
+        "without a history, positions that went back within a batch are not noticed",
+        "sinks/upsert/latest_only.py",
+        '"select kafka_topic, kafka_partition, {last} from {staged} where kafka_offset < {last}"',
+        '"select kafka_topic, kafka_partition, {last} from {staged} where false"',
+        (f"{_POSITIONS}::test_positions_that_went_back_are_an_error_until_an_epoch_begins",),
+    ),
+    Mutant(
+        "without a history, positions that went back between batches are not noticed",
+        "sinks/upsert/latest_only.py",
+        '"where t.kafka_offset < l.{last} and {is_greater}"',
+        '"where false and {is_greater}"',
+        (
+            f"{_POSITIONS}::test_positions_that_went_back_are_an_error_until_an_epoch_begins",
+            f"{_POSITIONS}::test_a_deleted_key_whose_positions_went_back_is_noticed",
+        ),
+    ),
+    Mutant(
+        "null is the greatest position",
+        "sinks/upsert/change_order.py",
+        "coalesce({ours} > {theirs}, {ours} is not null and {theirs} is null)",
+        "coalesce({ours} > {theirs}, {ours} is null and {theirs} is not null)",
+        (f"{_POSITIONS}::test_positions_that_went_back_are_an_error_until_an_epoch_begins",),
+    ),
+    Mutant(
+        "every change whose position went back is taken for a repeat",
+        "batch/staging/repeats.py",
+        "            if offset in wanted and digest not in seen:\n",
+        "            if False:\n",
+        (
+            f"{_POSITIONS}::test_positions_that_went_back_are_an_error_until_an_epoch_begins",
+            f"{_POSITIONS}::test_a_repeat_with_another_value_or_of_a_later_record_is_none",
+        ),
+    ),
+    Mutant(
+        "a change repeats whichever has its key and position",
+        "batch/staging/repeats.py",
+        "repr(row).encode()",
+        "repr([row[at] for at in shown]).encode()",
+        (f"{_POSITIONS}::test_a_repeat_with_another_value_or_of_a_later_record_is_none",),
+    ),
+    Mutant(
+        "a change whose position went back is its own repeat",
+        "batch/staging/repeats.py",
+        "search.read_before(begin, until)",
+        "search.read_before(begin, until + 1)",
+        (f"{_POSITIONS}::test_positions_that_went_back_are_an_error_until_an_epoch_begins",),
+    ),
+    Mutant(
+        "no change is found to repeat an earlier one",
+        "batch/staging/repeats.py",
+        "            self.missing.pop(digest, None)\n",
+        "            pass\n",
+        (f"{_POSITIONS}::test_changes_that_a_connector_repeats_do_no_harm",),
+    ),
+    Mutant(
+        "the epoch of a position does not order changes",
+        "sinks/upsert/sink.py",
+        "        return (*(column.name for column in self._epoch), *self._named_version)\n",
+        "        return self._named_version\n",
+        (f"{_POSITIONS}::test_positions_that_went_back_are_an_error_until_an_epoch_begins",),
+    ),
+    Mutant(
+        "an epoch begins after its first record",
+        "formats/upsert_changes.py",
+        'side="right")',
+        'side="left")',
+        (f"{_POSITIONS}::test_positions_that_went_back_are_an_error_until_an_epoch_begins",),
+    ),
+    Mutant(
+        "changes of a partition that joined later belong to no epoch",
+        "formats/upsert_changes.py",
+        "epoch.get(partition, 0)",
+        "epoch.get(partition, 2**62)",
+        (f"{_POSITIONS}::test_changes_of_a_partition_that_was_added_after_an_epoch_began_belong_to_it",),
+    ),
+    Mutant(
+        "an epoch begins at a processed record",
+        "operations/new_epoch.py",
+        "    if not stored <= begin <= end:\n",
+        "    if not begin <= end:\n",
+        (
+            f"{_POSITIONS}::test_an_epoch_begins_at_no_processed_record_and_only_where_positions_order_changes",
+        ),
+    ),
+    Mutant(
+        "an epoch that begins at a time begins at a processed record",
+        "operations/new_epoch.py",
+        "        return stored if begin is None else max(begin, stored)\n",
+        "        return stored if begin is None else begin\n",
+        (
+            f"{_POSITIONS}::test_an_epoch_begins_at_no_processed_record_and_only_where_positions_order_changes",
+        ),
+    ),
+    Mutant(
+        "an epoch begins in one of the pipelines that share a target",
+        "operations/new_epoch.py",
+        "sorted({pipeline.name, *ledger.sharing(pipeline)})",
+        "sorted({pipeline.name})",
+        (f"{_POSITIONS}::test_an_epoch_begins_in_all_pipelines_that_share_a_target",),
+    ),
+    Mutant(
+        "compaction does not compare the null of the first epoch",
+        "sinks/upsert/change_compaction.py",
+        '"coalesce({}, 0)" if name == POSITION_EPOCH else "{}"',
+        '"{}"',
+        (f"{_POSITIONS}::test_a_truncate_deletes_what_is_of_an_earlier_epoch",),
     ),
     Mutant(
         "an insert takes a value that it lacks from the row that its key had before",

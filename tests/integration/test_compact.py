@@ -175,13 +175,20 @@ def test_with_version_delete_stays_and_late_changes_do_not_revive_row(
     def event(op: str, number: int, name: str, lsn: int) -> bytes:
         row = {"id": number, "name": name}
         before, after = (row, None) if op == "d" else (None, row)
-        return json.dumps({"before": before, "after": after, "op": op, "source": {"lsn": lsn}}).encode()
+        return json.dumps(
+            {
+                "before": before,
+                "after": after,
+                "op": op,
+                "source": {"lsn": lsn, "sequence": f'["{lsn - 1}","{lsn}"]'},
+            }
+        ).encode()
 
     topic = make_topic(2)
     topic.produce(event("c", 1, "one", 10), event("d", 1, "one", 30), event("c", 2, "two", 11))
     topic.produce(None, key=key_of(1))
-    sink = Upsert(f'public."{topic.name}"', key=("id",), version="lsn")
-    pipeline = make_pipeline(topic, value=Debezium("id int, name text", version="lsn"), sink=sink)
+    sink = Upsert(f'public."{topic.name}"', key=("id",), version=("commit_lsn", "lsn"))
+    pipeline = make_pipeline(topic, value=Debezium("id int, name text", version="postgres"), sink=sink)
     world.run(pipeline)
     assert compacted(pipeline).dropped == 1
     assert places(world, pipeline) == [(0, 1), (0, 2)]

@@ -59,14 +59,14 @@ def test_target_holds_what_the_source_had(world, make_topic, make_pipeline, conn
 
 def test_events_that_tell_of_no_row_are_counted_and_audited(world, make_topic, make_pipeline):
     topic = make_topic()
-    schema = envelope({"id": typed("int32")}, {"lsn": typed("int64")})
+    schema = envelope({"id": typed("int32")}, {"lsn": typed("int64"), "sequence": typed("string")})
     produce(topic, schema, {"id": 1}, lsn=1)
     heartbeat = {"type": "struct", "fields": [{"type": "int64", "field": "ts_ms"}]}
     for value in ({"schema": heartbeat, "payload": {"ts_ms": 1}}, {"ts_ms": 1}):
         topic.produce(json.dumps(value).encode())
     produce(topic, schema, {"id": 1}, op="d", lsn=2)
     topic.produce(None)
-    sink = Upsert(f'public."{topic.name}"', key=("id",), version="lsn")
+    sink = Upsert(f'public."{topic.name}"', key=("id",), version=("commit_lsn", "lsn"))
     pipeline = make_pipeline(topic, value=Debezium("id int", version="postgres"), sink=sink)
     batch = world.run(pipeline).batch
     assert (batch.records, batch.rows, batch.rejected, batch.tombstones) == (5, 2, 0, 3)
@@ -89,14 +89,19 @@ def test_truncates_are_applied_and_audited(world, make_topic, make_pipeline):
 
     def event(op: str, lsn: int, number: int | None = None, partition: int = 0) -> None:
         after = {"id": number} if op == "c" else None
-        value = {"before": None, "after": after, "source": {"lsn": lsn}, "op": op}
+        value = {
+            "before": None,
+            "after": after,
+            "source": {"lsn": lsn, "sequence": f'["{lsn - 1}","{lsn}"]'},
+            "op": op,
+        }
         topic.produce(json.dumps(value).encode(), partition=partition)
 
     event("c", 1, 1)
     event("c", 6, 2)
     event("c", 2, 3, partition=1)
     event("t", 5, partition=1)
-    sink = Upsert(f'public."{topic.name}"', key=("id",), version="lsn")
+    sink = Upsert(f'public."{topic.name}"', key=("id",), version=("commit_lsn", "lsn"))
     value = Debezium("id int", version="postgres", truncate="apply")
     pipeline = make_pipeline(topic, value=value, sink=sink)
     batch = world.run(pipeline).batch
@@ -115,7 +120,7 @@ def test_truncates_are_applied_and_audited(world, make_topic, make_pipeline):
         world.execute(f'delete from public."{topic.name}_change"')
         world.execute(f'insert into public."{topic.name}_change" select * from kept; drop table kept')
     assert audit(pipeline, world.settings, values=True).is_exact
-    world.execute(f'insert into public."{topic.name}" values (4, 4)')
+    world.execute(f'insert into public."{topic.name}" values (4, 3, 4)')
     report = audit(pipeline, world.settings)
     assert (report.target.stale, report.is_exact) == (1, False)
 
@@ -123,7 +128,7 @@ def test_truncates_are_applied_and_audited(world, make_topic, make_pipeline):
 def test_avro_with_a_registry_is_loaded_and_audited(world, make_topic, make_pipeline):
     schema = envelope(
         {"id": typed("int32"), "price": decimal(2), "at": time("int64", "MicroTimestamp")},
-        {"lsn": typed("int64")},
+        {"lsn": typed("int64"), "sequence": typed("string")},
     )
     heartbeat = {"type": "struct", "name": "h.Heartbeat", "fields": [{"type": "int64", "field": "ts_ms"}]}
     topic = make_topic()
@@ -131,7 +136,13 @@ def test_avro_with_a_registry_is_loaded_and_audited(world, make_topic, make_pipe
     def event(number, op="c"):
         row = {"id": number, "price": unscaled(-number), "at": number}
         before, after = (row, None) if op == "d" else (None, row)
-        return {"before": before, "after": after, "source": {"lsn": number}, "op": op, "ts_ms": 1}
+        return {
+            "before": before,
+            "after": after,
+            "source": {"lsn": number, "sequence": f'["{max(number - 1, 0)}","{number}"]'},
+            "op": op,
+            "ts_ms": 1,
+        }
 
     def body(of, schema_id, value):
         return bytes([0, 0, 0, 0, schema_id]) + avro_body(of, value)
@@ -141,8 +152,10 @@ def test_avro_with_a_registry_is_loaded_and_audited(world, make_topic, make_pipe
     with registry_server() as registry:
         registry.has(7, avro_schema(schema))
         registry.has(8, avro_schema(heartbeat))
-        form = Debezium("id int, price numeric(9,2), at timestamp", version="lsn", registry=registry.address)
-        sink = Upsert(f'public."{topic.name}"', key=("id",), version="lsn")
+        form = Debezium(
+            "id int, price numeric(9,2), at timestamp", version="postgres", registry=registry.address
+        )
+        sink = Upsert(f'public."{topic.name}"', key=("id",), version=("commit_lsn", "lsn"))
         pipeline = make_pipeline(topic, value=form, sink=sink, max_rejects=1)
         batch = world.run(pipeline).batch
         assert (batch.records, batch.rows, batch.rejected, batch.tombstones) == (54, 51, 1, 2)

@@ -114,13 +114,38 @@ def test_of_several_versions_the_first_that_differs_decides(
     assert is_what_the_auditor_expects(made)
 
 
-def test_among_equal_versions_partition_and_offset_decide_whichever_batch_came_first(db, batches):
+@pytest.mark.parametrize("version", [5, None])
+@pytest.mark.parametrize("many", [1, latest_changes.MANY_KEYS])
+def test_equal_versions_in_two_partitions_are_refused_whichever_batches_they_are_in(
+    db, batches, monkeypatch, version, many
+):
+    monkeypatch.setattr(latest_changes, "MANY_KEYS", many)
     made = batches(COLUMNS, VERSIONED)
-    made.run((1, "in 1", 5, False), partition=1)
-    made.run((1, "in 0", 5, False), (1, "in 0 again", 5, False))
-    assert state(db) == {1: "in 1"}
-    made.run((1, "again in 1", 5, False), partition=1)
-    assert state(db) == {1: "again in 1"}
+    made.run((1, "in 1", version, False), (2, "b", 1, False), partition=1)
+    tied = r"\(id\) = \(1\) in t\[0\] and t\[1\]"
+    for deleted in (False, True):
+        with pytest.raises(KeyOnTwoPartitions, match=f"the latest have the same version.*{tied}"):
+            made.run((2, "c", 2, False), (1, "in 1" if deleted else "in 0", version, deleted))
+    assert state(db) == {1: "in 1", 2: "b"}
+    # Offsets decide within a partition, and a later change decides between partitions.
+    made.run((1, "in 0", version, False), (1, "later", 6, False))
+    made.log[0][1] = (1, "in 0 again", version, False)
+    with pytest.raises(KeyOnTwoPartitions, match=tied):
+        made.replay((0, 1, 2))
+    with pytest.raises(KeyOnTwoPartitions, match=tied):
+        made.replay()  # both are staged
+    assert state(db) == {1: "later", 2: "b"}
+
+
+def test_equal_changes_in_two_partitions_have_one_outcome(db, batches):
+    """A source that sends a change once more, after a partition was added to the topic."""
+    made = batches(COLUMNS, VERSIONED)
+    made.run((1, "a", 5, False), (2, None, 5, True), partition=1)
+    made.run((1, "a", 5, False), (2, None, 5, True))
+    assert state(db) == {1: "a"}
+    made.replay()
+    made.replay((0, 0, 2))
+    assert state(db) == {1: "a"}
     assert is_what_the_auditor_expects(made)
 
 
@@ -222,7 +247,10 @@ def test_a_small_batch_reads_only_the_changes_of_its_keys(db, batches, monkeypat
 @pytest.mark.slow
 @pytest.mark.parametrize("sink", [VERSIONED, BY_OFFSET, BY_POSITION], ids=["version", "offset", "position"])
 def test_any_history_ends_as_the_auditor_expects(db, batches, monkeypatch, sink):
-    """Keys that come late, twice, with equal versions or none; deletes; replays that give other keys."""
+    """Keys that come late, twice, with equal versions or none; deletes; replays that give other keys.
+
+    Equal versions in two partitions are refused unless the changes are equal, and then leave nothing.
+    """
     monkeypatch.setattr(latest_rows, "_is_cached", lambda *_: chance.random() < 0.5)
     chance = random.Random(5)
     made = batches(
@@ -233,26 +261,66 @@ def test_any_history_ends_as_the_auditor_expects(db, batches, monkeypatch, sink)
         number = chance.randrange(12)
         if sink.version is None:  # a key stays in its partition
             number = 2 * number + partition
-        version: tuple[Any, ...] = (chance.choice([None, *range(8)]),)
+        if sink.version is not None and chance.random() < 0.04:
+            tied = (8,) if sink is VERSIONED else (8, "c", None)
+            return chance.randrange(3), chance.choice(["a", "b"]), *tied, False
+        # None of one partition is equal to one of the other.
+        version: tuple[Any, ...] = (chance.choice([None, *range(0, 8, 2)] if partition else range(1, 8, 2)),)
         if sink is BY_POSITION:
             version = (*version, chance.choice([None, "a", "b"]), chance.choice([None, 1, 2]))
         return number, f"{chance.random()}", *version, chance.random() < 0.2
 
-    many = latest_changes.MANY_KEYS
+    def ties() -> bool:
+        """Whether the latest changes of a key in the two partitions have one version, and differ."""
+        latest: dict[tuple[int, int], Any] = {}
+        for partition, log in made.log.items():
+            for each in log:
+                order = [(part is not None, part or 0) for part in each[2:3]]
+                if sink is BY_POSITION:
+                    order = [
+                        (each[3] is not None, each[3] or ""),
+                        *((part is not None, part or 0) for part in (each[2], each[4])),
+                    ]
+                at = each[0], partition
+                if at not in latest or order >= latest[at][0]:
+                    latest[at] = order, each
+        return sink.version is not None and any(
+            (number, 1 - partition) in latest
+            and latest[number, 1 - partition][0] == order
+            and latest[number, 1 - partition][1] != each
+            for (number, partition), (order, each) in latest.items()
+        )
+
+    many, refused = latest_changes.MANY_KEYS, 0
     for step in range(STEPS):
         monkeypatch.setattr(latest_changes, "MANY_KEYS", chance.choice([1, many]))
         partition = chance.randrange(2)
         log = made.log.setdefault(partition, [])
+        before = [*log]
         if step % 4 == 3 and log:
             first = chance.randrange(len(log))
             until = chance.randint(first + 1, len(log))
             for offset in range(first, until):
                 if chance.random() < 0.5:
                     log[offset] = row(partition)
-            made.replay((partition, first, until))
+            if ties():
+                with pytest.raises(KeyOnTwoPartitions):
+                    made.replay((partition, first, until))
+                log[:], refused = before, refused + 1
+            else:
+                made.replay((partition, first, until))
         else:
-            made.run(*(row(partition) for _ in range(chance.randint(1, 30))), partition=partition)
+            rows = [row(partition) for _ in range(chance.randint(1, 30))]
+            log.extend(rows)
+            is_tied, log[:] = ties(), before
+            if is_tied:
+                with pytest.raises(KeyOnTwoPartitions):
+                    made.run(*rows, partition=partition)
+                refused += 1
+            else:
+                made.run(*rows, partition=partition)
         assert is_what_the_auditor_expects(made), step
+    assert (refused > 0) == (sink.version is not None)
 
 
 @pytest.mark.parametrize("is_cached", [True, False])

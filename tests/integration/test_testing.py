@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from itertools import count
 from typing import Any
 
 import psycopg2
@@ -32,6 +33,7 @@ from exactbatch.errors import ConfigurationError, TargetMismatch, TransformFaile
 from exactbatch.testing import Record, load
 
 PARTITIONS = 3
+POSITIONS = count(1)
 NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
 EVENTS = Json(
     "id int, carrier text, at timestamptz, delay int, version int, price numeric(10,2), share float8, ok bool"
@@ -77,7 +79,8 @@ def by_partition(random_: random.Random, partition: int) -> Record:
 
 def changes(random_: random.Random, partition: int) -> Record:
     """A change as Debezium sends it: values may be left out, and the table may be truncated."""
-    lsn = random_.choice([None, *range(400)]) if random_.random() < 0.1 else random_.randrange(400)
+    lsn = next(POSITIONS)
+    sequence = None if random_.random() < 0.1 else f'["{lsn - 1}","{lsn}"]'
     op = random_.choices(["c", "u", "d", "t", "m"], [6, 8, 3, 0.4, 0.5])[0]
     row = {
         "id": random_.randrange(8),
@@ -88,7 +91,7 @@ def changes(random_: random.Random, partition: int) -> Record:
     if random_.random() < 0.05:
         return Record(None, "key")
     return Record(
-        json.dumps({"op": op, "before": before, "after": after, "source": {"lsn": lsn, "table": "t"}})
+        json.dumps({"op": op, "before": before, "after": after, "source": {"lsn": lsn, "sequence": sequence}})
     )
 
 
@@ -136,8 +139,8 @@ CASES = {
         changes=KEY,
     ),
     "debezium": Case(
-        lambda t: Upsert(t, ("id",), "lsn"),
-        keyed("select id, name, body, lsn from {} order by id"),
+        lambda t: Upsert(t, ("id",), ("commit_lsn", "lsn")),
+        keyed("select id, name, body, commit_lsn, lsn from {} order by id"),
         changes,
         {"value": ROW},
     ),

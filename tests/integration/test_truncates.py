@@ -14,24 +14,24 @@ from support.environment import LONG
 from support.staged_batches import ID, Batches, Database, differences_that_the_audit_finds
 
 STEPS: Final = 600 if LONG else 40
-VALUE: Final = Debezium("id int, part text, name text", version="oracle", truncate="apply")
-SINK: Final = Upsert("public.t", key=("id", "part"), version=("commit_scn", "scn"))
+VALUE: Final = Debezium("id int, part text, name text", version="postgres", truncate="apply")
+SINK: Final = Upsert("public.t", key=("id", "part"), version=("commit_lsn", "lsn"))
 
 
 def pipeline(name: str = "p", **options: Any) -> Pipeline:
     return Pipeline(**{"name": name, "topics": (name,), "value": VALUE, "sink": SINK} | options)
 
 
-def write(number: int, name: str, *scn: int) -> tuple[Any, ...]:
-    return number, "x", name, *scn, False, None
+def write(number: int, name: str, *position: int) -> tuple[Any, ...]:
+    return number, "x", name, *position, False, None
 
 
-def delete(number: int, *scn: int) -> tuple[Any, ...]:
-    return number, "x", None, *scn, True, None
+def delete(number: int, *position: int) -> tuple[Any, ...]:
+    return number, "x", None, *position, True, None
 
 
-def truncate(*scn: int) -> tuple[Any, ...]:
-    return None, None, None, *scn, True, None
+def truncate(*position: int) -> tuple[Any, ...]:
+    return None, None, None, *position, True, None
 
 
 def state(db: Database) -> dict[int, str]:
@@ -40,7 +40,7 @@ def state(db: Database) -> dict[int, str]:
 
 @pytest.fixture
 def made(connection: Any) -> Batches:
-    return Batches(connection, pipeline())
+    return Batches(connection, pipeline(), takes_any_order=True)
 
 
 @pytest.mark.parametrize("together", [True, False])
@@ -109,8 +109,8 @@ def test_a_value_from_before_a_truncate_is_not_known(db, made):
 
 def test_a_program_that_rejects_truncates_honors_those_that_are_stored(db, connection, made):
     made.run(write(1, "a", 1, 0), truncate(3, 0))
-    value = Debezium("id int, part text, name text", version="oracle")
-    rejecting = Batches(connection, pipeline(value=value), log=made.log, launches=50)
+    value = Debezium("id int, part text, name text", version="postgres")
+    rejecting = Batches(connection, pipeline(value=value), log=made.log, launches=50, takes_any_order=True)
     rejecting.run(write(2, "late", 2, 0), write(3, "new", 4, 0))
     assert state(db) == {3: "new"}
 
@@ -136,16 +136,16 @@ def test_pipelines_that_share_a_target_cannot_apply_truncates(db, connection, ma
     [
         ("id int not null", "column id: it is not null, and a truncate has no key"),
         (
-            "scn public.number",
-            "column scn: with truncate='apply', a version must have a type of Postgres itself",
+            "lsn public.number",
+            "column lsn: with truncate='apply', a version must have a type of Postgres itself",
         ),
     ],
 )
 def test_a_table_of_changes_that_cannot_hold_truncates_is_refused(db, made, column, said):
-    db.execute("create domain number as numeric(20,0)")
-    columns = {"id": "id int", "scn": "scn numeric(20,0)"} | {column.split()[0]: column}
+    db.execute("create domain number as bigint")
+    columns = {"id": "id int", "lsn": "lsn bigint"} | {column.split()[0]: column}
     db.execute(
-        f"create table t_change ({columns['id']}, part text, name text, commit_scn numeric(20,0), {columns['scn']}, "
+        f"create table t_change ({columns['id']}, part text, name text, commit_lsn bigint, {columns['lsn']}, "
         "deleted boolean, unchanged_columns text[], kafka_topic text, kafka_partition int, kafka_offset bigint, "
         "kafka_timestamp timestamptz, batch_id bigint)"
     )
@@ -157,7 +157,7 @@ def test_a_table_of_changes_that_cannot_hold_truncates_is_refused(db, made, colu
 def test_the_audit_finds_a_row_that_a_truncate_should_have_deleted_and_a_missing_one(db, made):
     made.run(write(1, "a", 1, 0), truncate(2, 0), write(2, "b", 3, 0))
     assert differences_that_the_audit_finds(made) == 0
-    db.execute("insert into t (id, part, name, commit_scn, scn) values (1, 'x', 'a', 1, 0)")
+    db.execute("insert into t (id, part, name, commit_lsn, lsn) values (1, 'x', 'a', 1, 0)")
     assert differences_that_the_audit_finds(made) == 1
     db.execute("delete from t")
     assert differences_that_the_audit_finds(made) == 1
@@ -179,7 +179,7 @@ def test_compaction_drops_what_a_truncate_has_deleted_and_keeps_the_newest_one(d
 
 
 def test_the_rows_that_a_truncate_deletes_are_forwarded_as_tombstones(db, connection):
-    made = Batches(connection, pipeline(forward=ToTopic("results", key=("id", "part"))))
+    made = Batches(connection, pipeline(forward=ToTopic("results", key=("id", "part"))), takes_any_order=True)
     made.run(write(1, "a", 1, 0), write(2, "b", 2, 0), write(3, "newer", 9, 0))
     made.run(write(4, "late", 3, 0), truncate(4, 0))
     sent = db.rows(
@@ -199,21 +199,24 @@ def test_any_order_over_partitions_and_replays_is_what_a_plain_program_says(db, 
             first = chance.randrange(len(log))
             until = chance.randint(first + 1, len(log))
             if chance.random() < 0.5:
-                log[first:until] = [_any_change(chance) for _ in range(until - first)]
+                log[first:until] = [_any_change(chance, partition) for _ in range(until - first)]
             made.replay((partition, first, until))
         else:
-            made.run(*(_any_change(chance) for _ in range(chance.randint(1, 6))), partition=partition)
+            made.run(
+                *(_any_change(chance, partition) for _ in range(chance.randint(1, 6))), partition=partition
+            )
         assert state(db) == _expected(made.log)
         assert differences_that_the_audit_finds(made) == 0
 
 
-def _any_change(chance: random.Random) -> tuple[Any, ...]:
-    scn = chance.randrange(30), chance.randrange(2)
+def _any_change(chance: random.Random, partition: int) -> tuple[Any, ...]:
+    # No position of one partition is equal to one of another.
+    position = chance.randrange(30), chance.randrange(0, 6, 3) + partition
     kind = chance.random()
     if kind < 0.08:
-        return truncate(*scn)
+        return truncate(*position)
     number = chance.randrange(12)
-    return delete(number, *scn) if kind < 0.2 else write(number, f"{chance.random()}", *scn)
+    return delete(number, *position) if kind < 0.2 else write(number, f"{chance.random()}", *position)
 
 
 def _expected(log: dict[int, list[tuple[Any, ...]]]) -> dict[int, str]:

@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 
 from exactbatch import Debezium, Pipeline, Upsert
-from exactbatch.errors import ConfigurationError, TargetMismatch
+from exactbatch.errors import ConfigurationError, KeyOnTwoPartitions, TargetMismatch
 from exactbatch.ledger import Ledger
 from exactbatch.offsets import OffsetRange
 from exactbatch.postgres.connection import transaction
@@ -66,6 +66,17 @@ def test_a_value_that_was_left_out_is_that_of_the_newest_older_change_that_has_i
         made.run(*run)
     assert state(db) == [(1, "b", "third"), (2, "y", None)]
     assert rejected(db) == []
+    assert differences_that_the_audit_finds(made) == 0
+
+
+def test_equal_versions_in_two_partitions_one_of_which_leaves_a_value_out_are_refused(db, made):
+    """One keeps the value, and the other sets null."""
+    made.run(row(1, "a", "first", 1), row(1, "b", None, 5, NO_BODY))
+    with pytest.raises(KeyOnTwoPartitions, match="the latest have the same version"):
+        made.run(row(1, "b", None, 5), partition=1)
+    assert state(db) == [(1, "b", "first")]
+    made.run(row(1, "b", None, 5, NO_BODY), partition=1)
+    assert state(db) == [(1, "b", "first")]
     assert differences_that_the_audit_finds(made) == 0
 
 

@@ -37,7 +37,10 @@ class CapturedTable:
         self.connector, self.chance = connector, chance
         self.rows: dict[int, Row] = {}
         self._open: list[Transaction] = []
-        self._events: list[bytes | None] = []
+        self._events: list[tuple[bytes | None, int]] = []
+        self._transactions = 0
+        # The end of the transaction that was streamed before.
+        self._streamed: int | None = None
         self._is_streaming = False
         # Positions whose texts do not order as the positions do.
         self._position = {"sqlserver": 0xFFC0, "oracle": 9_900}.get(connector, 0)
@@ -50,7 +53,9 @@ class CapturedTable:
             "lsn": "int64",
             "event_serial_no": "int64",
         }
-        named = ("scn", "commit_scn", "commit_lsn", "change_lsn")
+        named = ("sequence", "snapshot", "scn", "commit_scn", "change_lsn")
+        if connector == "sqlserver":
+            named = (*named, "commit_lsn")
         fields = {
             **{name: typed(kind) for name, kind in source.items()},
             **dict.fromkeys(named, typed("string")),
@@ -76,7 +81,7 @@ class CapturedTable:
     def snapshot(self) -> None:
         """Take the snapshot: rows that are committed now; transactions that are open are streamed when they commit."""
         positions: dict[str, dict[str, Any]] = {
-            "postgres": {"lsn": self._position},
+            "postgres": {"lsn": self._position, "sequence": f'[null,"{self._position}"]', "snapshot": "true"},
             "mysql": {"file": self._binlog(), "pos": self._file_position, "row": 0},
             "sqlserver": {"commit_lsn": _lsn(self._position), "change_lsn": None},
             "oracle": {"scn": str(self._position), "commit_scn": None},
@@ -90,13 +95,13 @@ class CapturedTable:
         while self._open:
             self._end(self._open.pop())
 
-    def take_events(self) -> list[bytes | None]:
-        """Return the values of the connector's records, and forget them."""
+    def take_events(self) -> list[tuple[bytes | None, int]]:
+        """Return the values of the connector's records with the numbers of their transactions, and forget them."""
         events, self._events = self._events, []
         return events
 
     def _next(self) -> int:
-        self._position += self.chance.randint(1, 9)
+        self._position += self.chance.randint(2, 9)
         return self._position
 
     def _binlog(self) -> str:
@@ -145,12 +150,24 @@ class CapturedTable:
                 left_out = is_same and self.connector in LEAVES_OUT
                 at = self._source(op, number, position, commit)
                 self._write(op, key, (row[0], OUT) if row is not None and left_out else row, at)
+        self._transactions += 1
+        if self._is_streaming:
+            self._streamed = commit
+        self._let_insert(transaction)
+
+    def _let_insert(self, ended: Transaction) -> None:
+        """Let an insert go on that waited for a delete: it was logged before the delete, and commits after it."""
+        _, key, _, _, position = ended.changes[-1] if ended.changes else ("", -1, None, False, 0)
+        if key >= 0 and key not in self.rows and self.chance.random() < 0.5:
+            row: Row = f"{self.chance.random()}", None
+            self._open.append(Transaction([("c", key, row, False, position - 1)]))
 
     def _source(self, op: str, number: int, position: int, commit: int) -> dict[str, Any]:
         """Return the position of a change; one of a transaction may be before those of others that have committed."""
         match self.connector:
             case "postgres":
-                return {"lsn": position}
+                before = "null" if self._streamed is None else f'"{self._streamed}"'
+                return {"lsn": position, "sequence": f'[{before},"{position}"]', "snapshot": "false"}
             case "mysql":
                 return {"file": self._binlog(), "pos": self._file_position, "row": number % 2}
             case "sqlserver":
@@ -166,11 +183,11 @@ class CapturedTable:
         before = {"id": key, "name": None, "body": None} if op == "d" else None
         self._append({"before": before, "after": image, "source": source, "op": op, "ts_ms": 1})
         if op == "d":
-            self._events.append(None)
+            self._events.append((None, self._transactions))
 
     def _append(self, event: dict[str, Any]) -> None:
         value = {"schema": self._schema, "payload": event} if self._has_schema else event
-        self._events.append(json.dumps(value, separators=(",", ":")).encode())
+        self._events.append((json.dumps(value, separators=(",", ":")).encode(), self._transactions))
 
     def _nothing(self) -> None:
         """Write an event that tells of no row."""
@@ -187,7 +204,7 @@ class CapturedTable:
                 },
             ]
         )
-        self._events.append(json.dumps(event, separators=(",", ":")).encode())
+        self._events.append((json.dumps(event, separators=(",", ":")).encode(), self._transactions))
 
 
 def _lsn(position: int) -> str:

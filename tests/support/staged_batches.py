@@ -24,6 +24,8 @@ from exactbatch.ledger import Ledger
 from exactbatch.model import Plan, StoredOffset
 from exactbatch.postgres.connection import Cursor, transaction
 from exactbatch.sinks.base import Comparison
+from exactbatch.sinks.staged_rows import Place
+from exactbatch.sinks.upsert.change_order import ChangesBehind
 
 ID = UUID(int=1)
 Row = tuple[Any, ...]
@@ -38,6 +40,8 @@ class Batches:
     columns: Sequence[Any] = ()
     log: dict[int, list[Row]] = field(default_factory=dict)
     launches: int = 0
+    # Publish positions that go back as if each repeated an earlier change.
+    takes_any_order: bool = False
 
     @property
     def topic(self) -> str:
@@ -97,16 +101,29 @@ class Batches:
                 staged = self._without_unknown(cursor, tables, staged)
         if meanwhile is not None:
             meanwhile()
-        return publish(
-            self.connection,
-            self.pipeline,
-            plan_id=batch.plan_id,
-            tables=tables,
-            columns=self.columns,
-            staged=StagedBatch.of(staged),
-            topic_ids={self.topic: ID},
-            seen=seen,
-        )
+        repeats: frozenset[Place] = frozenset()
+        while True:
+            try:
+                return publish(
+                    self.connection,
+                    self.pipeline,
+                    plan_id=batch.plan_id,
+                    tables=tables,
+                    columns=self.columns,
+                    staged=StagedBatch.of(staged),
+                    topic_ids={self.topic: ID},
+                    seen=seen,
+                    repeats=repeats,
+                )
+            except ChangesBehind as error:
+                if not self.takes_any_order and not all(map(self._is_repeat, error.places)):
+                    raise
+                repeats |= error.places
+
+    def _is_repeat(self, place: Place) -> bool:
+        """Tell whether an earlier record of the partition has the same row, which check_repeats() reads in the log."""
+        log = self.log[place.partition]
+        return log[place.offset] in log[: place.offset]
 
     def _without_unknown(self, cursor: Any, tables: StagingTables, staged: list[Staged]) -> list[Staged]:
         """Reject the staged rows that lack unknown values, as reject_uncastable() does, without their records."""

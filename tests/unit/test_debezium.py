@@ -15,11 +15,17 @@ from exactbatch.testing import load
 from support.connect_avro import avro_body, avro_schema
 from support.debezium_types import envelope, time, typed
 
-FORMAT = Debezium("id int, name text, born date", version="lsn")
+FORMAT = Debezium("id int, name text, born date", version="position")
 
 
-def event(op: str | None, before: Any, after: Any, lsn: Any = 7, **more: Any) -> dict[str, Any]:
-    return {"before": before, "after": after, "op": op, "source": {"lsn": lsn, "table": "t"}, **more}
+def event(op: str | None, before: Any, after: Any, position: Any = 7, **more: Any) -> dict[str, Any]:
+    return {
+        "before": before,
+        "after": after,
+        "op": op,
+        "source": {"position": position, "table": "t"},
+        **more,
+    }
 
 
 def envelope_schema(**columns: Any) -> dict[str, Any]:
@@ -55,7 +61,7 @@ def decode(*events: Any, form: Debezium = FORMAT) -> Any:
 LONG_NAME = "a" * 70
 RENAMED = (
     "source_id bigint from 'batch_id', is_deleted boolean from 'deleted', doc jsonb from 'ctid', born date from 'b.c', "
-    f"price numeric from '{LONG_NAME}', own_lsn int from 'lsn', short real from 'é'"
+    f"price numeric from '{LONG_NAME}', own_position int from 'position', short real from 'é'"
 ).replace("'b.c'", "'\"b.c\"'")
 SOURCE_ROW = {
     "batch_id": 5,
@@ -63,7 +69,7 @@ SOURCE_ROW = {
     "ctid": "[1]",
     "b.c": "2026-01-02",
     LONG_NAME: "1.50",
-    "lsn": 3,
+    "position": 3,
     "é": 0.5,
 }
 RENAMED_ROW = {
@@ -72,9 +78,9 @@ RENAMED_ROW = {
     "doc": "[1]",
     "born": date(2026, 1, 2),
     "price": "1.50",
-    "own_lsn": 3,
+    "own_position": 3,
     "short": 0.5,
-    "lsn": 7,
+    "position": 7,
 }
 
 
@@ -83,7 +89,7 @@ def test_columns_take_fields_of_other_names(monkeypatch, sent):
     types = ("int64", "boolean", "string", "string", "string", "int32", "float")
     row = {name: typed(type_) for name, type_ in zip(SOURCE_ROW, types, strict=True)}
     row["b.c"] = time("int32", "Date")
-    schema = envelope(row, {"lsn": typed("int64")})
+    schema = envelope(row, {"position": typed("int64")})
     written = SOURCE_ROW | ({} if sent == "bare" else {"b.c": 20455})
     whole = event("c", None, written), event("u", written, {**written, "é": "NaN"}), event("d", written, None)
     out = event("u", None, {**written, "ctid": '"__debezium_unavailable_value"'})
@@ -105,7 +111,7 @@ def test_columns_take_fields_of_other_names(monkeypatch, sent):
         events = [b"\0\0\0\0\1" + avro_body(schema, each) for each in events]
     form = Debezium(
         RENAMED if sent != "avro" else RENAMED.replace('"b.c"', "b_c").replace("é", "e"),
-        version="lsn",
+        version="position",
         registry="http://registry" if sent == "avro" else None,
         decimals="string" if sent == "bare" else None,
     )
@@ -117,7 +123,7 @@ def test_columns_take_fields_of_other_names(monkeypatch, sent):
     rows = decoded.rows.to_pylist()
     assert rows[0] == rows[2] == RENAMED_ROW
     assert isnan(rows[1]["short"])
-    assert rows[3] == dict.fromkeys(RENAMED_ROW) | {"source_id": 5, "lsn": 7}
+    assert rows[3] == dict.fromkeys(RENAMED_ROW) | {"source_id": 5, "position": 7}
     assert decoded.unchanged.to_pylist() == [None] * 4 + [["doc"]]
 
 
@@ -166,9 +172,9 @@ def test_a_source_with_reserved_names_is_loaded_into_an_upsert():
             ConfigurationError, match='of another name with from: "source_(deleted|batch_id) …'
         ):
             Pipeline(name="p", topics=("t",), value=Debezium(schema), sink=Upsert("public.p", key=("id",)))
-    value = Debezium("id int from 'batch_id', is_deleted boolean from 'deleted'", version="lsn")
+    value = Debezium("id int from 'batch_id', is_deleted boolean from 'deleted'", version="position")
     pipeline = Pipeline(
-        name="p", topics=("t",), value=value, sink=Upsert("public.p", key=("id",), version="lsn")
+        name="p", topics=("t",), value=value, sink=Upsert("public.p", key=("id",), version="position")
     )
     events = [
         event("c", None, {"batch_id": 1, "deleted": True}, 1),
@@ -177,18 +183,18 @@ def test_a_source_with_reserved_names_is_loaded_into_an_upsert():
     ]
     loaded = load(pipeline, list(map(compact, events)))
     assert loaded.rejects == []
-    assert loaded.target == [{"id": 1, "is_deleted": True, "lsn": 1}]
+    assert loaded.target == [{"id": 1, "is_deleted": True, "position": 1}]
 
 
 def test_creates_updates_reads_and_deletes():
     row, old = {"id": 1, "name": "a", "born": "2026-01-02"}, {"id": 1, "name": "old"}
     decoded = decode(event("c", None, row), event("u", old, {**row, "name": "b"}, 8), event("r", None, row))
     assert decoded.rows.column("name").to_pylist() == ["a", "b", "a"]
-    assert decoded.rows.column("lsn").to_pylist() == [7, 8, 0]
+    assert decoded.rows.column("position").to_pylist() == [7, 8, 7]
     assert decoded.rows.schema.field("born").type == pa.date32()
     assert decoded.deleted.to_pylist() == [False] * 3
     gone = decode(event("d", {"id": 1}, None, 9))
-    assert gone.rows.to_pylist() == [{"id": 1, "name": None, "born": None, "lsn": 9}]
+    assert gone.rows.to_pylist() == [{"id": 1, "name": None, "born": None, "position": 9}]
     assert gone.deleted.to_pylist() == [True]
 
 
@@ -215,7 +221,7 @@ def test_a_tombstone_is_counted_and_is_no_row():
         ({"id": 1}, "it is flattened"),
         (event("c", {"id": 1}, None), "the event has no 'after', which would hold its row"),
         (event("d", None, {"id": 1}), "the event has no 'before'"),
-        (event("c", None, {"id": 1}, None), "the event has no source.lsn, which orders the changes"),
+        (event("c", None, {"id": 1}, None), "the event has no source.position, which orders the changes"),
         (event("c", None, {"id": "one"}), "column 'id', integer: expected number, found string"),
         (event("c", None, {"id": 1, "name": "\0"}), "U+0000"),
         (event("c", None, [1]), "after: expected object, found array"),
@@ -242,7 +248,7 @@ def test_no_value_at_all():
 
 def test_a_version_that_is_a_column_of_the_row_is_refused():
     with pytest.raises(ConfigurationError, match="rename the column"):
-        Debezium("id int, lsn bigint", version="lsn")
+        Debezium("id int, position bigint", version="position")
 
 
 OUT = "__debezium_unavailable_value"
@@ -415,21 +421,27 @@ def test_a_value_that_only_resembles_such_an_event_is_a_reject(value):
     ("version", "said"),
     [
         ("pos", "position inside a binlog file"),
-        ("row", "no version: all changes of a key are in one partition"),
+        ("row", "position inside a binlog file"),
         ("file", "binlog"),
         ("ts_ms", "a clock"),
         ("txId", "a transaction number"),
         ("event_serial_no", "a position inside a transaction"),
-        ("change_lsn", "only a part of a change's position"),
+        ("change_lsn", "do not commit in the order of their changes"),
+        ("lsn", "do not commit in the order of their changes"),
+        ("scn", "do not commit in the order of their changes"),
+        ("commit_lsn", "not read by its name"),
         ("gtid", "of several servers"),
-        (("ts_ms", "ord"), "a clock"),
-        (("file", "pos"), "position inside a binlog file"),
-        (("lsn", "id"), "not the position of a connector"),
-        ((), "found none"),
+        ("", "found none"),
     ],
 )
 def test_a_version_that_does_not_order_changes_is_refused(version, said):
     with pytest.raises(ConfigurationError, match=said):
+        Debezium("id int", version=version)
+
+
+@pytest.mark.parametrize("version", [(), ("position",), ("file", "pos"), ["position"]])
+def test_a_version_is_one_name(version):
+    with pytest.raises(ConfigurationError, match="expected version to be"):
         Debezium("id int", version=version)
 
 
@@ -441,10 +453,10 @@ def test_options_that_cannot_be_are_refused():
 
 
 def test_a_reason_names_the_column_that_is_refused():
-    of_items = Debezium("id int, n numeric(10,2), day date, name text", "lsn")
+    of_items = Debezium("id int, n numeric(10,2), day date, name text", "position")
 
-    def why(row: dict[str, Any], lsn: Any = 7) -> str:
-        envelope = {"op": "c", "after": row, "source": {"lsn": lsn}}
+    def why(row: dict[str, Any], position: Any = 7) -> str:
+        envelope = {"op": "c", "after": row, "source": {"position": position}}
         [(_, bare)] = of_items.decode(pa.array([json.dumps(envelope).encode()], pa.binary())).rejects
         inside = json.dumps({"payload": envelope}).encode()
         assert [(0, bare)] == [*of_items.decode(pa.array([inside], pa.binary())).rejects]
@@ -456,7 +468,7 @@ def test_a_reason_names_the_column_that_is_refused():
     assert why({"id": 1, "n": True}) == "column 'n', numeric(10,2): expected number_or_string, found boolean"
     assert why({"id": 1, "name": 1}) == "column 'name', text: expected string, found number"
     assert why({"id": 1, "day": "now"}).startswith("column 'day', date: ")
-    assert why({"id": 1}, "x") == "column 'lsn', bigint: expected number, found string"
+    assert why({"id": 1}, "x") == "column 'position', bigint: expected number, found string"
 
 
 def test_a_byte_order_mark_does_not_hide_the_schema():

@@ -412,9 +412,13 @@ def test_broken_avro_is_rows_or_rejects(seed):
         patch.setattr("exactbatch.formats.avro_bodies.writer_schema", lambda _r, id_, _p: schemas.get(id_))
         for id_ in range(4):
             value = chance.choice(chance.choice([*CONNECTORS.values()]))
-            schema = envelope({"id": typed("int32"), "x": value.schema}, {"lsn": typed("int64")})
+            schema = envelope(
+                {"id": typed("int32"), "x": value.schema},
+                {"lsn": typed("int64"), "sequence": typed("string")},
+            )
             schemas[id_] = json.dumps(avro_schema(schema))
-            event = {"before": None, "after": {"id": 1, "x": value.written}, "source": {"lsn": 1}, "op": "c"}
+            source = {"lsn": 2, "sequence": '["1","2"]'}
+            event = {"before": None, "after": {"id": 1, "x": value.written}, "source": source, "op": "c"}
             body = bytearray(bytes([0, 0, 0, 0, id_]) + avro_body(schema, event))
             values.append(bytes(body))
             for _ in range(4):

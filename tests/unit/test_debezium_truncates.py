@@ -25,11 +25,13 @@ from support.debezium_types import envelope, typed
 from support.registry import registry_server
 
 APPLIES = Debezium("id int, name text", version="postgres", truncate="apply")
-SINK = Upsert("public.t", key=("id",), version="lsn")
+SINK = Upsert("public.t", key=("id",), version=("commit_lsn", "lsn"))
 
 
 def event(op: str, lsn: int | None, before: Any = None, after: Any = None) -> dict[str, Any]:
-    return {"before": before, "after": after, "op": op, "source": {"lsn": lsn, "table": "t"}}
+    sequence = None if lsn is None else f'["{lsn - 1}","{lsn}"]'
+    source = {"lsn": lsn, "sequence": sequence, "table": "t"}
+    return {"before": before, "after": after, "op": op, "source": source}
 
 
 EVENTS: list[Any] = [
@@ -42,10 +44,10 @@ EVENTS: list[Any] = [
     event("t", 5),
 ]
 CHANGES = [
-    {"id": 1, "name": "a", "lsn": 1, "deleted": False},
-    {"id": None, "name": None, "lsn": 2, "deleted": True},
-    {"id": 1, "name": None, "lsn": 3, "deleted": True},
-    {"id": None, "name": None, "lsn": 5, "deleted": True},
+    {"id": 1, "name": "a", "commit_lsn": 0, "lsn": 1, "deleted": False},
+    {"id": None, "name": None, "commit_lsn": 1, "lsn": 2, "deleted": True},
+    {"id": 1, "name": None, "commit_lsn": 2, "lsn": 3, "deleted": True},
+    {"id": None, "name": None, "commit_lsn": 4, "lsn": 5, "deleted": True},
 ]
 
 
@@ -57,20 +59,24 @@ def decode(form: Debezium, values: list[bytes | None]) -> Any:
     (no_key, no_key_reason), (no_lsn, no_lsn_reason) = changes.rejects
     assert (no_key, no_key_reason) == (3, "column 'id': the key is null")
     assert no_lsn == 4
-    assert "the event has no source.lsn, which orders the changes" in no_lsn_reason
+    assert "the event has no source.sequence, which orders the changes" in no_lsn_reason
     return changes.rows.to_pylist()
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_a_truncate_is_a_delete_without_a_key(wrapped):
-    schema = envelope({"id": typed("int32"), "name": typed("string")}, {"lsn": typed("int64")})
+    schema = envelope(
+        {"id": typed("int32"), "name": typed("string")}, {"lsn": typed("int64"), "sequence": typed("string")}
+    )
     values = [each if each is None or not wrapped else {"schema": schema, "payload": each} for each in EVENTS]
     encoded = [None if each is None else json.dumps(each, separators=(",", ":")).encode() for each in values]
     assert decode(APPLIES, encoded) == CHANGES
 
 
 def test_a_truncate_in_avro():
-    schema = envelope({"id": typed("int32"), "name": typed("string")}, {"lsn": typed("int64")})
+    schema = envelope(
+        {"id": typed("int32"), "name": typed("string")}, {"lsn": typed("int64"), "sequence": typed("string")}
+    )
     with registry_server() as registry:
         registry.has(7, avro_schema(schema))
         form = Debezium("id int, name text", version="postgres", truncate="apply", registry=registry.address)
@@ -121,7 +127,7 @@ def test_a_sink_knows_whether_truncates_are_applied():
         ),
         ({"sink": Together((Append("public.a"), SINK))}, "Together: only an Upsert applies truncates"),
         (
-            {"sink": Upsert("public.t", key=("id",), version="lsn", history=False)},
+            {"sink": Upsert("public.t", key=("id",), version=("commit_lsn", "lsn"), history=False)},
             "truncate='apply' needs the history of the Upsert",
         ),
         ({"sink": Upsert("public.t", key=("id",))}, "in any partition, and it has no version"),
@@ -129,7 +135,10 @@ def test_a_sink_knows_whether_truncates_are_applied():
             {"sink": Upsert("public.t", key=("id",), version="name")},
             "in any partition, and its version has 'name'",
         ),
-        ({"value": Debezium("id int, lsn bigint", truncate="apply")}, "its version has 'lsn'"),
+        (
+            {"value": Debezium("id int, commit_lsn bigint, lsn bigint", truncate="apply")},
+            "its version has 'commit_lsn'",
+        ),
         ({"sql": "select * from records"}, "a transform sees rows, and no truncates"),
         ({"topics": ("t", "u")}, "expected one topic, that of the table whose truncates are applied"),
         (

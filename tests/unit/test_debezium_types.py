@@ -21,11 +21,19 @@ ALL = pytest.mark.parametrize(
 
 def event(row: dict[str, Any], op: str = "c") -> dict[str, Any]:
     before, after = (row, None) if op == "d" else (None, row)
-    return {"before": before, "after": after, "source": {"lsn": 5}, "op": op, "ts_ms": 1}
+    return {
+        "before": before,
+        "after": after,
+        "source": {"lsn": 5, "sequence": '["4","5"]'},
+        "op": op,
+        "ts_ms": 1,
+    }
 
 
 def schema_of(value: Value) -> dict[str, Any]:
-    return envelope({"id": typed("int32"), "x": value.schema}, {"lsn": typed("int64")})
+    return envelope(
+        {"id": typed("int32"), "x": value.schema}, {"lsn": typed("int64"), "sequence": typed("string")}
+    )
 
 
 def written_in_json(schema: dict[str, Any], events: list[dict[str, Any]]) -> list[bytes]:
@@ -115,4 +123,5 @@ def test_a_value_arrives_from_avro(value, registry):
     decoded = form.decode(pa.array(values, pa.binary()))
     check(decoded, value, 4)
     assert decoded.deleted.to_pylist() == [False] * 3 + [True]
+    assert decoded.rows.column("commit_lsn").to_pylist() == [4] * 4
     assert decoded.rows.column("lsn").to_pylist() == [5] * 4

@@ -169,7 +169,8 @@ def test_an_upsert_has_the_latest_change_of_each_key():
 
 def test_deletes_truncates_and_unchanged_values_of_debezium():
     def event(op: str, lsn: int, row: dict[str, Any] | None = None, before: Any = None) -> str:
-        return json.dumps({"op": op, "after": row, "before": before, "source": {"lsn": lsn, "table": "t"}})
+        source = {"lsn": lsn, "sequence": f'["{lsn - 1}","{lsn}"]', "table": "t"}
+        return json.dumps({"op": op, "after": row, "before": before, "source": source})
 
     out = "__debezium_unavailable_value"
     records = [
@@ -184,10 +185,10 @@ def test_deletes_truncates_and_unchanged_values_of_debezium():
     pipeline = replace(
         keyed(),
         value=Debezium("id int, a text", version="postgres", truncate="apply"),
-        sink=Upsert("public.t", ("id",), "lsn"),
+        sink=Upsert("public.t", ("id",), ("commit_lsn", "lsn")),
     )
     loaded = load(pipeline, records)
-    assert loaded.target == [{"id": 2, "a": "kept", "lsn": 8}]
+    assert loaded.target == [{"id": 2, "a": "kept", "commit_lsn": 7, "lsn": 8}]
     [reject] = loaded.rejects
     assert reject.offset == 1
     assert reject.reason.startswith("column 'a': the source left the value out because it had not changed")

@@ -388,7 +388,7 @@ def test_tombstones_alone_say_nothing():
 
 
 def change(op, before, after, **source):
-    source = {"connector": "postgresql", "lsn": 5, "table": "t", **source}
+    source = {"connector": "postgresql", "lsn": 5, "sequence": '["4","5"]', "table": "t", **source}
     return {"before": before, "after": after, "source": source, "op": op, "ts_ms": 1}
 
 
@@ -402,7 +402,10 @@ def test_debezium_without_schemas():
         "price": "numeric",
         "order": "jsonb",
     }
-    assert proposal.pipeline.sink.identity == Upsert("public.p", key=("id",), version="lsn").identity
+    assert (
+        proposal.pipeline.sink.identity
+        == Upsert("public.p", key=("id",), version=("commit_lsn", "lsn")).identity
+    )
     first, last = proposal.decoded.rows.to_pylist()
     assert (first["deleted"], last["deleted"]) == (False, True)
     assert first["born_on_date"] == date(2024, 10, 4)
@@ -422,7 +425,10 @@ def test_fields_of_debezium_with_names_that_a_table_uses_get_others():
     assert [note for note in proposal.notes if "left out" in note] == [
         "left out, because a table cannot have such columns: 'q\"'"
     ]
-    assert proposal.pipeline.sink.identity == Upsert("public.p", key=("batch_id_",), version="lsn").identity
+    assert (
+        proposal.pipeline.sink.identity
+        == Upsert("public.p", key=("batch_id_",), version=("commit_lsn", "lsn")).identity
+    )
     first, _ = proposal.decoded.rows.to_pylist()
     assert (first["batch_id_"], first["deleted_"], first["ctid_"]) == (1, True, "a")
 
@@ -815,6 +821,7 @@ ENVELOPE = {
                 "fields": [
                     {"name": "connector", "type": "string"},
                     {"name": "lsn", "type": ["null", "long"]},
+                    {"name": "sequence", "type": ["null", "string"]},
                 ],
             },
         },
@@ -824,7 +831,7 @@ ENVELOPE = {
 EVENT = {
     "before": None,
     "after": {"id": 7, "n": 1},
-    "source": {"connector": "postgresql", "lsn": 9},
+    "source": {"connector": "postgresql", "lsn": 9, "sequence": '["8","9"]'},
     "op": "c",
 }
 
@@ -835,8 +842,12 @@ def test_debezium_as_avro_with_keys_as_avro(registry):
     registry.has(6, key)
     proposal = proposed_by(registry, framed(5, ENVELOPE, EVENT), keys=[framed(6, key, {"id": 7})])
     assert types_of(proposal) == {"id": "integer", "n": "bigint"}
-    assert proposal.pipeline.sink.identity == Upsert("public.p", key=("id",), version="lsn").identity
-    assert proposal.decoded.rows.to_pylist()[0]["lsn"] == 9
+    assert (
+        proposal.pipeline.sink.identity
+        == Upsert("public.p", key=("id",), version=("commit_lsn", "lsn")).identity
+    )
+    [row, *_] = proposal.decoded.rows.to_pylist()
+    assert (row["commit_lsn"], row["lsn"]) == (8, 9)
 
 
 @pytest.mark.parametrize("broken", [framed(5, ENVELOPE, EVENT)[:-2], b'{"x": 1}'], ids=["cut", "json"])

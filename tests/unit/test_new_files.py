@@ -117,7 +117,7 @@ PIPELINES = [
         name="a",
         topics=("t",),
         value=Debezium("id int, body text", version="mysql", epoch={}, decimals="string", truncate="apply"),
-        sink=Upsert("public.a", key=("id",), version=("file", "pos", "row")),
+        sink=Upsert("public.a", key=("id",), version=("file", "pos")),
     ),
     Pipeline(
         name="a",

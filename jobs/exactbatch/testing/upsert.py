@@ -147,6 +147,15 @@ class UpsertTarget:
                     f"{shown}: its changes are in {' and '.join(partitions)}, so that offsets do not give their order. "
                     f"Name the column that orders them, Upsert(…, version=…), or give them one partition."
                 )
+            latest = {change.place[:2]: change for change in changes}
+            tied = [change for change in latest.values() if change.version == changes[-1].version]
+            if len({repr(change.row) for change in tied}) > 1:
+                raise KeyOnTwoPartitions(
+                    f"{shown}: its latest changes are in "
+                    f"{' and '.join(sorted(f'{topic}[{at}]' for topic, at, _ in (c.place for c in tied)))}, and have "
+                    f"the same version, ({', '.join(self.sink.version_columns)}), or none. Use a version that differs "
+                    f"between all changes of a key."
+                )
             for change, following in pairwise(changes):
                 if change.version != following.version:
                     continue
@@ -160,9 +169,8 @@ class UpsertTarget:
                         from_offset=offset,
                         until_offset=offset + 1,
                     )
-                if (
-                    change.place[0] != following.place[0]
-                ):  # the collation of the database orders names of topics
+                # The collation of the database orders names of topics.
+                if change.place[0] != following.place[0] and (change.left_out or following.left_out):
                     raise needs_postgres(f"{shown}: changes of different topics have the same version")
 
     def _shown(self, change: Change) -> str:

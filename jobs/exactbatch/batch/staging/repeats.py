@@ -1,8 +1,8 @@
 """Tell changes that a connector has sent once more from positions that went back.
 
 After it starts again, a connector may send a run of changes a second time, each as it was. The log has both. A change
-whose position is smaller than that of an earlier change, and which no earlier record of its partition equals, shows
-that the positions of the source went back.
+whose position is smaller than that of an earlier change, and which no earlier record equals, shows that the positions of the
+source went back.
 """
 
 import logging
@@ -19,6 +19,7 @@ from exactbatch.columns import LINEAGE_NAMES, POSITION_EPOCH
 from exactbatch.errors import PositionsWentBack
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Batch
+from exactbatch.model import LogPartition
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
 from exactbatch.settings import Settings
@@ -39,19 +40,15 @@ def check_repeats(
     settings: Settings,
     cluster_id: str | None,
 ) -> None:
-    """Raise PositionsWentBack unless each change at these places repeats an earlier record of its partition.
+    """Raise PositionsWentBack unless each change at these places repeats an earlier record of its topic.
 
-    Reads the log backwards from the first of these changes until all are found. Raises the errors of read_range().
+    Reads the log backwards from the first of these changes until all are found, and then the other partitions. Raises
+    the errors of read_range().
     """
     by_partition: dict[tuple[str, int], list[int]] = defaultdict(list)
     for place in sorted(places):
         by_partition[place.topic, place.partition].append(place.offset)
-    earliest = {
-        partition.topic_partition: partition.earliest
-        for partition in KafkaBroker(settings.kafka).known_partitions(
-            sorted({place.topic for place in places})
-        )
-    }
+    log = KafkaBroker(settings.kafka).known_partitions(sorted({place.topic for place in places}))
     for topic_partition, offsets in by_partition.items():
         logger.info(
             "%s[%s] offset %s: the positions of %s changes are smaller than those of earlier ones; reading the log "
@@ -62,21 +59,20 @@ def check_repeats(
         )
         any_range = next(range_ for range_ in ranges if range_.topic_partition == topic_partition)
         search = _Search(pipeline, any_range, settings, cluster_id)
-        until, size = offsets[0], _READ_BACK
         search.look_for(offsets)
-        while search.missing and until > earliest[topic_partition]:
-            begin = max(earliest[topic_partition], until - size)
-            search.read_before(begin, until)
-            until, size = begin, 2 * size
+        # Keys move when partitions are added, so that a change may be repeated in another one than before.
+        of_topic = [each for each in log if each.topic == topic_partition[0]]
+        for partition in sorted(of_topic, key=lambda each: each.topic_partition != topic_partition):
+            is_own = partition.topic_partition == topic_partition
+            search.read_back(partition, offsets[0] if is_own else partition.last_stable)
         if search.missing:
-            _raise(
-                min(search.missing.values()), search, pipeline, batch, any_range, earliest[topic_partition]
-            )
+            earliest = next(each.earliest for each in of_topic if each.topic_partition == topic_partition)
+            _raise(min(search.missing.values()), search, pipeline, batch, any_range, earliest)
 
 
 @dataclass
 class _Search:
-    """Looks for records of one partition that have the rows of others.
+    """Looks for records that have the rows of others.
 
     `missing` has the digests of rows that no earlier record is known to have, with the offsets of their records.
     """
@@ -91,20 +87,26 @@ class _Search:
     def look_for(self, offsets: Sequence[int]) -> None:
         """Begin to look for the rows of the records at these offsets, between the first and the last of them."""
         wanted, seen = {*offsets}, set()
-        for offset, digest, position in self._rows(offsets[0], offsets[-1] + 1):
+        for offset, digest, position in self._rows(offsets[0], offsets[-1] + 1, self.any_range.partition):
             if offset in wanted and digest not in seen:
                 self.missing[digest] = offset
                 self.positions[offset] = position
             seen.add(digest)
 
-    def read_before(self, begin: int, until: int) -> None:
-        """Look for them among the records from one offset to another."""
-        for _, digest, _ in self._rows(begin, until):
-            self.missing.pop(digest, None)
+    def read_back(self, partition: LogPartition, until: int) -> None:
+        """Look for them among the records of a partition of the topic below an offset, the nearest ones first."""
+        size = _READ_BACK
+        while self.missing and until > partition.earliest:
+            begin = max(partition.earliest, until - size)
+            for _, digest, _ in self._rows(begin, until, partition.partition):
+                self.missing.pop(digest, None)
+            until, size = begin, 2 * size
 
-    def _rows(self, begin: int, until: int) -> Iterator[tuple[int, bytes, tuple[object, ...]]]:
+    def _rows(
+        self, begin: int, until: int, partition: int
+    ) -> Iterator[tuple[int, bytes, tuple[object, ...]]]:
         """Yield the offset, the digest and the key and position of the rows of each record."""
-        range_ = replace(self.any_range, from_offset=begin, until_offset=until)
+        range_ = replace(self.any_range, partition=partition, from_offset=begin, until_offset=until)
         tasks = stage_tasks(
             self.pipeline, [range_], {}, StagingTables(0, 0), self.settings, 1, self.cluster_id
         )

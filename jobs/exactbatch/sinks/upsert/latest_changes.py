@@ -235,8 +235,8 @@ class LatestChanges:
             "select {ordered}, {place}, {table}, {row} from {earlier}"
         ).format(**self._names)
         image = sql.SQL(
-            "case when {table} is null then (select row({values}, deleted)::text from {staging} where ctid = {row}) "
-            "else (select row({names}, deleted)::text from {change} c where c.tableoid = {table} and c.ctid = {row}) "
+            "case when {table} is null then (select row({values})::text from {staging} where ctid = {row}) "
+            "else (select row({names})::text from {change} c where c.tableoid = {table} and c.ctid = {row}) "
             "end"
         ).format(
             **self._names,

@@ -218,8 +218,16 @@ class Upsert(SinkDefaults):
     def with_positions(self, columns: Sequence[str]) -> Self:
         """Return the sink for a format that gives the position of each change's commit, in these columns.
 
-        If they are the version, positions that go back are an error.
+        If they are the version, positions that go back are an error. Raises ConfigurationError for a version that has
+        only a part of them, or has them in another order.
         """
+        named = self._named_version
+        if {*named} & {*columns} and named[: len(columns)] != tuple(columns):
+            raise ConfigurationError(
+                f"target {self.target}: the version ({', '.join(named)}) is not the position of a change, which is "
+                f"({', '.join(columns)}): a part of it does not order the changes of a key. Give the Upsert "
+                f"version={tuple(columns)!r}."
+            )
         sink = copy(self)
         object.__setattr__(
             sink, "position_columns", tuple(columns) if self._named_version == tuple(columns) else ()
@@ -364,9 +372,8 @@ class Upsert(SinkDefaults):
         the target refuses a row.
         """
         self._begin(cursor)
-        with_epoch = (*columns, *self._epoch)
-        are_truncated = self._truncates.find(cursor, staged, with_epoch)
-        all_new = self._latest_changes.find(cursor, staged, with_epoch)
+        are_truncated = self._truncates.find(cursor, staged, (*columns, *self._epoch))
+        all_new = self._latest_changes.find(cursor, staged, self.staged_columns(columns))
         with forbid_changes(cursor, self._target, while_writing=self.lineage_table.table):
             inserted = ChangeIndex(self.lineage_table, self.key).insert(
                 cursor, lambda: self.lineage_table.insert_staged(cursor, staged, self.staged_columns(columns))
