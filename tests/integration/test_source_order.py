@@ -6,18 +6,23 @@ from typing import Final
 import pytest
 
 from support.environment import LONG, draw_seed
-from support.workloads.captured import capture_named, capture_random
-from support.workloads.loading import OFFSETS, VERSIONS, Loader, different_keys
+from support.workloads.captured import capture
+from support.workloads.handwritten import ROWS, STORIES
+from support.workloads.loading import OFFSETS, VERSIONS, Loader, Mode
 from support.workloads.source import running_source
 
-WORKLOADS: Final = 40
-ROUNDS: Final = 8 if LONG else 4
-MODES: Final = [*OFFSETS, *VERSIONS]
-
-
-def kind_for(mode, chance):
-    """Without a history, what an update leaves out is unknown: its table writes whole rows."""
-    return chance.choice(["plain", "deferrable"] if mode.history else ["full", "deferrable"])
+WORKLOADS: Final = 45
+ROUNDS: Final = 12 if LONG else 6
+IN_A_ROUND: Final = 90
+# Without a history, what an update leaves out is unknown.
+WHOLE: Final = ("whole", "deferred")
+MODES: Final = (*OFFSETS, *VERSIONS)
+BY_HAND: Final = (
+    Mode(is_versioned=False, history=True),
+    Mode(is_versioned=False, history=False, partitions=2),
+    Mode(is_versioned=True, history=True, partitions=2, keys_move=True),
+    Mode(is_versioned=True, history=False),
+)
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +32,13 @@ def source():
 
 
 @pytest.fixture(scope="module")
-def named(source):
-    return {kind: capture_named(source, kind) for kind in ("full", "deferrable")}
+def captured(source):
+    """Workloads for an Upsert with a history, and for one without."""
+    seed = draw_seed()
+    return {
+        True: capture(source, f"{seed} a", WORKLOADS),
+        False: capture(source, f"{seed} b", WORKLOADS, WHOLE),
+    }
 
 
 @pytest.fixture
@@ -36,21 +46,43 @@ def loader(world, make_topic, make_pipeline):
     return Loader(world, make_topic, make_pipeline)
 
 
-@pytest.fixture(scope="module")
-def captured(source):
-    return {kind: capture_random(source, kind, f"{draw_seed()} {kind}", WORKLOADS) for kind in ("plain", "full", "deferrable")}
-
-
 @pytest.mark.parametrize("mode", MODES, ids=str)
-def test_a_newer_change_with_a_smaller_position_wins(loader, named, mode):
-    chance = random.Random(str(mode))
-    for captured, names in named.values():
-        target = loader.load(mode, captured.events, chance)
-        assert {names[each] for each in different_keys(target, captured.rows)} == set()
+def test_the_target_of_conflicting_sessions_is_what_their_source_has(loader, captured, mode):
+    workloads = captured[mode.history]
+    target = loader.load(mode, workloads.events, random.Random(f"{mode} {draw_seed()}"))
+    assert workloads.different(target) == set()
 
 
-@pytest.mark.parametrize("mode", MODES, ids=str)
-def test_random_workloads_give_the_source(loader, captured, mode):
-    chance = random.Random(f"{mode} {draw_seed()}")
-    each = captured[kind_for(mode, chance)]
-    assert different_keys(loader.load(mode, each.events, chance), each.rows) == []
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(ROUNDS))
+@pytest.mark.parametrize("history", [True, False])
+def test_the_target_of_hundreds_of_workloads_is_what_their_source_has(loader, source, history, number):
+    seed = f"{draw_seed()} {number} {history}"
+    workloads = capture(
+        source,
+        seed,
+        IN_A_ROUND,
+        *([] if history else [WHOLE]),
+        writes_commits=number % 2 == 1,
+    )
+    chance = random.Random(seed)
+    modes = [each for each in MODES if each.history == history]
+    found = {str(each): workloads.different(loader.load(each, workloads.events, chance)) for each in modes}
+    assert found == {mode: set() for mode in found}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(ROUNDS))
+def test_truncates_among_conflicting_sessions_are_applied(loader, source, number):
+    """They need a version, and a history."""
+    seed = f"{draw_seed()} truncates {number}"
+    workloads = capture(source, seed, WORKLOADS, truncates=True)
+    mode = random.Random(seed).choice([each for each in VERSIONS if each.history])
+    assert workloads.different(loader.load(mode, workloads.events, random.Random(seed))) == set()
+
+
+@pytest.mark.parametrize("mode", BY_HAND, ids=str)
+@pytest.mark.parametrize("connector", STORIES)
+def test_events_of_other_connectors_give_the_rows_of_their_source(loader, connector, mode):
+    chance = random.Random(connector)
+    assert loader.load(mode, STORIES[connector](), chance, batches=1, connector=connector) == ROWS

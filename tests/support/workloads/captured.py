@@ -1,17 +1,18 @@
-"""Captures workloads: runs them on the source, and returns what the connector writes, and what the table has then."""
+"""Captures workloads: runs them on a source, and returns what the connector writes, and what the tables have then."""
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
 from exactbatch.local.postgres import Postgres
-from support.workloads import named
-from support.workloads.connector import Connector, Event, with_restarts
+from support.workloads.connector import Connector, with_restarts
+from support.workloads.events import Event
 from support.workloads.generate import Workload
+from support.workloads.named import CONTROLS, DEFERRABLE, WORKLOADS
 from support.workloads.sessions import Sessions
-from support.workloads.source import Row, Source
+from support.workloads.source import TABLES, Row, Source
 
 _STEPS: Final = 40
 _SESSIONS: Final = 4
@@ -20,76 +21,65 @@ _APART: Final = 10  # between the keys of two workloads
 
 @dataclass(frozen=True)
 class Captured:
-    """The events of workloads, and the rows of their table at the end."""
+    """The events of workloads, the rows of their tables at the end, and the workload that a key belongs to."""
 
     events: Sequence[Event]
     rows: Sequence[Row]
+    names: Mapping[int, str]
+
+    def different(self, target: Sequence[Row]) -> set[str]:
+        """Return the workloads in which a target differs from the source."""
+        return {self.names[row[0] // _APART] for row in {*target} ^ {*self.rows}}
 
 
-def capture_random(
-    server: Postgres, kind: str, seed: str, count: int, *, truncates: bool = False, writes_commits: bool = False
-) -> Captured:
-    """Run so many random workloads; the table has rows of the first ones when the connector begins."""
-    chance = random.Random(seed)
-
-    def run(sessions: Sessions, number: int) -> None:
-        workload = Workload(
-            f"{seed} {number}",
-            number * _APART,
-            leaves_out=kind == "plain",
-            upserts=not sessions.source.is_deferrable,
-        )
-        workload.run(sessions, _STEPS)
-        if truncates and chance.random() < 0.1:
-            sessions.source.execute(f"truncate {sessions.source.name}")
-
-    def run_from(first: int, until: int) -> Callable[[Sessions], None]:
-        return lambda sessions: [run(sessions, each) for each in range(first, until)] and None
-
-    early = max(2, count // 10)
-    captured = _captured(server, kind, run_from(0, early), run_from(early // 2, count), writes_commits)
-    events = with_restarts(captured.events, chance, restarts=count // 10 + 1)
-    return Captured(events, captured.rows)
-
-
-def capture_named(server: Postgres, kind: str) -> tuple[Captured, dict[int, str]]:
-    """Run the workloads that have names, and return the name of the workload of each key."""
-    scripts = named.DEFERRABLE if kind == "deferrable" else {**named.WORKLOADS, **named.CONTROLS}
-    firsts = {name: number * _APART for number, name in enumerate(scripts)}
-
-    def insert(sessions: Sessions) -> None:
-        for each in firsts.values():
-            sessions.source.execute(f"insert into {sessions.source.name} values ({each}, 'one'), ({each + 1}, 'two')")
-
-    def play(sessions: Sessions) -> None:
-        for name, script in scripts.items():
-            sessions.play(script, one=firsts[name], two=firsts[name] + 1, free=firsts[name] + 2)
-            sessions.finish()
-
-    keys = {first + at: name for name, first in firsts.items() for at in range(_APART)}
-    return _captured(server, kind, insert, play), keys
-
-
-def _captured(
+def capture(
     server: Postgres,
-    kind: str,
-    before: Callable[[Sessions], None],
-    then: Callable[[Sessions], None],
+    seed: str,
+    count: int,
+    tables: Sequence[str] = TABLES,
+    *,
+    truncates: bool = False,
     writes_commits: bool = False,
 ) -> Captured:
-    with _sessions(server, kind) as sessions:
-        source = sessions.source
-        before(sessions)
-        source.create_slot()
-        connector = Connector(source.name, writes_commits=writes_commits)
-        events = connector.snapshot(source.rows(), source.position())
-        then(sessions)
-        return Captured([*events, *connector.stream(source.transactions())], source.rows())
+    """Run so many random workloads, and those that have names; the connector begins after some of them."""
+    chance = random.Random(seed)
+    with _sessions(server) as sessions:
+        source, names = sessions.source, dict[int, str]()
+        begin = max(count // 10, len(tables))
+        for number in range(count):
+            if number == begin:
+                source.create_slot()
+                connector = Connector(writes_commits=writes_commits)
+                events = connector.snapshot(source.rows(), source.position())
+            # After the snapshot, the keys of some of its rows change again.
+            is_again = begin <= number < begin + len(tables)
+            first, table = number - is_again * len(tables), tables[number % len(tables)]
+            names[first] = f"{table} {first}"
+            workload = Workload(f"{seed} {number}", table, first * _APART)
+            workload.run(sessions, _STEPS)
+            if truncates and chance.random() < 0.1:
+                source.execute(f"truncate {table}")
+        _play(sessions, tables, names, count)
+        events += connector.stream(source.transactions())
+        rows = [row for found in source.rows().values() for row in found]
+    return Captured(with_restarts(events, chance, restarts=1 + count // 10), rows, names)
+
+
+def _play(sessions: Sessions, tables: Sequence[str], names: dict[int, str], after: int) -> None:
+    """Run the workloads that have names, with keys that follow those of the others."""
+    for table in tables:
+        for name, script in (DEFERRABLE if table == "deferred" else WORKLOADS | CONTROLS).items():
+            names[after] = f"{table}: {name}"
+            one, two, free = (after * _APART + at for at in range(3))
+            sessions.source.execute(f"insert into {table} values (%s, 'one'), (%s, 'two')", one, two)
+            sessions.play(script, table=table, one=one, two=two, free=free)
+            sessions.finish()
+            after += 1
 
 
 @contextmanager
-def _sessions(server: Postgres, kind: str) -> Iterator[Sessions]:
-    source = Source(server, "cart", kind)
+def _sessions(server: Postgres) -> Iterator[Sessions]:
+    source = Source(server)
     sessions = Sessions(source, _SESSIONS)
     try:
         yield sessions

@@ -6,82 +6,38 @@ received before this one, null in a snapshot and in the first transaction after 
 
 import json
 import random
-import zlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
-from support.debezium_types import envelope, typed
+from support.workloads.events import COLUMNS, Event, source_of
 from support.workloads.pgoutput import UNCHANGED, Change, Committed
 from support.workloads.pgoutput import Row as Decoded
 from support.workloads.source import Row
 
 _OUT: Final = "__debezium_unavailable_value"
-_COLUMNS: Final = {"id": typed("int32"), "note": typed("string"), "body": typed("string")}
-_SOURCE: Final = {
-    **dict.fromkeys(
-        ("version", "connector", "name", "snapshot", "db", "sequence", "schema", "table"), typed("string")
-    ),
-    **dict.fromkeys(("ts_ms", "ts_us", "ts_ns", "txId", "lsn", "xmin", "commit_lsn"), typed("int64")),
-}
-_SCHEMA: Final = envelope(_COLUMNS, _SOURCE)
-_KEY_SCHEMA: Final = {
-    "type": "struct",
-    "optional": False,
-    "fields": [{**typed("int32"), "field": "id", "optional": False}],
-}
-
-
-@dataclass(frozen=True)
-class Event:
-    """A record of the connector. A tombstone has no operation, and a truncate no key."""
-
-    key: int | None
-    operation: str | None
-    before: dict[str, Any] | None
-    after: dict[str, Any] | None
-    source: dict[str, Any]
-
-    def partition(self, count: int) -> int:
-        """Return the partition of the key among so many."""
-        return zlib.crc32(str(self.key).encode()) % count
-
-    def record(self, *, has_schema: bool) -> tuple[bytes | None, bytes | None]:
-        """Return the record's key and value, with or without their schemas."""
-        key = None if self.key is None else {"id": self.key}
-        value = None
-        if self.operation is not None:
-            value = {
-                "before": self.before,
-                "after": self.after,
-                "source": self.source,
-                "op": self.operation,
-                "ts_ms": 1_767_225_600_000,
-            }
-        return _json(key, _KEY_SCHEMA, has_schema), _json(value, _SCHEMA, has_schema)
-
-
-def _json(value: Any, schema: dict[str, Any], has_schema: bool) -> bytes | None:
-    if value is None:
-        return None
-    value = {"schema": schema, "payload": value} if has_schema else value
-    return json.dumps(value, separators=(",", ":")).encode()
 
 
 class Connector:
     """A connector that begins with a snapshot; `writes_commits` adds source.commit_lsn, as newer ones may."""
 
-    def __init__(self, table: str, *, writes_commits: bool = False) -> None:
-        self._table, self._writes_commits = table, writes_commits
+    def __init__(self, *, writes_commits: bool) -> None:
+        self._writes_commits = writes_commits
         self._last_commit: int | None = None
 
-    def snapshot(self, rows: Sequence[Row], lsn: int) -> list[Event]:
-        """Return the events of rows that the table has when the slot is created."""
-        source = self._source(lsn, xid=1)
-        marks = ["first", *["true"] * len(rows)][: len(rows) - 1] + ["last"]
+    def snapshot(self, rows: Mapping[str, Sequence[Row]], lsn: int) -> list[Event]:
+        """Return the events of the rows that tables have when the slot is created."""
+        places = [(table, row) for table, found in rows.items() for row in found]
+        marks = {len(places) - 1: "last", 0: "first"}
         return [
-            Event(row[0], "r", None, dict(zip(_COLUMNS, row, strict=True)), {**source, "snapshot": mark})
-            for row, mark in zip(rows, marks if rows else [], strict=True)
+            Event(
+                row[0],
+                "r",
+                None,
+                dict(zip(COLUMNS, row, strict=True)),
+                {**self._source(table, lsn, xid=1), "snapshot": marks.get(at, "true")},
+            )
+            for at, (table, row) in enumerate(places)
         ]
 
     def stream(self, transactions: Sequence[Committed]) -> list[Event]:
@@ -89,32 +45,18 @@ class Connector:
         events: list[Event] = []
         for each in transactions:
             for change in each.changes:
-                source = self._source(change.lsn, each.xid)
+                source = self._source(change.table, change.lsn, each.xid)
                 if self._writes_commits:
                     source["commit_lsn"] = each.commit
                 events += _events_of(change, source)
             self._last_commit = each.end
         return events
 
-    def _source(self, lsn: int, xid: int) -> dict[str, Any]:
-        at = 1_767_225_600_000
+    def _source(self, table: str, lsn: int, xid: int) -> dict[str, Any]:
         last = None if self._last_commit is None else str(self._last_commit)
-        return {
-            "version": "3.4.0.Final",
-            "connector": "postgresql",
-            "name": "shop",
-            "ts_ms": at,
-            "snapshot": "false",
-            "db": "shop",
-            "sequence": json.dumps([last, str(lsn)], separators=(",", ":")),
-            "ts_us": at * 1_000,
-            "ts_ns": at * 1_000_000,
-            "schema": "public",
-            "table": self._table,
-            "txId": xid,
-            "lsn": lsn,
-            "xmin": None,
-        }
+        sequence = json.dumps([last, str(lsn)], separators=(",", ":"))
+        position = {"sequence": sequence, "schema": "public", "txId": xid, "lsn": lsn, "xmin": None}
+        return source_of("postgresql", table, position)
 
 
 def _events_of(change: Change, source: dict[str, Any]) -> Iterator[Event]:
@@ -136,7 +78,9 @@ def _events_of(change: Change, source: dict[str, Any]) -> Iterator[Event]:
 
 def _image(row: Decoded, old: Decoded | None = None) -> dict[str, Any]:
     """Return a row as an event has it: a value of TOAST that has not changed is the old one, if that is known."""
-    image = {name: (old or {}).get(name, _OUT) if value is UNCHANGED else value for name, value in row.items()}
+    image = {
+        name: (old or {}).get(name, _OUT) if value is UNCHANGED else value for name, value in row.items()
+    }
     return {**image, "id": int(str(image["id"]))}
 
 

@@ -19,15 +19,17 @@ _ENDS: Final = ("commit", "commit", "commit", "commit", "commit", "rollback", "p
 
 
 class Workload:
-    """Statements for sessions, drawn from a seed. `keys` are the workload's own keys."""
+    """Statements for sessions over a table of the source, drawn from a seed. `keys` are the workload's own keys."""
 
-    def __init__(self, seed: str, first_key: int, *, leaves_out: bool, upserts: bool) -> None:
+    def __init__(self, seed: str, table: str, first_key: int) -> None:
         self.chance = random.Random(seed)
         self.keys = range(first_key, first_key + _KEYS)
-        self._seed, self._leaves_out, self._upserts = seed, leaves_out, upserts
+        self._seed, self._table, self._is_deferrable = seed, table, table == "deferred"
         self._written = 0
         self._saved: set[int] = set()  # the sessions whose transaction has a savepoint
-        self._inserted: set[tuple[int, int]] = set()  # the sessions and keys that their transaction has inserted
+        self._inserted: set[tuple[int, int]] = (
+            set()
+        )  # the sessions and keys that their transaction has inserted
 
     def run(self, sessions: Sessions, steps: int) -> None:
         """Run so many steps and end all transactions."""
@@ -48,7 +50,7 @@ class Workload:
                 level = self.chance.choice(["read committed"] * 4 + ["repeatable read", "serializable"])
                 sessions.step(at, f"begin isolation level {level}")
             else:
-                sessions.step(at, *self._change(sessions, at))
+                sessions.step(at, *self._change(at))
         elif session.has_failed:
             # An error ends a transaction, or the part of it since a savepoint.
             sessions.step(at, "rollback to before" if at in self._saved else "rollback")
@@ -60,7 +62,7 @@ class Workload:
         elif at in self._saved and self.chance.random() < 0.1:
             sessions.step(at, "rollback to before")
         else:
-            sessions.step(at, *self._change(sessions, at))
+            sessions.step(at, *self._change(at))
 
     def _end(self, sessions: Sessions, at: int) -> None:
         end = self.chance.choice(_ENDS)
@@ -69,10 +71,10 @@ class Workload:
             end = f"prepare transaction '{self._seed} {self._written}'"
         sessions.step(at, end)
 
-    def _change(self, sessions: Sessions, at: int) -> tuple[Any, ...]:
+    def _change(self, at: int) -> tuple[Any, ...]:
         """Return a statement and its arguments."""
-        table, key = sessions.source.name, self.chance.choice(self.keys)
-        if sessions.source.is_deferrable and (at, key) in self._inserted:
+        table, key = self._table, self.chance.choice(self.keys)
+        if self._is_deferrable and (at, key) in self._inserted:
             return ("commit",)
         note, body = self._note(), self._body()
         other = self.chance.choice([each for each in self.keys if each != key])
@@ -85,11 +87,13 @@ class Workload:
             (25, lambda: (f"delete from {table} where id = %s", key)),
             (10, lambda: (move, other, note, body, key)),
         ]
-        if self._upserts:
-            upsert = f"insert into {table} values (%s, %s, %s) on conflict (id) do update set note = excluded.note"
+        if not self._is_deferrable:
+            upsert = (
+                f"insert into {table} values (%s, %s, %s) on conflict (id) do update set note = excluded.note"
+            )
             choices.append((10, lambda: (upsert, key, note, body)))
         weights, changes = zip(*choices, strict=True)
-        change = self.chance.choices(changes, weights)[0]()
+        change: tuple[Any, ...] = self.chance.choices(changes, weights)[0]()
         if change[0].startswith("insert"):
             self._inserted.add((at, key))
         elif change[0] == move:
@@ -102,7 +106,7 @@ class Workload:
         return f"{self._seed} {self._written}"
 
     def _body(self) -> str | None:
-        kind = self.chance.choice(["none", "short", "long"] if self._leaves_out else ["none", "short"])
+        kind = self.chance.choice(["none", "short", "long"])
         if kind == "none":
             return None
         if kind == "short":

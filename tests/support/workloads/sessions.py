@@ -33,9 +33,7 @@ class Session:
     @property
     def is_open(self) -> bool:
         """True in a transaction, also in one that has failed."""
-        return bool(
-            self._connection.get_transaction_status() != extensions.TRANSACTION_STATUS_IDLE
-        )
+        return bool(self._connection.get_transaction_status() != extensions.TRANSACTION_STATUS_IDLE)
 
     def send(self, statement: str, *arguments: Any) -> None:
         """Begin a statement. The earlier one must have ended."""
@@ -90,11 +88,11 @@ class Sessions:
         while not session.await_end(_STEP) and not self._waits(session.pid):
             pass
 
-    def play(self, script: str, **names: Any) -> None:
+    def play(self, script: str, **names: object) -> None:
         """Run the steps of a script, `a: statement; b: statement`; a session is named by a letter."""
         for step in re.split(r";\s*", script.strip().rstrip(";")):
             letter, statement = step.split(": ", 1)
-            self.step(ord(letter) - ord("a"), statement.format(table=self.source.name, **names))
+            self.step(ord(letter) - ord("a"), statement.format(**names))
 
     def finish(self, *, commit: bool = True) -> None:
         """End the transactions that are open, those that can first, and those that are prepared."""
@@ -118,7 +116,5 @@ class Sessions:
 
     def _waits(self, pid: int) -> bool:
         return bool(
-            self.source.fetch(
-                "select from pg_stat_activity where pid = %s and wait_event_type = 'Lock'", pid
-            )
+            self.source.fetch("select from pg_stat_activity where pid = %s and wait_event_type = 'Lock'", pid)
         )

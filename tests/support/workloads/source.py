@@ -21,16 +21,21 @@ SETTINGS: Final = {
 }
 COLUMNS: Final = "id int, note text, body text"
 _SLOT: Final = "connector"
-# An update of such a table decodes with its whole old row; a deferrable key cannot be a replica identity.
-KINDS: Final = {
-    "plain": "create table {name} (id int primary key, note text, body text)",
-    "full": "create table {name} (id int primary key, note text, body text); "
-    "alter table {name} replica identity full",
-    "deferrable": "create table {name} (id int primary key deferrable initially deferred, note text, body text); "
-    "alter table {name} replica identity full",
+# The tables. An update of those with replica identity full decodes with its whole old row; without it, the event lacks
+# a long value that has not changed. A deferrable key cannot be a replica identity.
+_CREATE: Final = "create table {table} (id int primary key {check}, note text, body text)"
+# Values are out of the row at 2 kB, and not compressed.
+_OUT_OF_LINE: Final = "alter table {table} alter column body set storage external"
+_WHOLE: Final = "alter table {table} replica identity full"
+_TABLES: Final = {
+    "plain": (_CREATE.format(table="plain", check=""),),
+    "whole": (_CREATE.format(table="whole", check=""), _WHOLE.format(table="whole")),
+    "deferred": (
+        _CREATE.format(table="deferred", check="deferrable initially deferred"),
+        _WHOLE.format(table="deferred"),
+    ),
 }
-# A value of TOAST is out of line at 2 kB, and not compressed.
-_OUT_OF_LINE: Final = "alter table {name} alter column body set storage external"
+TABLES: Final = tuple(_TABLES)
 
 Row = tuple[int, str | None, str | None]
 
@@ -48,20 +53,17 @@ def running_source() -> Iterator[Postgres]:
 
 
 class Source:
-    """A table whose changes are captured. `kind` is one of KINDS."""
+    """The tables whose changes are captured. No two of them have a row of the same key."""
 
-    def __init__(self, server: Postgres, name: str, kind: str) -> None:
-        self.dsn, self.name, self.kind = server.dsn, name, kind
+    def __init__(self, server: Postgres) -> None:
+        self.dsn = server.dsn
         self._control = psycopg2.connect(server.dsn)
         self._control.autocommit = True
-        self.execute(f"drop table if exists {name}; drop publication if exists captured")
-        self.execute(f"{KINDS[kind]}; {_OUT_OF_LINE}".format(name=name))
-        self.execute(f"create publication captured for table {name}")
-
-    @property
-    def is_deferrable(self) -> bool:
-        """True if a key may be in the table twice until the commit."""
-        return self.kind == "deferrable"
+        for table, statements in _TABLES.items():
+            for each in (f"drop table if exists {table}", *statements, _OUT_OF_LINE.format(table=table)):
+                self.execute(each)
+        self.execute("drop publication if exists captured")
+        self.execute(f"create publication captured for table {', '.join(TABLES)}")
 
     def execute(self, statement: str, *arguments: Any) -> None:
         """Run a statement in a transaction of its own."""
@@ -74,9 +76,9 @@ class Source:
             cursor.execute(statement, arguments or None)
             return list(cursor.fetchall())
 
-    def rows(self) -> list[Row]:
-        """Return what the table has now."""
-        return self.fetch(f"select id, note, body from {self.name} order by id")
+    def rows(self) -> dict[str, list[Row]]:
+        """Return what each table has now."""
+        return {each: self.fetch(f"select id, note, body from {each} order by id") for each in TABLES}
 
     def position(self) -> int:
         """Return where the write-ahead log ends."""
