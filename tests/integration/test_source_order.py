@@ -9,9 +9,10 @@ from support.environment import LONG, draw_seed
 from support.workloads.captured import capture
 from support.workloads.handwritten import ROWS, STORIES
 from support.workloads.loading import OFFSETS, VERSIONS, Loader, Mode
+from support.workloads.named import CONTROLS, DEFERRABLE, WORKLOADS
 from support.workloads.source import running_source
 
-WORKLOADS: Final = 45
+COUNT: Final = 45
 ROUNDS: Final = 12 if LONG else 6
 IN_A_ROUND: Final = 90
 # Without a history, what an update leaves out is unknown.
@@ -36,14 +37,22 @@ def captured(source):
     """Workloads for an Upsert with a history, and for one without."""
     seed = draw_seed()
     return {
-        True: capture(source, f"{seed} a", WORKLOADS),
-        False: capture(source, f"{seed} b", WORKLOADS, WHOLE),
+        True: capture(source, f"{seed} a", COUNT),
+        False: capture(source, f"{seed} b", COUNT, WHOLE),
     }
 
 
 @pytest.fixture
 def loader(world, make_topic, make_pipeline):
     return Loader(world, make_topic, make_pipeline)
+
+
+def test_newer_changes_have_smaller_positions_in_all_workloads_that_are_named_for_it(captured):
+    workloads = captured[False]
+    found = workloads.different(workloads.rows_by_position())
+    names = {*(f"whole: {name}" for name in WORKLOADS), *(f"deferred: {name}" for name in DEFERRABLE)}
+    assert found > names  # and in some of the random ones
+    assert not any(name in each for each in found for name in CONTROLS)
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
@@ -76,7 +85,7 @@ def test_the_target_of_hundreds_of_workloads_is_what_their_source_has(loader, so
 def test_truncates_among_conflicting_sessions_are_applied(loader, source, number):
     """They need a version, and a history."""
     seed = f"{draw_seed()} truncates {number}"
-    workloads = capture(source, seed, WORKLOADS, truncates=True)
+    workloads = capture(source, seed, COUNT, truncates=True)
     mode = random.Random(seed).choice([each for each in VERSIONS if each.history])
     assert workloads.different(loader.load(mode, workloads.events, random.Random(seed))) == set()
 

@@ -31,6 +31,17 @@ class Captured:
         """Return the workloads in which a target differs from the source."""
         return {self.names[row[0] // _APART] for row in {*target} ^ {*self.rows}}
 
+    def rows_by_position(self) -> list[Row]:
+        """Return what the tables would have if the change with the greatest position were the latest of its key."""
+        latest: dict[int, Event] = {}
+        for each in self.events:
+            if each.key is not None and each.operation not in (None, "r"):
+                other = latest.get(each.key, each)
+                latest[each.key] = max(other, each, key=lambda event: int(event.source["lsn"]))
+        unchanged = [row for row in self.rows if row[0] not in latest]
+        changed = [each.after for each in latest.values() if each.after is not None]
+        return unchanged + [(row["id"], row["note"], row["body"]) for row in changed]
+
 
 def capture(
     server: Postgres,
