@@ -10,12 +10,12 @@ from support.workloads.captured import capture
 from support.workloads.handwritten import ROWS, STORIES
 from support.workloads.loading import OFFSETS, VERSIONS, Loader, Mode
 from support.workloads.named import CONTROLS, DEFERRABLE, WORKLOADS
-from support.workloads.source import running_source
+from support.workloads.source import TABLES, running_source
 
 COUNT: Final = 45
 ROUNDS: Final = 12 if LONG else 6
 IN_A_ROUND: Final = 90
-# Without a history, what an update leaves out is unknown.
+# The tables whose updates decode as whole rows.
 WHOLE: Final = ("whole", "deferred")
 MODES: Final = (*OFFSETS, *VERSIONS)
 BY_HAND: Final = (
@@ -34,7 +34,7 @@ def source():
 
 @pytest.fixture(scope="module")
 def captured(source):
-    """Workloads for an Upsert with a history, and for one without."""
+    """Workloads for the modes that keep the values that an update leaves out, and for the others."""
     seed = draw_seed()
     return {
         True: capture(source, f"{seed} a", COUNT),
@@ -57,25 +57,19 @@ def test_newer_changes_have_smaller_positions_in_all_workloads_that_are_named_fo
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
 def test_the_target_of_conflicting_sessions_is_what_their_source_has(loader, captured, mode):
-    workloads = captured[mode.history]
+    workloads = captured[mode.keeps_unchanged]
     target = loader.load(mode, workloads.events, random.Random(f"{mode} {draw_seed()}"))
     assert workloads.different(target) == set()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(ROUNDS))
-@pytest.mark.parametrize("history", [True, False])
-def test_the_target_of_hundreds_of_workloads_is_what_their_source_has(loader, source, history, number):
-    seed = f"{draw_seed()} {number} {history}"
-    workloads = capture(
-        source,
-        seed,
-        IN_A_ROUND,
-        *([] if history else [WHOLE]),
-        writes_commits=number % 2 == 1,
-    )
+@pytest.mark.parametrize("tables", [TABLES, WHOLE])
+def test_the_target_of_hundreds_of_workloads_is_what_their_source_has(loader, source, tables, number):
+    seed = f"{draw_seed()} {number} {tables}"
+    workloads = capture(source, seed, IN_A_ROUND, tables, writes_commits=number % 2 == 1)
     chance = random.Random(seed)
-    modes = [each for each in MODES if each.history == history]
+    modes = [each for each in MODES if each.keeps_unchanged == (tables == TABLES)]
     found = {str(each): workloads.different(loader.load(each, workloads.events, chance)) for each in modes}
     assert found == {mode: set() for mode in found}
 
@@ -86,7 +80,7 @@ def test_truncates_among_conflicting_sessions_are_applied(loader, source, number
     """They need a version, and a history."""
     seed = f"{draw_seed()} truncates {number}"
     workloads = capture(source, seed, COUNT, truncates=True)
-    mode = random.Random(seed).choice([each for each in VERSIONS if each.history])
+    mode = random.Random(seed).choice([each for each in VERSIONS if each.keeps_unchanged])
     assert workloads.different(loader.load(mode, workloads.events, random.Random(seed))) == set()
 
 

@@ -106,12 +106,12 @@ def _sqlserver() -> list[Event]:
             "insert 1": at(lsn(0x330), lsn(0x308)),
             "insert 5": at(lsn(0x340), lsn(0x338)),
             "update 2": at(lsn(0x370), lsn(0x360), 2),
-            "update 2 again": at(lsn(0x370), lsn(0x350), 2),
+            "update 2 again": at(lsn(0x370), lsn(0x360), 4),
             "move 3": at(lsn(0x380), lsn(0x378), 1),
             "move 3 to 4": at(lsn(0x380), lsn(0x378), 2),
             "incremental": at(lsn(0x390), lsn(0x388)) | {"snapshot": "incremental"},
             "update 5": at(lsn(0x3A0), lsn(0x398), 2),
-            "update 5 again": at(lsn(0x3A0), lsn(0x398), 4),
+            "update 5 again": at(lsn(0x3A0), lsn(0x394), 2),
         },
     )
 
