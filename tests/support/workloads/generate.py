@@ -27,9 +27,8 @@ class Workload:
         self._seed, self._table, self._is_deferrable = seed, table, table == "deferred"
         self._written = 0
         self._saved: set[int] = set()  # the sessions whose transaction has a savepoint
-        self._inserted: set[tuple[int, int]] = (
-            set()
-        )  # the sessions and keys that their transaction has inserted
+        # The sessions, and the keys that their transactions have inserted.
+        self._inserted: set[tuple[int, int]] = set()
 
     def run(self, sessions: Sessions, steps: int) -> None:
         """Run so many steps and end all transactions."""

@@ -83,7 +83,7 @@ class Loader:
         events: Sequence[Event],
         chance: random.Random,
         *,
-        batches: int = 4,
+        batches: int = 3,
         connector: str = "postgres",
     ) -> list[Row]:
         """Load events and return the rows of the target, which the audit has found exact."""
