@@ -78,9 +78,9 @@ def test_the_target_of_hundreds_of_workloads_is_what_their_source_has(loader, so
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(ROUNDS))
 def test_truncates_among_conflicting_sessions_are_applied(loader, source, number):
-    """They need a version, and a history."""
+    """They need a version and a history, and a truncate empties the target: it has one table of the source."""
     seed = f"{draw_seed()} truncates {number}"
-    workloads = capture(source, seed, COUNT, truncates=True)
+    workloads = capture(source, seed, COUNT, TABLES[:1], truncates=True)
     mode = random.Random(seed).choice([each for each in VERSIONS if each.keeps_unchanged])
     assert workloads.different(loader.load(mode, workloads.events, random.Random(seed))) == set()
 
