@@ -3,6 +3,7 @@
 import json
 import time
 import uuid
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -37,6 +38,13 @@ class Topic:
         """Append one record for each value, in order."""
         for value in values:
             self._producer.produce(self.name, value, partition=partition, **message)
+            self._producer.poll(0)
+        assert self._producer.flush(30) == 0
+
+    def produce_records(self, records: Iterable[tuple[bytes | None, bytes | None, int]]) -> None:
+        """Append records (key, value, partition), each after the earlier ones of its partition."""
+        for key, value, partition in records:
+            self._producer.produce(self.name, value, key=key, partition=partition)
             self._producer.poll(0)
         assert self._producer.flush(30) == 0
 
