@@ -1,8 +1,8 @@
 """Tell changes that a connector has sent once more from positions that went back.
 
 After it starts again, a connector may send a run of changes a second time, each as it was. The log has both. A change
-whose position is smaller than that of an earlier change, and which no earlier record equals, shows that the positions of the
-source went back.
+whose position is smaller than that of an earlier change, and which no earlier record equals, shows that the positions
+of the source went back.
 """
 
 import logging
