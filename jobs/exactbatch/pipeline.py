@@ -231,12 +231,14 @@ class Pipeline:
         """True if the records that compaction keeps, the last one of each message key, restore all rows.
 
         They do if the message key is the key of the row, and its last record alone determines the row. That of a
-        Debezium event does not: its tombstone says nothing about the delete before it.
+        Debezium event does not: its tombstone says nothing about the delete before it. Nor does a record that may lack
+        values that have not changed.
         """
         return (
             self.sink.needs_last_records_only
             and self.key is not None
             and self.value.tombstone_deletes
+            and not self.sink.keeps_unchanged
             and self.has_row_per_record
         )
 

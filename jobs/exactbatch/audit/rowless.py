@@ -6,7 +6,7 @@ like the change of a row.
 
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from exactbatch.audit.log_records import LogRecords
 from exactbatch.audit.offset_sets import Flags
 from exactbatch.audit.report import Offsets
-from exactbatch.formats import Debezium, Format, WithMessage, with_registry
+from exactbatch.formats import Debezium, Flattened, Format, WithMessage, with_registry
 from exactbatch.formats.avro_depth import bounded, read
 from exactbatch.formats.schema_registry import writer_schema
 
@@ -25,6 +25,10 @@ _AVRO_HEADER: Final = 5  # bytes: 0 and the ID of a schema
 # What the JSON of each change of a row has, and that of an event without one never: within strings, quotes are escaped.
 _CHANGE: Final = r'"op"\s*:\s*"[^m"]"'
 _HEARTBEAT: Final = frozenset({"ts_ms", "ts_us", "ts_ns"})
+# What may be in JSON of a flattened topic that is not a row.
+_MAYBE_NO_ROW: Final = (
+    r'^null$|"payload"\s*:\s*null|"name"\s*:\s*"io\.debezium\.connector\.|^\s*\{\s*"ts_(?:ms|us|ns)"'
+)
 
 
 class RowlessEvents:
@@ -105,11 +109,74 @@ class RowlessEvents:
         return None if schema is None else json.loads(schema)
 
 
-def rowless_of(value: Format | WithMessage, kafka: Mapping[str, Any]) -> RowlessEvents | None:
+class RowlessFlattenedEvents(RowlessEvents):
+    """Knows the records without a row of a pipeline whose events are flattened: the connector's own events.
+
+    With `with_nulls`, JSON's nulls, bare or next to a schema, give no row, either.
+    """
+
+    def __init__(
+        self,
+        registry: str | None,
+        properties: Mapping[str, Any],
+        fields: Collection[str],
+        *,
+        with_nulls: bool,
+    ) -> None:
+        """`fields` are those that the columns take."""
+        super().__init__(registry, properties)
+        self._fields, self._with_nulls = frozenset(fields), with_nulls
+
+    def _are_changes(self, values: pa.BinaryArray) -> Flags:
+        if self._registry is not None:
+            return super()._are_changes(values)
+        is_row = pc.invert(pc.match_substring_regex(values, _MAYBE_NO_ROW))
+        flags: Flags = is_row.fill_null(True).to_numpy(zero_copy_only=False)
+        return flags
+
+    def _is_of_changes(self, header: bytes | None, registry: str) -> bool:
+        match None if header is None else self._schema_of(header, registry):
+            case {"fields": list()} as schema:
+                return not _is_own(schema.get("connect.name"))
+            case _:
+                return False
+
+    def _is_rowless(self, value: bytes | None) -> bool:
+        if value is None:
+            return False  # a tombstone, which is known already, or deletes a row
+        if self._registry is not None:
+            schema = self._schema_of(value[:_AVRO_HEADER], self._registry)
+            return isinstance(schema, dict) and _is_own(schema.get("connect.name"))
+        match _from_json(value):
+            case None:
+                return self._with_nulls and value == b"null"
+            case {"schema": dict() | None, "payload": None, **rest} if not rest:
+                return self._with_nulls
+            case {"schema": {"name": str(name)}, "payload": dict()}:
+                return _is_own(name)
+            case {"ts_ms": _, **rest}:
+                return rest.keys() <= _HEARTBEAT and not self._fields & {"ts_ms", *rest}
+            case _:
+                return False
+
+
+def _is_own(name: Any) -> bool:
+    return isinstance(name, str) and name.startswith("io.debezium.connector.")
+
+
+def rowless_of(
+    value: Format | WithMessage, kafka: Mapping[str, Any], *, with_nulls: bool
+) -> RowlessEvents | None:
     """Return what finds such records of a pipeline; None if its format has none. `kafka` are the properties of Kafka's
-    connection."""
-    format_ = with_registry(value.value if isinstance(value, WithMessage) else value, kafka)
-    return RowlessEvents(format_.registry, format_.properties) if isinstance(format_, Debezium) else None
+    connection, and `with_nulls` says whether a null gives no row."""
+    match with_registry(value.value if isinstance(value, WithMessage) else value, kafka):
+        case Flattened() as format_:
+            fields = format_.field_names.values()
+            return RowlessFlattenedEvents(format_.registry, format_.properties, fields, with_nulls=with_nulls)
+        case Debezium() as format_:
+            return RowlessEvents(format_.registry, format_.properties)
+        case _:
+            return None
 
 
 def _from_json(value: bytes) -> Any:

@@ -25,6 +25,7 @@ class Decoded:
     each row, the columns whose values the source left out because they had not changed, which are null in the row;
     null for a whole row, and None if all rows are whole. `truncated` is true for each row that stands for a truncate of
     the whole table, and is a delete, too; None if there is none, as in every format in which null values delete.
+    `written_nulls` is true for each of the n values that counts as null although it has bytes; None if there is none.
     """
 
     rows: "pa.RecordBatch"
@@ -34,6 +35,7 @@ class Decoded:
     deleted: "pa.BooleanArray | None" = None
     unchanged: "pa.ListArray | None" = None
     truncated: "pa.BooleanArray | None" = None
+    written_nulls: "pa.BooleanArray | None" = None
 
 
 @runtime_checkable
@@ -106,6 +108,7 @@ def without_values(decoded: Decoded, refused: "Iterable[tuple[int, str]]") -> De
         deleted=None if decoded.deleted is None else decoded.deleted.filter(good),
         unchanged=None if decoded.unchanged is None else decoded.unchanged.filter(good),
         truncated=None if decoded.truncated is None else decoded.truncated.filter(good),
+        written_nulls=decoded.written_nulls,
     )
 
 

@@ -46,8 +46,11 @@ def as_changes(
     kept, rejects = [decoded.kept], list(decoded.rejects)
     tombstones = decoded.tombstones
     if tombstones and tombstones_delete:
-        tombstones = 0
-        positions = pc.indices_nonzero(pc.is_null(values)).cast(pa.int64())
+        is_null = pc.is_null(values)
+        if decoded.written_nulls is not None:
+            is_null = pc.or_(is_null, decoded.written_nulls)
+        positions = pc.indices_nonzero(is_null).cast(pa.int64())
+        tombstones -= len(positions)
         if key is None:
             rejects += [(position, _NO_KEY_FORMAT) for position in positions.to_pylist()]
         else:
