@@ -137,16 +137,23 @@ class RowlessFlattenedEvents(RowlessEvents):
     def _is_of_changes(self, header: bytes | None, registry: str) -> bool:
         match None if header is None else self._schema_of(header, registry):
             case {"fields": list()} as schema:
-                return not _is_own(schema.get("connect.name"))
+                return not self._is_of_own(schema)
             case _:
                 return False
+
+    def _is_of_own(self, schema: Any) -> bool:
+        """True for a schema of Avro that is one of the connector's own events."""
+        if not isinstance(schema, dict):
+            return False
+        names = {field["name"] for field in schema.get("fields", ())}
+        is_heartbeat = "ts_ms" in names and names <= _HEARTBEAT and not names & self._fields
+        return is_heartbeat or _is_own(schema.get("connect.name"))
 
     def _is_rowless(self, value: bytes | None) -> bool:
         if value is None:
             return False  # a tombstone, which is known already, or deletes a row
         if self._registry is not None:
-            schema = self._schema_of(value[:_AVRO_HEADER], self._registry)
-            return isinstance(schema, dict) and _is_own(schema.get("connect.name"))
+            return self._is_of_own(self._schema_of(value[:_AVRO_HEADER], self._registry))
         match _from_json(value):
             case None:
                 return self._with_nulls and value == b"null"

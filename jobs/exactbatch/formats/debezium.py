@@ -137,7 +137,8 @@ class Debezium:
         check_address(self.registry)
         if self.registry is not None and (self.epoch or self.times or self.decimals):
             raise ConfigurationError(
-                f"{type(self).__name__} with a registry: the schemas say what epoch, times and decimals would declare. Remove them."
+                f"{type(self).__name__} with a registry: the schemas say what epoch, times and decimals would declare. "
+                f"Remove them."
             )
         object.__setattr__(self, "columns", (*row, *versions))
         object.__setattr__(self, "fields", fields)

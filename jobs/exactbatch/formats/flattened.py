@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
-from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats.connect_schema import ConnectType
 from exactbatch.formats.connect_values import Reading
@@ -46,12 +45,13 @@ class Flattened(Debezium):
                  `"op text from '__op'"`
     unavailable, binary, epoch, times, decimals, registry   as for Debezium
 
-    In the modes rewrite and rewrite-with-tombstone, the field `__deleted` says whether an event is a delete. In the mode
-    tombstone, a null value is one, of the row whose key the pipeline's `key` decodes: `key=Flattened("id int")`. The
-    transformation drops truncates. A value that the source left out is known to be that of an update by `__op`, or by
-    `__deleted`, which shows that deletes arrive.
+    The field `__deleted` says whether an event is a delete. A null value deletes the row of its key, which the
+    pipeline's `key` decodes: `key=Flattened("id int")`. So does JSON's null, which Connect's JSON converter writes in
+    the mode tombstone. A value that the source left out is taken for that of an update if `__op` says so or, without
+    `__op`, if the event has `__deleted`, which shows that deletes arrive.
 
-    There is no version: the offset orders the changes of a key, which the connector writes to one partition.
+    The transformation drops truncates, and there is no version: the offset orders the changes of a key, which
+    connectors write to one partition.
 
     Raises ConfigurationError for a column that takes `__deleted`, and what Debezium raises.
     """
@@ -66,8 +66,8 @@ class Flattened(Debezium):
         for name, own in self.field_names.items():
             if own == DELETED:
                 raise ConfigurationError(
-                    f"column {name!r}: Flattened reads the field {DELETED!r} itself, and makes deletes of it. For a column "
-                    f"that says what happened, add op to the connector's add.fields, and take \"{name} text from '__op'\"."
+                    f"column {name!r}: Flattened makes deletes of the field {DELETED!r}, and no column. For a column "
+                    f"that says what happened, add op to the connector's add.fields: \"{name} text from '__op'\"."
                 )
 
     def decode_with_unchanged(self, values: "pa.BinaryArray") -> Decoded:
@@ -106,7 +106,7 @@ class Flattened(Debezium):
             self._check_payload(payload)
         return pa.repeat(pa.scalar(is_nothing), len(values))
 
-    def _are_documents(self, values: "pa.BinaryArray", payload: ConnectType | None) -> "pa.BooleanArray":
+    def _are_documents(self, values: "pa.BinaryArray", _payload: ConnectType | None) -> "pa.BooleanArray":
         import pyarrow as pa
 
         return pa.repeat(pa.scalar(False), len(values))
@@ -131,7 +131,7 @@ class Flattened(Debezium):
         return f"the event has none of the fields of the columns: it has {fields or 'none at all'}"
 
     def _json_images(
-        self, text: "pa.StringArray", readings: Mapping[str, Reading], source: "Mapping[str, pa.DataType]"
+        self, text: "pa.StringArray", readings: Mapping[str, Reading], _source: "Mapping[str, pa.DataType]"
     ) -> Images:
         images = json_rows(text, readings)
         for event in images.suspects.to_pylist():
@@ -144,7 +144,7 @@ class Flattened(Debezium):
         self,
         events: Sequence[Mapping[str, Any]],
         readings: Mapping[str, Reading],
-        source: "Mapping[str, pa.DataType]",
+        _source: "Mapping[str, pa.DataType]",
     ) -> Images:
         return avro_rows(events, readings)
 
