@@ -14,6 +14,6 @@ def one_column(text: str, type_: str) -> Column:
     columns = parse_columns(text)
     if len(columns) > 1:
         raise ConfigurationError(
-            f"expected one column, as in \"id bigint\", found {len(columns)} in {text!r}. Use Csv or Json for several."
+            f'expected one column, as in "id bigint", found {len(columns)} in {text!r}. Use Csv or Json for several.'
         )
     return columns[0]

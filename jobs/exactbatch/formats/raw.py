@@ -47,8 +47,8 @@ class Raw:
         (column,) = self.columns
         if column.type != "bytea" and column.type not in _WIDTHS:
             raise ConfigurationError(
-                f"column {column.name!r}, {column.type}: Raw has bytea and types of a fixed width, {', '.join(_WIDTHS)}. "
-                f"Use Text for text, or Custom."
+                f"column {column.name!r}, {column.type}: Raw has bytea and types of a fixed width, "
+                f"{', '.join(_WIDTHS)}. Use Text for text, or Custom."
             )
 
     @cached_property

@@ -78,7 +78,9 @@ class Text:
         is_plain = pc.match_substring_regex(text, _PLAIN)
         if not pc.all(is_plain, min_count=0).as_py():
             found = text.filter(pc.invert(is_plain))[0].as_py()
-            raise ValueError(f"column {column.name!r}, {column.type}: expected a value, found the text {found[:80]!r}")
+            raise ValueError(
+                f"column {column.name!r}, {column.type}: expected a value, found the text {found[:80]!r}"
+            )
         decoded = line.decode(text.drop_null().cast(pa.binary()))
         if decoded.rejects:
             raise ValueError(decoded.rejects[0][1])
