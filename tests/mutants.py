@@ -2455,8 +2455,8 @@ MUTANTS: Final = (
     Mutant(
         "a field of another name is read by the schema of its column's name",
         "formats/debezium_readings.py",
-        "image.field(name) for image",
-        "image.field(column.name) for image",
+        "row.field(name) for row",
+        "row.field(column.name) for row",
         ("tests/unit/test_debezium.py::test_columns_take_fields_of_other_names",),
     ),
     Mutant(
