@@ -128,6 +128,13 @@ MUTANTS: Final = (
         (f"{_FLATTENED}::test_a_compacted_log_without_values_that_were_left_out_is_not_replayed",),
     ),
     Mutant(
+        "a position within a transaction is a version of flattened events",
+        "pipeline.py",
+        "            self._check_versions()\n",
+        "",
+        (f"{_FLATTENED}::test_a_field_that_the_connector_adds_is_no_version",),
+    ),
+    Mutant(
         "a binary key of another length is accepted",
         "formats/raw.py",
         "        fits = pc.fill_null(pc.equal(lengths, width), True)\n",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats import Format, WithMessage
-from exactbatch.formats.format import LeavesValuesOut, gives_several_rows, truncate_order
+from exactbatch.formats.format import LeavesValuesOut, gives_several_rows, truncate_order, unordered_columns
 from exactbatch.model import Limits, OnLoss, StoredOffset
 from exactbatch.options import check_types
 from exactbatch.sinks import Sink
@@ -255,6 +255,7 @@ class Pipeline:
     def _check_transform(self) -> None:
         if not self.is_transformed:
             self.sink.check(self.value.columns)
+            self._check_versions()
             return
         if self.transform is not None and self.sql is not None:
             raise self._error("it has both a transform and sql. Let the function run the query.")
@@ -277,6 +278,17 @@ class Pipeline:
                 raise self._error(
                     f"the columns {other!r} and {column.name!r} that the transform gets have one name in Spark, "
                     f"which ignores case. Rename " + ("the value's." if other in own else "one of them.")
+                )
+
+    def _check_versions(self) -> None:
+        unordered = unordered_columns(self.value)
+        for part in self.sink.parts:
+            if wrong := [name for name in getattr(part, "version_columns", ()) if name in unordered]:
+                raise self._error(
+                    f"version={wrong[0]!r}: a field that the connector adds to a flattened event, such as __lsn or "
+                    f"__ts_ms, does not order the changes of different transactions, so that newer changes could count "
+                    f"as older ones. Leave out version: the offset orders the changes of a key, which stays in one "
+                    f"partition by default."
                 )
 
     def _check_key(self, key: Format) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from exactbatch import Append, Flattened, Json, Pipeline, Upsert
+from exactbatch import Append, Flattened, Json, Pipeline, Upsert, WithMessage
 from exactbatch.errors import ConfigurationError
 from exactbatch.testing import Record, load
 from support.connect_avro import avro_body, avro_schema
@@ -280,6 +280,17 @@ def test_what_the_format_cannot_have_is_refused():
         Flattened("id int", version="lsn")  # type: ignore[call-arg]
     with pytest.raises(ConfigurationError, match="Flattened with a registry"):
         Flattened("id int", registry="http://registry", decimals="string")
+
+
+@pytest.mark.parametrize("history", [True, False])
+def test_a_field_that_the_connector_adds_is_no_version(history):
+    value = Flattened("id int, lsn bigint from '__lsn', version int")
+    for form in (value, WithMessage(value, headers="headers")):
+        sink = Upsert("public.t", key=("id",), version="lsn", history=history)
+        with pytest.raises(ConfigurationError, match="version='lsn': a field that the connector adds"):
+            Pipeline(name="p", topics=("t",), value=form, sink=sink)
+    own = Upsert("public.t", key=("id",), version="version", history=history)
+    assert Pipeline(name="p", topics=("t",), value=value, sink=own).sink.version_columns == ("version",)
 
 
 def test_a_compacted_log_without_values_that_were_left_out_is_not_replayed():

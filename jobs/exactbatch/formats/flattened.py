@@ -30,6 +30,7 @@ _ENVELOPE: Final = (
 # The connectors' own events, which the transformation passes on: heartbeats, transaction metadata, schema changes and
 # logical decoding messages.
 _OWN: Final = "io.debezium.connector."
+_ADDED: Final = "__"  # the default of add.fields.prefix
 # Two ways in which Connect's JSON converter writes a null that has a schema, as the transformation gives deletes.
 _NULL: Final = b"null"
 _NULL_PAYLOAD: Final = r'^\s*\{\s*"(?:schema|payload)".*\}\s*$'
@@ -81,6 +82,11 @@ class Flattened(Debezium):
         nothing = pa.scalar(None, values.type)
         decoded = super().decode_with_unchanged(pc.if_else(written_nulls, nothing, values))
         return replace(decoded, written_nulls=written_nulls)
+
+    @property
+    def unordered_columns(self) -> frozenset[str]:
+        """The columns of fields that add.fields adds, such as `__lsn` and `__ts_ms`."""
+        return frozenset(name for name, own in self.field_names.items() if own.startswith(_ADDED))
 
     @cached_property
     def _names(self) -> frozenset[str]:

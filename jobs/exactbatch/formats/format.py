@@ -83,6 +83,12 @@ def truncate_order(format_: object) -> tuple[str, ...] | None:
     return order
 
 
+def unordered_columns(format_: object) -> frozenset[str]:
+    """Return the columns of a format, or WithMessage, whose values look like an order of changes and are none."""
+    columns: frozenset[str] = getattr(format_, "unordered_columns", frozenset())
+    return columns
+
+
 def positions(values: "pa.Array") -> "pa.Int64Array":
     """Return the index of each value: 0, 1, … n-1."""
     import numpy as np

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError
-from exactbatch.formats.format import Decoded, Format, gives_several_rows, truncate_order, without_values
+from exactbatch.formats.format import (
+    Decoded,
+    Format,
+    gives_several_rows,
+    truncate_order,
+    unordered_columns,
+    without_values,
+)
 from exactbatch.options import check_types
 
 if TYPE_CHECKING:
@@ -86,6 +93,11 @@ class WithMessage:
     def truncate_order(self) -> tuple[str, ...] | None:
         """The same as for the value format."""
         return truncate_order(self.value)
+
+    @property
+    def unordered_columns(self) -> frozenset[str]:
+        """The same as for the value format."""
+        return unordered_columns(self.value)
 
     @property
     def tombstone_deletes(self) -> bool:

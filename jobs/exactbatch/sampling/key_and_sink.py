@@ -92,7 +92,11 @@ def _of_changes(changes: Changes, fitted: Fitted, facts: TopicFacts, target: str
     columns = {field: column for column, field in fitted.format.field_names.items()}
     if None in keys and not changes.key:
         why = f"{keys.count(None):,} sampled events have no message key: give the source table a primary key"
-    elif names is None and isinstance(fitted.format, Flattened) and (plain := _of_column(fitted, facts, target)):
+    elif (
+        names is None
+        and isinstance(fitted.format, Flattened)
+        and (plain := _of_column(fitted, facts, target))
+    ):
         return plain
     elif names is None or not columns.keys() >= set(names):
         why = "the message keys do not name columns of the row"
