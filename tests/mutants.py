@@ -135,6 +135,13 @@ MUTANTS: Final = (
         (f"{_FLATTENED}::test_a_field_that_the_connector_adds_is_no_version",),
     ),
     Mutant(
+        "a flattened delete whose key is JSON's null is dropped",
+        "formats/upsert_changes.py",
+        "                lacking = [at for at in range(len(positions)) if at not in given]\n",
+        "                lacking = pc.indices_nonzero(pc.is_null(keys.take(positions))).to_pylist()\n",
+        (f"{_FLATTENED}::test_a_delete_whose_key_is_null_is_a_reject_however_it_is_written",),
+    ),
+    Mutant(
         "a binary key of another length is accepted",
         "formats/raw.py",
         "        fits = pc.fill_null(pc.equal(lengths, width), True)\n",

@@ -258,6 +258,17 @@ def test_a_null_deletes_the_row_of_its_key_however_it_is_written(history, key):
     assert loaded.target == [{"id": 5, "name": "a"}]
 
 
+def test_a_delete_whose_key_is_null_is_a_reject_however_it_is_written():
+    sink = Upsert("public.t", key=("id",))
+    pipeline = Pipeline(name="p", topics=("t",), value=FORMAT, key=Flattened("id int"), sink=sink)
+    keys = [*map(written, NULLS), written({"ts_ms": 1}), written({"id": None})]
+    rejects = load(pipeline, [Record(None, key) for key in keys]).rejects
+    assert [reject.reason for reject in rejects] == [
+        *["key: expected a key, found null"] * 5,
+        "column 'id': the key is null",
+    ]
+
+
 def test_a_null_without_a_key_format_is_a_reject_and_in_an_append_a_tombstone():
     sink = Upsert("public.t", key=("id",))
     pipeline = Pipeline(name="p", topics=("t",), value=FORMAT, sink=sink)
