@@ -1,6 +1,6 @@
 """Propose how rows reach the target: the key, the sink, and the format of message keys."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
@@ -19,6 +19,7 @@ from exactbatch.sinks import Append, Sink, Upsert
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_AS_TEXT: Final = "the text of its keys"
 _PAYLOAD: Final = "payload"  # where Kafka Connect writes a value next to its schema
 
 
@@ -201,16 +202,13 @@ def _of_column(fitted: Fitted, facts: TopicFacts, target: str) -> Destination | 
     for column in fitted.format.columns:
         values = decoded.rows.column(column.name)
         schema = f"{quoted_if_needed(column.name)} {column.type}"
-        for types, make, kind in (
-            (_TEXT_KEYS, Text, "the text of its keys"),
-            (_BINARY_KEYS, Raw, "in its keys"),
-        ):
+        for types, make, kind in _KEY_FORMATS:
             if column.type not in types:
                 continue
             key: Format = Text(column.name) if column.type == "text" else make(schema)
             read = key.decode(keys)
             # Text such as 007 is another key than 7, and yet the same number.
-            is_same = kind == "in its keys" or _are_texts(values, keys)
+            is_same = kind != _AS_TEXT or _are_texts(values, keys)
             if not read.rejects and is_same and read.rows.column(0).equals(values):
                 return Destination(
                     Upsert(target, key=(column.name,)),
@@ -221,8 +219,10 @@ def _of_column(fitted: Fitted, facts: TopicFacts, target: str) -> Destination | 
     return None
 
 
-_TEXT_KEYS: Final = ("text", "integer", "bigint", "uuid")
-_BINARY_KEYS: Final = ("smallint", "integer", "bigint", "uuid")
+_KEY_FORMATS: Final[Sequence[tuple[Sequence[str], Callable[[str], Format], str]]] = (
+    (("text", "integer", "bigint", "uuid"), Text, _AS_TEXT),
+    (("smallint", "integer", "bigint", "uuid"), Raw, "what its keys hold in bytes"),
+)
 
 
 def _are_texts(values: "pa.Array", keys: "pa.BinaryArray") -> bool:

@@ -119,7 +119,7 @@ def _avro_draft(
             known = events_of(schema)
         except ValueError:
             break
-        if not (is_envelope(known.payload) or is_flattened(Event(known.payload.fields, known.payload))):
+        if not (is_envelope(known.payload) or is_flattened(Event(dict(known.payload.fields), known.payload))):
             break
         payloads.append(known.payload)
         for value in by_id[schema_id]:
