@@ -205,7 +205,7 @@ def _of_column(fitted: Fitted, facts: TopicFacts, target: str) -> Destination | 
         for types, make, kind in _KEY_FORMATS:
             if column.type not in types:
                 continue
-            key: Format = Text(column.name) if column.type == "text" else make(schema)
+            key = make(column.name if schema == f"{column.name} text" else schema)
             read = key.decode(keys)
             # Text such as 007 is another key than 7, and yet the same number.
             is_same = kind != _AS_TEXT or _are_texts(values, keys)
