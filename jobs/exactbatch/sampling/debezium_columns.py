@@ -72,7 +72,6 @@ def debezium_draft(
     connector = _connector(changes)
     images = _images(changes)
     is_typed = all(event.type is not None for event in changes)
-    notes = []
     documents = any(isinstance(event.envelope.get(name), str) for event in changes for name in _IMAGES)
     if documents:
         usable, notes = usable_columns(list(_of_documents(images)), [])
