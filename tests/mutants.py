@@ -60,6 +60,8 @@ _SHARED: Final = "tests/integration/test_shared_targets.py"
 _BY_BATCH: Final = "tests/integration/test_by_batch.py"
 _MERGE: Final = "tests/integration/test_merge.py"
 _DEBEZIUM: Final = "tests/unit/test_debezium"
+_FLATTENED: Final = "tests/unit/test_flattened.py"
+_PLAIN_KEYS: Final = "tests/unit/test_plain_keys.py"
 _DAEMON: Final = "tests/unit/test_python_daemon.py"
 _TRUNCATES: Final = "tests/integration/test_truncates.py"
 _UNCHANGED: Final = "tests/integration/test_unchanged_values.py"
@@ -84,6 +86,91 @@ class Mutant:
 
 
 MUTANTS: Final = (
+    Mutant(
+        "__deleted of a flattened event is ignored",
+        "formats/flattened_images.py",
+        "pc.if_else(pc.fill_null(deleted, False), DELETE, pc.coalesce(op, unknown))",
+        "pc.coalesce(op, unknown)",
+        (f"{_FLATTENED}::test_text_and_booleans_say_whether_an_event_is_a_delete",),
+    ),
+    Mutant(
+        "the text false of __deleted is taken for true",
+        "formats/flattened_images.py",
+        '        deleted = pc.equal(deleted, "true")\n',
+        "        deleted = pc.if_else(deleted.is_valid(), True, pa.scalar(None, pa.bool_()))\n",
+        (f"{_FLATTENED}::test_text_and_booleans_say_whether_an_event_is_a_delete",),
+    ),
+    Mutant(
+        "a flattened event may contradict itself",
+        "formats/flattened_images.py",
+        "    if pc.any(contradicts, min_count=0).as_py():\n",
+        "    if False:\n",
+        (f"{_FLATTENED}::test_what_an_event_says_of_its_deletion_may_not_be_unclear",),
+    ),
+    Mutant(
+        "a flattened insert takes a value of an earlier row",
+        "formats/flattened_images.py",
+        "    unknown = pc.if_else(deleted.is_valid(), UPDATE, _INSERT)\n",
+        "    unknown = UPDATE\n",
+        (f"{_FLATTENED}::test_only_a_value_of_an_update_is_kept",),
+    ),
+    Mutant(
+        "an object without a field of the columns is a flattened row of nulls",
+        "formats/flattened.py",
+        "            if reason := self._why_no_row(found) if found else self._no_field(found):\n",
+        "            if reason := None:\n",
+        (f"{_FLATTENED}::test_an_object_that_is_no_row_is_a_reject",),
+    ),
+    Mutant(
+        "a null that Connect writes with its schema deletes nothing",
+        "formats/upsert_changes.py",
+        "            is_null = pc.or_(is_null, decoded.written_nulls)\n",
+        "            pass\n",
+        (f"{_FLATTENED}::test_a_null_deletes_the_row_of_its_key_however_it_is_written",),
+    ),
+    Mutant(
+        "a compacted log restores values that the source left out",
+        "pipeline.py",
+        "            and not self.sink.keeps_unchanged\n",
+        "",
+        (f"{_FLATTENED}::test_a_compacted_log_without_values_that_were_left_out_is_not_replayed",),
+    ),
+    Mutant(
+        "a position within a transaction is a version of flattened events",
+        "pipeline.py",
+        "            self._check_versions()\n",
+        "",
+        (f"{_FLATTENED}::test_a_field_that_the_connector_adds_is_no_version",),
+    ),
+    Mutant(
+        "a flattened delete whose key is JSON's null is dropped",
+        "formats/upsert_changes.py",
+        "                lacking = [at for at in range(len(positions)) if at not in given]\n",
+        "                lacking = pc.indices_nonzero(pc.is_null(keys.take(positions))).to_pylist()\n",
+        (f"{_FLATTENED}::test_a_delete_whose_key_is_null_is_a_reject_however_it_is_written",),
+    ),
+    Mutant(
+        "a binary key of another length is accepted",
+        "formats/raw.py",
+        "        fits = pc.fill_null(pc.equal(lengths, width), True)\n",
+        "        fits = pc.fill_null(pc.greater_equal(lengths, width), True)\n"
+        "        values = pc.binary_slice(values, 0, width)\n",
+        (f"{_PLAIN_KEYS}::test_bytes_of_a_type_have_its_width",),
+    ),
+    Mutant(
+        "a binary key is read with its lowest byte first",
+        "formats/raw.py",
+        '    "bigint": (8, ">i8"),\n',
+        '    "bigint": (8, "<i8"),\n',
+        (f"{_PLAIN_KEYS}::test_bytes_of_a_type_have_its_width",),
+    ),
+    Mutant(
+        "a plain key may have quotes",
+        "formats/text.py",
+        "        if not pc.all(is_plain, min_count=0).as_py():\n",
+        "        if False:\n",
+        (f"{_PLAIN_KEYS}::test_text_that_is_not_of_the_type_is_a_reject",),
+    ),
     Mutant(
         "as many rows as records are taken for one each",
         "batch/rows/decode.py",
@@ -2692,8 +2779,8 @@ MUTANTS: Final = (
     Mutant(
         "a field of another name is read by the schema of its column's name",
         "formats/debezium_readings.py",
-        "image.field(name) for image",
-        "image.field(column.name) for image",
+        "row.field(name) for row",
+        "row.field(column.name) for row",
         ("tests/unit/test_debezium.py::test_columns_take_fields_of_other_names",),
     ),
     Mutant(

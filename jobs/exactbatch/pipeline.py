@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Final, Literal
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats import Format, WithMessage
-from exactbatch.formats.format import LeavesValuesOut, gives_several_rows, position_columns, truncate_order
+from exactbatch.formats.format import (
+    LeavesValuesOut,
+    gives_several_rows,
+    position_columns,
+    truncate_order,
+    unordered_columns,
+)
 from exactbatch.formats.replaced_text import why_not_replaced
 from exactbatch.model import Limits, OnLoss, StoredOffset
 from exactbatch.options import check_types
@@ -238,12 +244,14 @@ class Pipeline:
         """True if the records that compaction keeps, the last one of each message key, restore all rows.
 
         They do if the message key is the key of the row, and its last record alone determines the row. That of a
-        Debezium event does not: its tombstone says nothing about the delete before it.
+        Debezium event does not: its tombstone says nothing about the delete before it. Nor does a record that may lack
+        values that have not changed.
         """
         return (
             self.sink.needs_last_records_only
             and self.key is not None
             and self.value.tombstone_deletes
+            and not self.sink.keeps_unchanged
             and self.has_row_per_record
         )
 
@@ -260,6 +268,7 @@ class Pipeline:
     def _check_transform(self) -> None:
         if not self.is_transformed:
             self.sink.check(self.value.columns)
+            self._check_versions()
             return
         if self.transform is not None and self.sql is not None:
             raise self._error("it has both a transform and sql. Let the function run the query.")
@@ -282,6 +291,17 @@ class Pipeline:
                 raise self._error(
                     f"the columns {other!r} and {column.name!r} that the transform gets have one name in Spark, "
                     f"which ignores case. Rename " + ("the value's." if other in own else "one of them.")
+                )
+
+    def _check_versions(self) -> None:
+        unordered = unordered_columns(self.value)
+        for part in self.sink.parts:
+            if wrong := [name for name in getattr(part, "version_columns", ()) if name in unordered]:
+                raise self._error(
+                    f"version={wrong[0]!r}: a field that the connector adds to a flattened event, such as __lsn or "
+                    f"__ts_ms, does not order the changes of different transactions, so that newer changes could count "
+                    f"as older ones. Leave out version: the offset orders the changes of a key, which stays in one "
+                    f"partition by default."
                 )
 
     def _check_key(self, key: Format) -> None:

@@ -134,7 +134,8 @@ def expected_rows(topic: RealisticTopic) -> int:
             continue  # it follows a delete event
         event = None if value is None else json.loads(value)
         event = event["payload"] if event and "payload" in event else event
-        last[key] = None if event is None or event.get("op") == "d" else event
+        is_delete = event is None or event.get("op") == "d" or event.get("__deleted") == "true"
+        last[key] = None if is_delete else event
     return sum(event is not None for event in last.values())
 
 

@@ -5,6 +5,7 @@ import csv
 import io
 import json
 import random
+import struct
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -176,10 +177,48 @@ def debezium_postgres() -> RealisticTopic:
         "born": "date",
         "settings": "jsonb",
         "tags": "text[]",
-        "lsn": "bigint",
     }
     return RealisticTopic(
         "customers", list(pairs()), types, key=("id",), config={"cleanup_policy": "compact"}, partitions=1
+    )
+
+
+def flattened() -> RealisticTopic:
+    """The same table after ExtractNewRecordState, in the mode rewrite-with-tombstone and with add.fields=op."""
+    envelopes = debezium_postgres()
+    added = [_column("__op", "string"), _column("__deleted", "string")]
+    schema = {"type": "struct", "name": "shop.public.customer.Value", "fields": [*_CUSTOMER, *added]}
+
+    def flat(value: bytes | None) -> bytes | None:
+        if value is None:
+            return None
+        event = json.loads(value)["payload"]
+        is_delete = event["op"] == "d"
+        row = event["before" if is_delete else "after"]
+        marks = {"__op": event["op"], "__deleted": str(is_delete).lower()}
+        return _json({"schema": schema, "payload": {**row, **marks}})
+
+    pairs = [(key, flat(value)) for key, value in envelopes.pairs]
+    return RealisticTopic("clients", pairs, {**envelopes.types, "__op": "text"}, key=("id",), partitions=1)
+
+
+def binary_keys() -> RealisticTopic:
+    """Scores in a compacted topic, by a key of Kafka's LongSerializer, with tombstones."""
+    dice = random.Random(14)
+
+    def pairs() -> Iterator[Pair]:
+        for number in range(RECORDS):
+            id_ = dice.randrange(400)
+            score = None if number % 40 == 39 else _json({"playerId": id_, "points": number})
+            yield struct.pack(">q", id_), score
+
+    return RealisticTopic(
+        "scores",
+        list(pairs()),
+        {"player_id": "bigint", "points": "bigint"},
+        key=("player_id",),
+        config={"cleanup_policy": "compact"},
+        partitions=1,
     )
 
 
@@ -217,7 +256,6 @@ def debezium_mysql() -> RealisticTopic:
         "inStock": "bigint",
         "updated_at": "timestamp without time zone",
         "birth_date": "date",
-        "file": "bigint",
     }
     return RealisticTopic("items", list(pairs()), types, key=("id",), partitions=1)
 
@@ -469,6 +507,7 @@ def profiles() -> RealisticTopic:
 TOPICS: Sequence[Callable[[], RealisticTopic]] = (
     nested_events,
     debezium_postgres,
+    flattened,
     debezium_mysql,
     iot,
     epoch_times,
@@ -480,4 +519,5 @@ TOPICS: Sequence[Callable[[], RealisticTopic]] = (
     webhooks,
     logs,
     profiles,
+    binary_keys,
 )

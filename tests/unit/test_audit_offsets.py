@@ -16,9 +16,7 @@ from exactbatch.audit.report import SHOWN, Finding, PartitionAudit
 from exactbatch.audit.units import Slice, Unit, units_of, windows_of
 
 SIZE: Final = 24  # offsets of a partition
-RULES: Final = Rules(
-    began=0, earliest=0, horizon=0, is_compacted=False, has_row_per_record=True, null_is_tombstone=True
-)
+RULES: Final = Rules(began=0, earliest=0, horizon=0, is_compacted=False, has_row_per_record=True)
 
 
 @dataclass
@@ -49,7 +47,7 @@ def model(world: World) -> PartitionAudit:
     found = Counter(offset for offset, _ in world.rows + world.rejects)
     inside = {offset for offset in found if 0 <= offset < SIZE}
     rejected = {offset for offset, _ in world.rejects}
-    tombstones = world.nulls - rejected if rules.null_is_tombstone else set()
+    tombstones = world.nulls - rejected
     ours = {offset for offset in world.records if offset >= rules.began or world.batch(offset) != NOT_COVERED}
     expected = ours - tombstones
     result.records, result.tombstones = len(ours), len(ours & tombstones)
@@ -134,7 +132,6 @@ def worlds(draw: st.DrawFn) -> World:
         horizon=draw(st.sampled_from([0, 0, 9])),
         is_compacted=draw(st.booleans()),
         has_row_per_record=draw(st.sampled_from([True, True, False])),
-        null_is_tombstone=draw(st.booleans()),
     )
     # The log no longer has what lies below its start.
     world.records -= set(range(world.rules.earliest))
@@ -205,8 +202,7 @@ def test_a_row_of_a_record_that_gives_none_is_found():
     assert (found.rows, found.rejected, found.tombstones) == (SIZE - 2, 1, 2)
     for rules in (replace(RULES, is_compacted=True), replace(RULES, has_row_per_record=False)):
         assert audited(replace(world, rules=rules)).unexpected == Finding(1, [1])
-    with_rows = replace(RULES, null_is_tombstone=False)
-    assert not audited(replace(world, rules=with_rows)).unexpected.count
+    assert not audited(replace(world, nulls=set())).unexpected.count
 
 
 def test_a_row_that_takes_the_place_of_its_neighbour_leaves_count_and_bounds_as_they_were():

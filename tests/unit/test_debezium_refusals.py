@@ -283,7 +283,7 @@ def test_no_floating_point_number_becomes_an_integer():
     """pyarrow cuts a Python float to an integer without an error."""
     for type_, values in ((pa.int32(), [1, 0.9]), (pa.list_(pa.int64()), [[1], [0.9]])):
         with pytest.raises(ValueError, match="expected an integer, found a floating-point number"):
-            debezium_avro._array(values, type_)
+            debezium_avro.array_of(values, type_)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exactbatch import Append, Csv, Debezium, Json, JsonSchema, Raw, Text, Upsert, WithMessage
+from exactbatch import Append, Csv, Debezium, Flattened, Json, JsonSchema, Raw, Text, Upsert, WithMessage
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError
 from exactbatch.sampling.column_names import column_name, module_name
@@ -289,7 +289,7 @@ def test_a_topic_that_is_not_compacted_is_appended():
 @pytest.mark.parametrize(
     ("keys", "key", "column"),
     [
-        ([b"7", b"8", b"8"], Csv("id bigint"), "id"),
+        ([b"7", b"8", b"8"], Text("id bigint"), "id"),
         ([b'{"id": 7}', b'{"id": 8}', b'{"id": 8}'], Json("id bigint"), "id"),
         ([b"x", b"y", b"y"], Text("name"), "name"),
         ([b"u-1", b"u-2", b"u-2"], Text("key"), "key"),
@@ -402,10 +402,7 @@ def test_debezium_without_schemas():
         "price": "numeric",
         "order": "jsonb",
     }
-    assert (
-        proposal.pipeline.sink.identity
-        == Upsert("public.p", key=("id",), version=("commit_lsn", "lsn")).identity
-    )
+    assert proposal.pipeline.sink.identity == Upsert("public.p", key=("id",)).identity
     first, last = proposal.decoded.rows.to_pylist()
     assert (first["deleted"], last["deleted"]) == (False, True)
     assert first["born_on_date"] == date(2024, 10, 4)
@@ -425,10 +422,7 @@ def test_fields_of_debezium_with_names_that_a_table_uses_get_others():
     assert [note for note in proposal.notes if "left out" in note] == [
         "left out, because a table cannot have such columns: 'q\"'"
     ]
-    assert (
-        proposal.pipeline.sink.identity
-        == Upsert("public.p", key=("batch_id_",), version=("commit_lsn", "lsn")).identity
-    )
+    assert proposal.pipeline.sink.identity == Upsert("public.p", key=("batch_id_",)).identity
     first, _ = proposal.decoded.rows.to_pylist()
     assert (first["batch_id_"], first["deleted_"], first["ctid_"]) == (1, True, "a")
 
@@ -489,17 +483,54 @@ def test_debezium_of_a_table_without_a_key_is_appended():
     assert "primary key" in " ".join(proposal.notes)
 
 
-def test_debezium_with_a_truncate_applies_it():
+def test_debezium_has_no_version_so_that_a_truncate_is_a_reject():
     truncate = change("t", None, None)
-    proposal = proposed(change("c", None, {"id": 1}), truncate, keys=[b'{"id": 1}', None])
+    proposal = proposed(change("c", None, {"id": 1, "lsn": 2}), truncate, keys=[b'{"id": 1}', None])
     assert isinstance(proposal.pipeline.value, Debezium)
-    assert proposal.pipeline.value.truncate == "apply"
-
-
-def test_a_row_with_a_column_like_the_version_has_no_version():
-    proposal = proposed(change("c", None, {"id": 1, "lsn": 2}), keys=[b'{"id": 1}'])
-    assert proposal.pipeline.value.version is None
+    assert (proposal.pipeline.value.version, proposal.pipeline.value.truncate) == (None, "reject")
+    assert proposal.pipeline.sink.identity == Upsert("public.p", key=("id",)).identity
+    [(index, reason)] = proposal.broken
+    assert (index, "was truncated at its source" in reason) == (1, True)
     assert types_of(proposal)["lsn"] == "bigint"
+
+
+ROWS = [{"id": 1, "name": "a", "__op": "c"}, {"id": 2, "name": "__debezium_unavailable_value", "__op": "u"}]
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_flattened_events_are_recognized(wrapped):
+    names = {"id": "int32", "name": "string", "__op": "string", "__deleted": "string"}
+    fields = [{"type": type_, "optional": True, "field": name} for name, type_ in names.items()]
+    schema = {"type": "struct", "fields": fields, "name": "shop.public.t.Value"}
+    rows = [*({**row, "__deleted": "false"} for row in ROWS), {"id": 1, "__op": "d", "__deleted": "true"}]
+    values = [{"schema": schema, "payload": row} if wrapped else row for row in [*rows, *rows]]
+    key_schema = {"type": "struct", "fields": fields[:1], "name": "shop.public.t.Key"}
+    keys = [
+        {"schema": key_schema, "payload": {"id": row["id"]}} if wrapped else {"id": row["id"]} for row in rows
+    ]
+    written = [*(json.dumps(each).encode() for each in values), None, b"null"]
+    proposal = proposed(*written, keys=[json.dumps(key).encode() for key in [*keys, *keys, keys[1], keys[1]]])
+    pipeline = proposal.pipeline
+    assert (type(pipeline.value), pipeline.key) == (
+        Flattened,
+        Flattened("id integer" if wrapped else "id bigint"),
+    )
+    assert types_of(proposal) == {"id": "integer" if wrapped else "bigint", "name": "text", "__op": "text"}
+    assert pipeline.sink.identity == Upsert("public.p", key=("id",)).identity
+    assert proposal.broken == ()
+    assert len(proposal.decoded.rows) == len(written)
+
+
+def test_flattened_events_with_plain_keys_or_none():
+    rows = [{**row, "__deleted": "false"} for row in ROWS]
+    written = [json.dumps(row).encode() for row in rows]
+    for keys, key in (
+        ([b"1", b"2"], Text("id bigint")),
+        ([b"\0\0\0\0\0\0\0\1", b"\0\0\0\0\0\0\0\2"], Raw("id bigint")),
+    ):
+        pipeline = proposed(*written, keys=keys).pipeline
+        assert (pipeline.key, pipeline.sink.key_columns) == (key, ("id",))
+    assert isinstance(proposed(*written).pipeline.sink, Append)
 
 
 def test_documents_of_mongodb():
@@ -842,12 +873,8 @@ def test_debezium_as_avro_with_keys_as_avro(registry):
     registry.has(6, key)
     proposal = proposed_by(registry, framed(5, ENVELOPE, EVENT), keys=[framed(6, key, {"id": 7})])
     assert types_of(proposal) == {"id": "integer", "n": "bigint"}
-    assert (
-        proposal.pipeline.sink.identity
-        == Upsert("public.p", key=("id",), version=("commit_lsn", "lsn")).identity
-    )
-    [row, *_] = proposal.decoded.rows.to_pylist()
-    assert (row["commit_lsn"], row["lsn"]) == (8, 9)
+    assert proposal.pipeline.sink.identity == Upsert("public.p", key=("id",)).identity
+    assert proposal.decoded.rows.to_pylist()[0]["lsn"] == 9
 
 
 @pytest.mark.parametrize("broken", [framed(5, ENVELOPE, EVENT)[:-2], b'{"x": 1}'], ids=["cut", "json"])

@@ -8,7 +8,7 @@ import fastavro
 import pytest
 
 from exactbatch.errors import ConfigurationError
-from exactbatch.formats import Avro, Debezium, JsonSchema, Protobuf, with_registry
+from exactbatch.formats import Avro, Debezium, Flattened, JsonSchema, Protobuf, with_registry
 from support.decoding import decode
 from support.protobuf_schema import shop_class, shop_file
 from support.registry import registry_server
@@ -49,6 +49,11 @@ FORMATS = {
         lambda address: Debezium("id int", version=None, registry=address),
         {"schema": json.dumps(ENVELOPE)},
         avro_body(ENVELOPE, EVENT),
+    ),
+    "Flattened": (
+        lambda address: Flattened("id int", registry=address),
+        {"schema": json.dumps(ROW)},
+        avro_body(ROW, {"id": 7}),
     ),
     "JsonSchema": (
         lambda address: JsonSchema("id int", registry=address),

@@ -157,7 +157,6 @@ class Rules:
     horizon               the offset below which `exactbatch compact` may have dropped changes
     is_compacted          the log may have holes where records were
     has_row_per_record    each record has one row, unless it is a reject or a tombstone
-    null_is_tombstone     a null value gives no row
     """
 
     began: int
@@ -165,27 +164,26 @@ class Rules:
     horizon: int
     is_compacted: bool
     has_row_per_record: bool
-    null_is_tombstone: bool
 
 
 def compare(
     result: PartitionAudit,
     slice_: Slice,
     is_record: Flags,
-    nulls: Offsets,
+    rowless: Offsets,
     found: FoundInSlice,
     covering: Covering,
     rules: Rules,
 ) -> None:
     """Compare the records of a slice with its rows and rejects, and add the outcome to the result.
 
-    `is_record` says for each offset of the slice whether the log has a record there, and `nulls` are the offsets of
-    records with a null value, or without a row for another reason.
+    `is_record` says for each offset of the slice whether the log has a record there, and `rowless` are the offsets of
+    records that rightly give no row, such as tombstones.
     """
     is_found, start = found.is_found, slice_.start
     is_expected, wrong = is_record, found.misplaced
-    if rules.null_is_tombstone and len(nulls):
-        rowless = nulls[~found.is_reject[nulls - start]]
+    if len(rowless):
+        rowless = rowless[~found.is_reject[rowless - start]]
         is_expected = is_record.copy()
         is_expected[rowless - start] = False
         wrong = np.union1d(wrong, rowless[is_found[rowless - start]])

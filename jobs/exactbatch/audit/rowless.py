@@ -7,7 +7,7 @@ like the change of a row.
 
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar, Final
 from uuid import UUID
 
@@ -19,7 +19,7 @@ from exactbatch.audit.log_records import LogRecords
 from exactbatch.audit.log_windows import Read
 from exactbatch.audit.offset_sets import Flags
 from exactbatch.audit.report import Offsets
-from exactbatch.formats import Debezium, Format, Json, WithMessage, with_registry
+from exactbatch.formats import Debezium, Flattened, Format, Json, WithMessage, with_registry
 from exactbatch.formats.avro_depth import bounded, read
 from exactbatch.formats.schema_id_headers import VALUE_HEADER, with_prefixes
 from exactbatch.formats.schema_registry import writer_schema
@@ -31,6 +31,10 @@ _PREFIXES: Final = {0: 5, 1: 17}  # the bytes of a prefix by its first one: 0 an
 _CHANGE: Final = r'"op"\s*:\s*"[^m"]"'
 _NULL_PAYLOAD: Final = r'"payload"\s*:\s*null'
 _HEARTBEAT: Final = frozenset({"ts_ms", "ts_us", "ts_ns"})
+# What may be in JSON of a flattened topic that is not a row.
+_MAYBE_NO_ROW: Final = (
+    r'^null$|"payload"\s*:\s*null|"name"\s*:\s*"io\.debezium\.connector\.|^\s*\{\s*"ts_(?:ms|us|ns)"'
+)
 
 
 class RowlessEvents:
@@ -150,15 +154,83 @@ def _prefix(value: bytes) -> bytes:
     return value[: _PREFIXES.get(value[0], 0)] if value else b""
 
 
+class RowlessFlattenedEvents(RowlessEvents):
+    """Knows the records without a row of a pipeline whose events are flattened: the connector's own events.
+
+    With `with_nulls`, JSON's nulls, bare or next to a schema, give no row, either.
+    """
+
+    def __init__(
+        self,
+        registry: str | None,
+        properties: Mapping[str, Any],
+        fields: Collection[str],
+        *,
+        with_nulls: bool,
+    ) -> None:
+        """`fields` are those that the columns take."""
+        super().__init__(registry, properties)
+        self._fields, self._with_nulls = frozenset(fields), with_nulls
+
+    def _are_changes(self, values: pa.BinaryArray) -> Flags:
+        if self._registry is not None:
+            return super()._are_changes(values)
+        is_row = pc.invert(pc.match_substring_regex(values, _MAYBE_NO_ROW))
+        flags: Flags = is_row.fill_null(True).to_numpy(zero_copy_only=False)
+        return flags
+
+    def _is_of_changes(self, prefix: bytes | None, registry: str) -> bool:
+        match None if prefix is None else self._schema_of(prefix, registry):
+            case {"fields": list()} as schema:
+                return not self._is_of_own(schema)
+            case _:
+                return False
+
+    def _is_of_own(self, schema: Any) -> bool:
+        """True for a schema of Avro that is one of the connector's own events."""
+        if not isinstance(schema, dict):
+            return False
+        names = {field["name"] for field in schema.get("fields", ())}
+        is_heartbeat = "ts_ms" in names and names <= _HEARTBEAT and not names & self._fields
+        return is_heartbeat or _is_own(schema.get("connect.name"))
+
+    def _is_rowless(self, value: bytes | None) -> bool:
+        if value is None:
+            return False  # a tombstone, which is known already, or deletes a row
+        if self._registry is not None:
+            return self._is_of_own(self._schema_of(_prefix(value), self._registry))
+        match _from_json(value):
+            case None:
+                return self._with_nulls and value == b"null"
+            case {"schema": dict() | None, "payload": None, **rest} if not rest:
+                return self._with_nulls
+            case {"schema": {"name": str(name)}, "payload": dict()}:
+                return _is_own(name)
+            case {"ts_ms": _, **rest}:
+                return rest.keys() <= _HEARTBEAT and not self._fields & {"ts_ms", *rest}
+            case _:
+                return False
+
+
+def _is_own(name: Any) -> bool:
+    return isinstance(name, str) and name.startswith("io.debezium.connector.")
+
+
 def rowless_of(
-    value: Format | WithMessage, kafka: Mapping[str, Any]
+    value: Format | WithMessage, kafka: Mapping[str, Any], *, with_nulls: bool
 ) -> RowlessEvents | EnvelopedNulls | None:
     """Return what finds such records of a pipeline; None if its format has none. `kafka` are the properties of Kafka's
-    connection."""
-    format_ = with_registry(value.value if isinstance(value, WithMessage) else value, kafka)
-    if isinstance(format_, Debezium):
-        return RowlessEvents(format_.registry, format_.properties)
-    return EnvelopedNulls() if isinstance(format_, Json) and format_.reads_payloads else None
+    connection, and `with_nulls` says whether a null gives no row."""
+    match with_registry(value.value if isinstance(value, WithMessage) else value, kafka):
+        case Flattened() as format_:
+            fields = format_.field_names.values()
+            return RowlessFlattenedEvents(format_.registry, format_.properties, fields, with_nulls=with_nulls)
+        case Debezium() as format_:
+            return RowlessEvents(format_.registry, format_.properties)
+        case Json(reads_payloads=True):
+            return EnvelopedNulls()
+        case _:
+            return None
 
 
 def _from_json(value: bytes) -> Any:

@@ -48,7 +48,7 @@ class AuditedLog:
 
     def rules(self, key: TopicPartition, earliest: int) -> Rules:
         """Return what decides whether an offset of a partition, whose log starts at `earliest`, may lack a row."""
-        value, sink = self.pipeline.value, self.pipeline.sink
+        sink = self.pipeline.sink
         return Rules(
             began=self.began[key],
             earliest=earliest,
@@ -57,9 +57,13 @@ class AuditedLog:
             has_row_per_record=sink.lineage == "record"
             and sink.keeps_every_row
             and self.pipeline.has_row_per_record,
-            null_is_tombstone=value.null_is_tombstone
-            and not (value.tombstone_deletes and sink.keeps_deletes),
         )
+
+    @property
+    def null_is_tombstone(self) -> bool:
+        """True if a null value gives no row."""
+        value, sink = self.pipeline.value, self.pipeline.sink
+        return value.null_is_tombstone and not (value.tombstone_deletes and sink.keeps_deletes)
 
 
 def compare_unit(
@@ -86,7 +90,9 @@ class _UnitComparison:
             snapshot, audited.pipeline, unit, audited.sharing, is_shared=audited.is_shared
         )
         self._coverings = {slice_: self._located.covering(slice_) for slice_ in unit.slices}
-        self._rowless = rowless_of(audited.pipeline.value, audited.settings.kafka)
+        self._rowless = rowless_of(
+            audited.pipeline.value, audited.settings.kafka, with_nulls=audited.null_is_tombstone
+        )
         self._rejected = (
             None
             if expected is None
@@ -159,13 +165,14 @@ class _UnitComparison:
     ) -> int:
         """Compare a part of a slice with the log, and return how many records the log has there."""
         covering, result = self._coverings[whole], self._results[whole]
-        is_record, nulls = np.zeros(len(part), bool), [np.array([], np.int64)]
+        is_record, rowless = np.zeros(len(part), bool), [np.array([], np.int64)]
         for block in log.window(part.end):
             is_record[block.offsets - part.start] = True
-            nulls.append(block.nulls)
+            if self._audited.null_is_tombstone:
+                rowless.append(block.nulls)
             if self._rowless is not None and block.records is not None:
                 is_found = found.is_found[block.offsets - part.start]
-                nulls.append(self._rowless.among(block.offsets, block.records, is_found))
+                rowless.append(self._rowless.among(block.offsets, block.records, is_found))
             if self._expected is not None:
                 batches = covering.at(block.offsets)
                 assert block.records is not None  # because they are read with their values
@@ -179,7 +186,7 @@ class _UnitComparison:
         # Asked after the records were read: retention may have removed some of them since the audit began.
         self._earliest[key] = max(log.earliest, self._earliest.get(key, 0))
         rules = self._audited.rules(key, self._earliest[key])
-        compare(result, part, is_record, np.concatenate(nulls), found, covering, rules)
+        compare(result, part, is_record, np.concatenate(rowless), found, covering, rules)
         return int(np.count_nonzero(is_record))
 
     def _compare_rejects(

@@ -4,6 +4,7 @@ from exactbatch.formats.avro import Avro
 from exactbatch.formats.csv import Csv
 from exactbatch.formats.custom import Custom
 from exactbatch.formats.debezium import Debezium
+from exactbatch.formats.flattened import Flattened
 from exactbatch.formats.format import Decoded, Format
 from exactbatch.formats.json import Json
 from exactbatch.formats.json_schema import JsonSchema
@@ -21,6 +22,7 @@ __all__ = [
     "Custom",
     "Debezium",
     "Decoded",
+    "Flattened",
     "Format",
     "Json",
     "JsonSchema",

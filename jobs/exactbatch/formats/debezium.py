@@ -12,7 +12,7 @@ from exactbatch.columns import Column, Field, parse_fields
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats.avro_bodies import by_header, schema_after
 from exactbatch.formats.binary_text import BinaryText, decoded_text, encoded_text
-from exactbatch.formats.connect_schema import from_json
+from exactbatch.formats.connect_schema import ConnectType, from_json
 from exactbatch.formats.connect_values import Reading, converted
 from exactbatch.formats.debezium_avro import AvroEvents, avro_images, events_of
 from exactbatch.formats.debezium_declared import (
@@ -22,6 +22,7 @@ from exactbatch.formats.debezium_declared import (
     check_fields,
     declared_reading,
     hint_for,
+    images_in,
     refuse_ambiguous,
 )
 from exactbatch.formats.debezium_documents import are_documents, document_reading, with_rows
@@ -46,7 +47,14 @@ from exactbatch.formats.debezium_images import (
     json_images,
 )
 from exactbatch.formats.debezium_placeholder import Placeholder, names_where
-from exactbatch.formats.debezium_readings import is_bytea, readings_by, readings_by_type, readings_of
+from exactbatch.formats.debezium_readings import (
+    RowTypes,
+    images_of,
+    is_bytea,
+    readings_by,
+    readings_by_type,
+    readings_of,
+)
 from exactbatch.formats.debezium_versions import Position, position_of, source_types, version_columns
 from exactbatch.formats.format import Decoded, decode_block_or_halves, in_order, positions
 from exactbatch.formats.json_blocks import as_stored, objects, stored_schema, why_refused
@@ -57,7 +65,7 @@ from exactbatch.options import check_types
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_NOTHING: Final = (
+NOTHING: Final = (
     "the event changes no row"  # a mark for events that are counted, and no reason that anybody sees
 )
 
@@ -130,7 +138,8 @@ class Debezium:
         check_address(self.registry)
         if self.registry is not None and (self.epoch or self.times or self.decimals):
             raise ConfigurationError(
-                "Debezium with a registry: the schemas say what epoch, times and decimals would declare. Remove them."
+                f"{type(self).__name__} with a registry: the schemas say what epoch, times and decimals would declare. "
+                f"Remove them."
             )
         object.__setattr__(self, "columns", (*row, *versions))
         object.__setattr__(self, "fields", fields)
@@ -148,6 +157,51 @@ class Debezium:
     @cached_property
     def _position(self) -> Position | None:
         return position_of(self.version)
+
+    # What Flattened, whose events are the rows themselves, has in another way:
+
+    def _check_payload(self, payload: ConnectType) -> None:
+        """Raise ValueError for a type of events with a schema that carry no row."""
+        if not is_envelope(payload):
+            raise ValueError("the event has no op, before or after")
+
+    def _change_nothing(self, values: "pa.BinaryArray", payload: ConnectType | None) -> "pa.BooleanArray":
+        return change_nothing(values, payload)
+
+    def _are_documents(self, values: "pa.BinaryArray", payload: ConnectType | None) -> "pa.BooleanArray":
+        return are_documents(values, payload)
+
+    @property
+    def _row_types(self) -> RowTypes:
+        return images_of
+
+    def _rows_in(self, event: dict[str, Any]) -> Sequence[Any]:
+        return images_in(event)
+
+    def _json_images(
+        self, text: "pa.StringArray", readings: Mapping[str, Reading], source: "Mapping[str, pa.DataType]"
+    ) -> Images:
+        return json_images(text, readings, source)
+
+    def _avro_images(
+        self,
+        events: Sequence[Mapping[str, Any]],
+        readings: Mapping[str, Reading],
+        source: "Mapping[str, pa.DataType]",
+    ) -> Images:
+        return avro_images(events, readings, source)
+
+    def _row_of(self, event: dict[str, Any]) -> Any:
+        return event.get("before" if event.get("op") == DELETE else "after")
+
+    def _why_no_row(self, event: dict[str, Any]) -> str | None:
+        """Return the reason to reject an event, or the mark of one that changes no row; None for a change of a row."""
+        if changes_nothing(event):
+            return NOTHING
+        if self.truncate == "reject" and (reason := truncated(event)):
+            return reason
+        names = {self.field_names[column.name] for column in self._of_row(self.columns)}
+        return is_document(event) or no_envelope(event, names)
 
     def _of_row(self, columns: Sequence[Column]) -> Sequence[Column]:
         return [column for column in columns if column.name not in self.position_columns]
@@ -205,13 +259,13 @@ class Debezium:
         else:
             parts += [self._decode_avro(*group) for group in by_header(values.drop_null(), present)]
         decoded = in_order(parts, values.null_count)
-        *names, deleted, truncated, left_out = decoded.rows.schema.names
-        unchanged = decoded.rows.column(left_out)
-        is_truncate = decoded.rows.column(truncated)
+        # By their places: a column of the row may have the name of a mark.
+        columns = len(self.columns)
+        deleted, is_truncate, unchanged = decoded.rows.columns[columns:]
         return replace(
             decoded,
-            rows=decoded.rows.select(names),
-            deleted=decoded.rows.column(deleted),
+            rows=decoded.rows.select(range(columns)),
+            deleted=deleted,
             unchanged=unchanged if unchanged.null_count < len(unchanged) else None,
             truncated=is_truncate if is_truncate.true_count else None,
         )
@@ -236,10 +290,10 @@ class Debezium:
 
         try:
             payload = None if group.schema is None else from_json(group.schema)
-            is_nothing = change_nothing(group.values, payload)
+            is_nothing = self._change_nothing(group.values, payload)
             is_event = pc.invert(is_nothing)
             values, at = group.values.filter(is_event), group.at.filter(is_event)
-            is_document = are_documents(values, payload)
+            is_document = self._are_documents(values, payload)
             documents, rows = values.filter(is_document), values.filter(pc.invert(is_document))
             of_documents = readings_of(self.fields, document_reading) if len(documents) else {}
             of_rows = self._readings(group.schema) if len(rows) else {}
@@ -265,9 +319,7 @@ class Debezium:
         try:
             schema = schema_after(header, str(self.registry), self.properties)[1]
             events = events_of(schema, len(header))
-            readings = (
-                readings_by_type(events, self.fields, self.binary) if is_envelope(events.payload) else {}
-            )
+            readings = readings_by_type(events, self._row_types, self.fields, self.binary)
         except ValueError as error:
             refused = tuple((index, str(error)) for index in at.to_pylist())
             return Decoded(self._no_rows, at[:0], refused)
@@ -285,15 +337,14 @@ class Debezium:
 
         def read(columns: Sequence[Column]) -> "pa.RecordBatch":
             return self._rows(
-                avro_images(decoded, self._by_field(readings, columns), self._source_of(columns)),
+                self._avro_images(decoded, self._by_field(readings, columns), self._source_of(columns)),
                 readings,
                 columns,
                 self._version_of(columns),
             )
 
         try:
-            if not is_envelope(events.payload):
-                raise ValueError("the event has no op, before or after")
+            self._check_payload(events.payload)
             return read(self.columns)
         except ValueError as error:
             if len(values) > 1:
@@ -301,7 +352,7 @@ class Debezium:
             event = decoded[0]
             if reason := self._special(event):
                 raise ValueError(reason) from None
-            for column in self.columns if readings else ():
+            for column in self.columns:
                 try:
                     read([column])
                 except ValueError as of_column:
@@ -311,14 +362,9 @@ class Debezium:
 
     def _special(self, event: dict[str, Any]) -> str | None:
         """Return the reason to reject an event, or the mark of one that changes no row; None for a change."""
-        if changes_nothing(event):
-            return _NOTHING
-        if self.truncate == "reject" and (reason := truncated(event)):
+        if reason := self._why_no_row(event):
             return reason
-        names = {self.field_names[column.name] for column in self._of_row(self.columns)}
-        if reason := is_document(event) or no_envelope(event, names):
-            return reason
-        row = event.get("before" if event.get("op") == DELETE else "after")
+        row = self._row_of(event)
         for column in self._of_row(self.columns):
             if isinstance(row, dict) and self._placeholder.is_in(row.get(self.field_names[column.name])):
                 return self._left_out_of(event, column.name)
@@ -335,7 +381,7 @@ class Debezium:
     def _readings(self, schema: bytes | None) -> Mapping[str, Reading]:
         """Return how each column of the row is read from events with a schema, or without one."""
         if schema is not None:
-            return readings_by(schema, self.fields, self.binary)
+            return readings_by(schema, self._row_types, self.fields, self.binary)
         return readings_of(
             self.fields, lambda column: declared_reading(column, self.epoch, self.times, self.decimals)
         )
@@ -371,9 +417,12 @@ class Debezium:
         if len(values) == 0:
             return pa.RecordBatch.from_pylist([], self._marked(read_columns))
         text = objects(values)
-        images = json_images(text, self._by_field(readings, read_columns), self._source_of(read_columns))
+        images = self._json_images(
+            text, self._by_field(readings, read_columns), self._source_of(read_columns)
+        )
         if not has_schema and self.decimals is None:
-            refuse_ambiguous(text, [each for each in self.fields if each.column in read_columns])
+            own = [each for each in self.fields if each.column in read_columns]
+            refuse_ambiguous(text, own, self._rows_in)
         return self._rows(images, readings, read_columns, self._version_of(read_columns))
 
     def _rows(
@@ -462,5 +511,5 @@ class Debezium:
 
 def _without_nothing(decoded: Decoded) -> Decoded:
     """Return what was decoded; events that change no row are tombstones and no rejects."""
-    rejects = tuple(reject for reject in decoded.rejects if reject[1] != _NOTHING)
+    rejects = tuple(reject for reject in decoded.rejects if reject[1] != NOTHING)
     return replace(decoded, rejects=rejects, tombstones=len(decoded.rejects) - len(rejects))

@@ -89,20 +89,25 @@ def avro_images(
 
     def column(name: str, deleted: "pa.BooleanArray") -> "pa.Array":
         rows = [images["before" if each else "after"][at] for at, each in enumerate(deleted.to_pylist())]
-        values = [None if row is None else row.get(name) for row in rows]
-        reading = readings[name]
-        if reading.read is None:
-            return json_of(values, "json")
-        if not pa.types.is_primitive(reading.read):
-            values = [value if type(value) is str else _as_in_json(value) for value in values]
-        return _array(values, reading.read)
+        return read_as(readings[name], [None if row is None else row.get(name) for row in rows])
 
     def of_source(name: str) -> "pa.Array":
         values = [None if row is None else row.get(name) for row in images["source"]]
-        return _array(values, source[name])
+        return array_of(values, source[name])
 
-    op = _array([event.get("op") for event in events], pa.string())
+    op = array_of([event.get("op") for event in events], pa.string())
     return Images(op, has, column, of_source)
+
+
+def read_as(reading: Reading, values: list[Any]) -> "pa.Array":
+    """Return values of Avro in the Arrow type of a reading; raise ValueError for those of another type."""
+    import pyarrow as pa
+
+    if reading.read is None:
+        return json_of(values, "json")
+    if not pa.types.is_primitive(reading.read):
+        values = [value if type(value) is str else _as_in_json(value) for value in values]
+    return array_of(values, reading.read)
 
 
 def _part(event: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
@@ -125,7 +130,8 @@ def _as_in_json(value: Any) -> Any:
             return value
 
 
-def _array(values: list[Any], type_: "pa.DataType") -> "pa.Array":
+def array_of(values: list[Any], type_: "pa.DataType") -> "pa.Array":
+    """Return values in an Arrow type, exactly; raise ValueError for those of another type."""
     import pyarrow as pa
 
     try:

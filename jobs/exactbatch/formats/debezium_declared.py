@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -140,10 +140,18 @@ def _precise(type_: str) -> ConnectType:
     return ConnectType("bytes", DECIMAL, {"scale": scale})
 
 
-def refuse_ambiguous(text: "pa.StringArray", fields: Sequence[Field]) -> None:
+def images_in(event: dict[str, Any]) -> Sequence[Any]:
+    """Return the rows in an envelope, bare or in its payload."""
+    inner = event.get("payload") or event
+    return [inner.get(image) for image in ("before", "after")]
+
+
+def refuse_ambiguous(
+    text: "pa.StringArray", fields: Sequence[Field], rows_in: Callable[[dict[str, Any]], Sequence[Any]]
+) -> None:
     """Raise ValueError for decimals in text, such as "1234", that base64 may also write for another number.
 
-    For events without a schema whose pipeline does not declare `decimals`.
+    For events without a schema whose pipeline does not declare `decimals`. `rows_in` returns the rows in an event.
     """
     import pyarrow.compute as pc
 
@@ -157,13 +165,11 @@ def refuse_ambiguous(text: "pa.StringArray", fields: Sequence[Field]) -> None:
         if not pc.any(suspect, min_count=0).as_py():
             continue
         for event in text.filter(suspect).to_pylist():
-            _refuse_ambiguous(name, json.loads(event, parse_float=str, parse_int=int))
+            _refuse_ambiguous(name, rows_in(json.loads(event, parse_float=str, parse_int=int)))
 
 
-def _refuse_ambiguous(name: str, event: Any) -> None:
-    event = event.get("payload") or event
-    for image in ("before", "after"):
-        row = event.get(image)
+def _refuse_ambiguous(name: str, rows: Sequence[Any]) -> None:
+    for row in rows:
         written = row.get(name) if isinstance(row, dict) else None
         for value in written if isinstance(written, list) else [written]:
             if not (isinstance(value, str) and _EITHER_PATTERN.fullmatch(value)):

@@ -1,7 +1,7 @@
 """Tell apart what a Debezium topic holds besides changes of rows."""
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from exactbatch.formats.connect_schema import ConnectType
@@ -48,10 +48,15 @@ def changes_nothing(event: dict[str, Any]) -> bool:
     if "op" in event:
         return event["op"] == "m" and isinstance(event.get("message"), dict)
     if event.keys() <= _CLOCKS:
-        return "ts_ms" in event
+        return is_heartbeat(event)
     if event.get("status") in ("BEGIN", "END"):
         return isinstance(event.get("id"), str)
     return isinstance(event.get("source"), dict) and ("ddl" in event or "tableChanges" in event)
+
+
+def is_heartbeat(event: Mapping[str, Any]) -> bool:
+    """True for what connectors write at intervals, which holds nothing but the time."""
+    return "ts_ms" in event and event.keys() <= _CLOCKS
 
 
 def change_nothing(values: "pa.BinaryArray", payload: ConnectType | None) -> "pa.BooleanArray":

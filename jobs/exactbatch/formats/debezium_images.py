@@ -49,14 +49,8 @@ def json_images(
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    not_finite = may_have_not_finite(text)
-    raw = [
-        name
-        for name, reading in readings.items()
-        if reading.read is None or (not_finite and has_floats(reading.read))
-    ]
-    parsed = [(name, reading.read) for name, reading in readings.items() if name not in raw]
-    row = pa.struct([pa.field(name, type_) for name, type_ in parsed])
+    raw = raw_fields(text, readings)
+    row = pa.struct([(name, reading.read) for name, reading in readings.items() if name not in raw])
     fields = [pa.field("before", row), pa.field("after", row), pa.field("op", pa.string())]
     if source:
         fields.append(pa.field("source", pa.struct([pa.field(*each) for each in source.items()])))
@@ -75,17 +69,30 @@ def json_images(
         return pc.if_else(has_payload, inside, pc.is_valid(read.column(image)))
 
     def column(name: str, deleted: "pa.BooleanArray") -> "pa.Array":
-        reading = readings[name]
         if name not in raw:
             values = pc.if_else(deleted, of("before", name), of("after", name))
             refuse_infinity(values)
             return values
-        written = pc.if_else(deleted, texts["before", name], texts["after", name])
-        if reading.read is not None:
-            return floats_of_json(written, reading.read)
-        return written if reading.of_json is None else reading.of_json(written)
+        return of_json_text(readings[name], pc.if_else(deleted, texts["before", name], texts["after", name]))
 
     return Images(of("op"), has, column, lambda name: of("source", name))
+
+
+def raw_fields(text: "pa.StringArray", readings: Mapping[str, Reading]) -> list[str]:
+    """Return the fields of JSON objects that are read as JSON text, because Arrow cannot read them exactly."""
+    not_finite = may_have_not_finite(text)
+    return [
+        name
+        for name, reading in readings.items()
+        if reading.read is None or (not_finite and has_floats(reading.read))
+    ]
+
+
+def of_json_text(reading: Reading, written: "pa.StringArray") -> "pa.Array":
+    """Return JSON texts in the Arrow type of a reading; raise ValueError for those of another type."""
+    if reading.read is not None:
+        return floats_of_json(written, reading.read)
+    return written if reading.of_json is None else reading.of_json(written)
 
 
 def _raw_fields(text: "pa.StringArray", names: Sequence[str]) -> "dict[tuple[str, str], pa.Array]":

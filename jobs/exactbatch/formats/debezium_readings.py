@@ -11,6 +11,8 @@ from exactbatch.formats.connect_values import Reading, plain, reading_of
 from exactbatch.formats.debezium_avro import AvroEvents
 
 _MOST_READINGS: Final = 1024  # of schemas that a process keeps
+# What finds the types of rows in the type of an event.
+RowTypes = Callable[[ConnectType], Sequence[ConnectType]]
 
 
 def is_bytea(column: Column) -> bool:
@@ -19,22 +21,29 @@ def is_bytea(column: Column) -> bool:
 
 @lru_cache(maxsize=_MOST_READINGS)
 def readings_by_type(
-    events: AvroEvents, fields: tuple[Field, ...], binary: BinaryText | None
+    events: AvroEvents, rows: RowTypes, fields: tuple[Field, ...], binary: BinaryText | None
 ) -> Mapping[str, Reading]:
-    return _written_readings(fields, events.payload, binary)
+    return _written_readings(fields, rows(events.payload), binary)
 
 
 @lru_cache(maxsize=_MOST_READINGS)
-def readings_by(schema: bytes, fields: tuple[Field, ...], binary: BinaryText | None) -> Mapping[str, Reading]:
+def readings_by(
+    schema: bytes, rows: RowTypes, fields: tuple[Field, ...], binary: BinaryText | None
+) -> Mapping[str, Reading]:
     """Return how columns are read from events with a schema; raise ValueError if a field does not suit its column."""
-    return _written_readings(fields, from_json(schema), binary)
+    return _written_readings(fields, rows(from_json(schema)), binary)
+
+
+def images_of(payload: ConnectType) -> Sequence[ConnectType]:
+    """Return the types of the rows in an envelope."""
+    return [image for name in ("after", "before") if (image := payload.field(name)) is not None]
 
 
 def _written_readings(
-    fields: Sequence[Field], payload: ConnectType, binary: BinaryText | None
+    fields: Sequence[Field], rows: Sequence[ConnectType], binary: BinaryText | None
 ) -> Mapping[str, Reading]:
     names = {each.column: str(each.own_member) for each in fields}
-    return readings_of(fields, lambda column: _written_reading(column, names[column], payload, binary))
+    return readings_of(fields, lambda column: _written_reading(column, names[column], rows, binary))
 
 
 def readings_of(fields: Sequence[Field], reading: Callable[[Column], Reading]) -> Mapping[str, Reading]:
@@ -48,13 +57,14 @@ def readings_of(fields: Sequence[Field], reading: Callable[[Column], Reading]) -
     return readings
 
 
-def _written_reading(column: Column, name: str, payload: ConnectType, binary: BinaryText | None) -> Reading:
-    """Return how a column is read from a field of events of a type; a field that they lack is null.
+def _written_reading(
+    column: Column, name: str, rows: Sequence[ConnectType], binary: BinaryText | None
+) -> Reading:
+    """Return how a column is read from a field of rows of some types; a field that they lack is null.
 
     Raises ValueError for a field that does not suit the column, and for bytes in text whose encoding is not declared.
     """
-    images = (payload.field("after"), payload.field("before"))
-    written = next((image.field(name) for image in images if image is not None), None)
+    written = next((row.field(name) for row in rows), None)
     if written is None:
         return plain(column)
     if (

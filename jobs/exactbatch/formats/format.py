@@ -25,6 +25,7 @@ class Decoded:
     each row, the columns whose values the source left out because they had not changed, which are null in the row;
     null for a whole row, and None if all rows are whole. `truncated` is true for each row that stands for a truncate of
     the whole table, and is a delete, too; None if there is none, as in every format in which null values delete.
+    `written_nulls` is true for each of the n values that counts as null although it has bytes; None if there is none.
     """
 
     rows: "pa.RecordBatch"
@@ -34,6 +35,7 @@ class Decoded:
     deleted: "pa.BooleanArray | None" = None
     unchanged: "pa.ListArray | None" = None
     truncated: "pa.BooleanArray | None" = None
+    written_nulls: "pa.BooleanArray | None" = None
 
 
 @runtime_checkable
@@ -92,6 +94,12 @@ def position_columns(format_: object) -> tuple[str, ...]:
     return columns
 
 
+def unordered_columns(format_: object) -> frozenset[str]:
+    """Return the columns of a format, or WithMessage, whose values look like an order of changes and are none."""
+    columns: frozenset[str] = getattr(format_, "unordered_columns", frozenset())
+    return columns
+
+
 def positions(values: "pa.Array") -> "pa.Int64Array":
     """Return the index of each value: 0, 1, … n-1."""
     import numpy as np
@@ -117,6 +125,7 @@ def without_values(decoded: Decoded, refused: "Iterable[tuple[int, str]]") -> De
         deleted=None if decoded.deleted is None else decoded.deleted.filter(good),
         unchanged=None if decoded.unchanged is None else decoded.unchanged.filter(good),
         truncated=None if decoded.truncated is None else decoded.truncated.filter(good),
+        written_nulls=decoded.written_nulls,
     )
 
 

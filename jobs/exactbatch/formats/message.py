@@ -12,6 +12,7 @@ from exactbatch.formats.format import (
     gives_several_rows,
     position_columns,
     truncate_order,
+    unordered_columns,
     without_values,
 )
 from exactbatch.formats.record_headers import UNREADABLE, Messages, Unreadable, headers_as_json
@@ -79,6 +80,11 @@ class WithMessage:
     def position_columns(self) -> tuple[str, ...]:
         """The same as for the value format."""
         return position_columns(self.value)
+
+    @property
+    def unordered_columns(self) -> frozenset[str]:
+        """The same as for the value format."""
+        return unordered_columns(self.value)
 
     @property
     def tombstone_deletes(self) -> bool:

@@ -1,10 +1,14 @@
-"""The format Text: UTF-8, unchanged."""
+"""The format Text: UTF-8, as it is or as one value of a type."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from functools import cached_property
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from exactbatch.columns import Column
+from exactbatch.errors import ConfigurationError
+from exactbatch.formats.csv import Csv
 from exactbatch.formats.format import Decoded, decode_block_or_halves, positions
+from exactbatch.formats.one_column import one_column
 from exactbatch.formats.postgres_limits import NUL
 from exactbatch.formats.unreadable_text import text_of
 from exactbatch.options import check_types
@@ -12,11 +16,18 @@ from exactbatch.options import check_types
 if TYPE_CHECKING:
     import pyarrow as pa
 
+# A field of CSV that needs no quotes and has no blanks around it; between a date and a time, there may be one.
+_PLAIN: Final = r'^[^\s",]+(?: [^\s",]+)?\z'
+
 
 @dataclass(frozen=True)
 class Text:
-    """Values are UTF-8 text for one column. A null value gives a row with null. Invalid UTF-8, and U+0000, which
-    Postgres cannot store, make the record a reject."""
+    """Values are UTF-8 text for one column: its name, or its name and type, such as `"id bigint"`, which takes the text
+    that a field of Csv takes, without quotes and white space around it. So Kafka's StringSerializer writes keys.
+
+    A null value gives a row with null. Text that is not of the type, invalid UTF-8, and U+0000, which Postgres cannot
+    store, make the record a reject. Raises ConfigurationError for several columns, arrays and bytea.
+    """
 
     null_is_tombstone: ClassVar[bool] = False
     tombstone_deletes: ClassVar[bool] = False
@@ -25,11 +36,25 @@ class Text:
 
     def __post_init__(self) -> None:
         check_types(self)
+        (column,) = self.columns
+        if column.element is not None or column.type == "bytea":
+            raise ConfigurationError(
+                f"column {column.name!r}, {column.type}: Text takes the text of one value. Declare the column as text, "
+                f"or decode the values with Raw, which takes bytes, or Custom."
+            )
 
-    @property
+    @cached_property
     def columns(self) -> tuple[Column, ...]:
-        """One column of type text."""
-        return (Column(self.column, "text"),)
+        """One column, of type text unless another is declared."""
+        return (one_column(self.column, "text"),)
+
+    @cached_property
+    def _line(self) -> Csv | None:
+        """What decodes the text; None for types that Postgres parses, whose text stays as it is."""
+        (column,) = self.columns
+        if column.staged_type == "text" and not column.type.startswith("numeric"):
+            return None
+        return Csv(f'"{column.name}" {column.type}')
 
     def decode(self, values: "pa.BinaryArray") -> Decoded:
         """Decode n values."""
@@ -42,4 +67,23 @@ class Text:
         text = text_of(values)
         if pc.any(pc.match_substring(text, "\0")).as_py():
             raise ValueError(NUL)
-        return pa.RecordBatch.from_arrays([text], [self.column])
+        (column,) = self.columns
+        if self._line is not None:
+            text = self._parsed(self._line, column, text)
+        return pa.RecordBatch.from_arrays([text], [column.name])
+
+    def _parsed(self, line: Csv, column: Column, text: "pa.StringArray") -> "pa.Array":
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        is_plain = pc.match_substring_regex(text, _PLAIN)
+        if not pc.all(is_plain, min_count=0).as_py():
+            found = text.filter(pc.invert(is_plain))[0].as_py()
+            raise ValueError(
+                f"column {column.name!r}, {column.type}: expected a value, found the text {found[:80]!r}"
+            )
+        decoded = line.decode(text.drop_null().cast(pa.binary()))
+        if decoded.rejects:
+            raise ValueError(decoded.rejects[0][1])
+        values = decoded.rows.column(0)
+        return pc.replace_with_mask(pa.nulls(len(text), values.type), text.is_valid(), values)

@@ -54,8 +54,11 @@ def as_changes(
     kept, rejects = [decoded.kept], list(decoded.rejects)
     tombstones = decoded.tombstones
     if tombstones and tombstones_delete:
-        tombstones = 0
-        positions = pc.indices_nonzero(pc.is_null(values)).cast(pa.int64())
+        is_null = pc.is_null(values)
+        if decoded.written_nulls is not None:
+            is_null = pc.or_(is_null, decoded.written_nulls)
+        positions = pc.indices_nonzero(is_null).cast(pa.int64())
+        tombstones -= len(positions)
         if key is None:
             rejects += [(position, _NO_KEY_FORMAT) for position in positions.to_pylist()]
         else:
@@ -65,8 +68,10 @@ def as_changes(
             kept.append(positions.take(decoded_keys.kept))
             refused = list(decoded_keys.rejects)
             if decoded_keys.tombstones:
-                null_keys = pc.indices_nonzero(pc.is_null(keys.values)).to_pylist()
-                refused += [(at, "expected a key, found null") for at in null_keys]
+                # Null, or text that counts as null or carries no row in the format of the key.
+                given = {*decoded_keys.kept.to_pylist(), *(at for at, _ in refused)}
+                lacking = [at for at in range(len(positions)) if at not in given]
+                refused += [(at, "expected a key, found null") for at in lacking]
             rejects += [(positions[at].as_py(), f"key: {reason}") for at, reason in refused]
     all_rows, all_kept = pa.concat_batches(rows), pa.concat_arrays(kept)
     if len(rows) > 1:  # `kept` ascends: back to the order of the records

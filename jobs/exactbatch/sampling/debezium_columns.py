@@ -1,4 +1,4 @@
-"""Columns for Debezium's change events, their key and their version."""
+"""Columns for Debezium's change events, and their key."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from exactbatch.columns import MAX_NAME_BYTES
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats import Debezium
 from exactbatch.formats.connect_schema import ConnectType, from_json
-from exactbatch.formats.debezium_versions import CONNECTORS, position_of, version_columns
+from exactbatch.formats.debezium_readings import images_of
 from exactbatch.member_paths import Path
 from exactbatch.sampling.column_names import OWN, column_name, words_of
 from exactbatch.sampling.connect_columns import choices_of
@@ -72,56 +72,62 @@ def debezium_draft(
     connector = _connector(changes)
     images = _images(changes)
     is_typed = all(event.type is not None for event in changes)
-    notes = []
     documents = any(isinstance(event.envelope.get(name), str) for event in changes for name in _IMAGES)
     if documents:
-        columns = list(_of_documents(images))
-    elif is_typed:
-        columns = list(_of_types([event.type for event in changes if event.type is not None], images))
+        usable, notes = usable_columns(list(_of_documents(images)), [])
     else:
-        found = list(_of_values(images))
-        columns = [column for column in found if not _is_object(column, images)]
-        if len(columns) < len(found):
-            names = ", ".join(repr(column.name) for column in found if column not in columns)
-            notes.append(
-                f"left out, because a column takes objects and mixed values only with a schema: {names}"
-            )
-        notes.append(
-            "the events have no schema, so that the meaning of numbers follows from names and sizes: check the units "
-            "of times (epoch) and decimals. With value.converter.schemas.enable=true, the connector says it itself"
-        )
-    usable = [column for column in columns if column.name and not _UNFINDABLE.search(column.name)]
-    if left_out := [column.name for column in columns if column not in usable]:
-        notes.append(f"left out, because a table cannot have such columns: {', '.join(map(repr, left_out))}")
+        types = [image for event in changes if event.type is not None for image in images_of(event.type)]
+        usable, notes = columns_of_rows(images, types if is_typed else None)
     if not usable:
         raise ConfigurationError(
             f"none of the {len(events):,} sampled events of Debezium has a row with columns. Nothing was written. "
             f"Sample the topic again once it has changes, or sample more: --records."
         )
-    version = connector if connector in CONNECTORS else None
-    if clash := {column.name for column in version_columns(position_of(version))} & {
-        column.name for column in usable
-    }:
-        notes.append(f"no version: the row has {', '.join(sorted(clash))}, like the position of a change")
-        version = None
-    is_truncated = any(event.envelope.get("op") == _TRUNCATE for event in changes)
     options: dict[str, Any] = {"registry": registry, "properties": properties or {}}
-    if is_truncated and version is not None:
-        options["truncate"] = "apply"
-        notes.append("the sample has truncates, which delete all older rows of the target (truncate='apply')")
-    if not is_typed and any(
-        has_decimals(_texts(images, column)) and column.type == "numeric" for column in usable
-    ):
+    if not is_typed and has_decimals_in_text(images, usable):
         options["decimals"] = "string"
 
     def make(columns: Sequence[DraftColumn]) -> Debezium:
-        return Debezium(schema_text(columns), version=version, epoch=epochs_of(columns), **options)
+        return Debezium(schema_text(columns), epoch=epochs_of(columns), **options)
 
     label = f"change events of Debezium{f' from {connector}' if connector else ''}"
     label += ", as Avro" if registry else ", with their schemas" if is_typed else ", without schemas"
     key = ("_id",) if documents else None
-    positions = tuple(column.name for column in version_columns(position_of(version)))
-    return Draft(label, _named(usable), make, tuple(notes), Changes(positions, key))
+    return Draft(label, named(usable), make, tuple(notes), Changes(key))
+
+
+def columns_of_rows(rows: Shape, types: Sequence[ConnectType] | None) -> tuple[list[DraftColumn], list[str]]:
+    """Return columns for the fields of rows, by their types or, without a schema, by their values, and notes about
+    what is left out."""
+    if types is not None:
+        return usable_columns(list(_of_types(types, rows)), [])
+    notes = []
+    found = list(_of_values(rows))
+    columns = [column for column in found if not _is_object(column, rows)]
+    if len(columns) < len(found):
+        names = ", ".join(repr(column.name) for column in found if column not in columns)
+        notes.append(f"left out, because a column takes objects and mixed values only with a schema: {names}")
+    notes.append(
+        "the events have no schema, so that the meaning of numbers follows from names and sizes: check the units "
+        "of times (epoch) and decimals. With value.converter.schemas.enable=true, the connector says it itself"
+    )
+    return usable_columns(columns, notes)
+
+
+def usable_columns(
+    columns: Sequence[DraftColumn], notes: Sequence[str]
+) -> tuple[list[DraftColumn], list[str]]:
+    """Return the columns that a table can have, and the notes with one about the others."""
+    usable = [column for column in columns if column.name and not _UNFINDABLE.search(column.name)]
+    if left_out := [column.name for column in columns if column not in usable]:
+        shown = ", ".join(map(repr, left_out))
+        return usable, [*notes, f"left out, because a table cannot have such columns: {shown}"]
+    return usable, list(notes)
+
+
+def has_decimals_in_text(rows: Shape, columns: Sequence[DraftColumn]) -> bool:
+    """True if a numeric column has decimals in text, as decimal.handling.mode=string writes them."""
+    return any(has_decimals(_texts(rows, column)) and column.type == "numeric" for column in columns)
 
 
 def json_events(values: Iterable[bytes]) -> list[Event]:
@@ -175,13 +181,11 @@ def _parsed(document: str) -> Any:
 
 
 def _of_types(types: Sequence[ConnectType], images: Shape) -> Iterable[DraftColumn]:
-    """Yield columns for the fields of all schemas."""
+    """Yield columns for the fields of all rows."""
     fields: dict[str, list[ConnectType]] = {}
     for type_ in dict.fromkeys(types):
-        for image in _IMAGES:
-            written = type_.field(image)
-            for name, field in (written.fields if written is not None else {}).items():
-                fields.setdefault(name, []).append(field)
+        for name, field in type_.fields.items():
+            fields.setdefault(name, []).append(field)
     for name, written_as in fields.items():
         yield DraftColumn(name, choices_of(written_as), nulls=_nulls(images, name))
 
@@ -241,7 +245,7 @@ def _is_object(column: DraftColumn, images: Shape) -> bool:
     return column.type == "jsonb" and not images.members[column.name].kinds <= {"text"}
 
 
-def _named(columns: Sequence[DraftColumn]) -> tuple[DraftColumn, ...]:
+def named(columns: Sequence[DraftColumn]) -> tuple[DraftColumn, ...]:
     """Return columns of other names for fields whose names a table cannot have, or has for something else."""
     taken = {column.name for column in columns}
     named = []

@@ -51,10 +51,8 @@ class DraftColumn:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What change events say of their sink: the columns that order changes, and the key, if message keys do not say
-    it."""
+    """What change events say of their sink: the key, if message keys do not say it."""
 
-    version: tuple[str, ...]
     key: tuple[str, ...] | None = None
 
 

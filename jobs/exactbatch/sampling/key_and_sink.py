@@ -5,7 +5,17 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from exactbatch.errors import ConfigurationError
-from exactbatch.formats import Csv, Debezium, Decoded, Format, Json, Raw, Text, WithMessage, as_changes
+from exactbatch.formats import (
+    Debezium,
+    Decoded,
+    Flattened,
+    Format,
+    Json,
+    Raw,
+    Text,
+    WithMessage,
+    as_changes,
+)
 from exactbatch.formats.enveloped_nulls import with_nulls
 from exactbatch.formats.record_headers import Header
 from exactbatch.member_paths import Path, Step
@@ -21,6 +31,7 @@ from exactbatch.sinks import Append, Sink, Upsert
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_AS_TEXT: Final = "the text of its keys"
 _PAYLOAD: Final = "payload"  # where Kafka Connect writes a value next to its schema
 
 
@@ -94,30 +105,43 @@ def _of_changes(changes: Changes, fitted: Fitted, facts: TopicFacts, target: str
     columns = {field: column for column, field in fitted.format.field_names.items()}
     if None in keys and not changes.key:
         why = f"{keys.count(None):,} sampled events have no message key: give the source table a primary key"
+    elif (
+        names is None
+        and isinstance(fitted.format, Flattened)
+        and (plain := _of_column(fitted, facts, target))
+    ):
+        return plain
     elif names is None or not columns.keys() >= set(names):
         why = "the message keys do not name columns of the row"
     else:
         names = [columns[name] for name in names]
-        version = changes.version[0] if len(changes.version) == 1 else changes.version or None
-        order = f"ordered by {', '.join(changes.version)}" if changes.version else "ordered by their offsets"
         return Destination(
-            Upsert(target, key=tuple(names), version=version),
+            Upsert(target, key=tuple(names)),
             fitted.format,
-            notes=(f"Upsert by ({', '.join(names)}): each row as of its latest change, {order}",),
+            _key_of_rows(fitted, names),
+            (
+                f"Upsert by ({', '.join(names)}): each row as of its latest change, ordered by their offsets: a key "
+                f"stays in one partition, as connectors write it",
+            ),
         )
-    # Only an Upsert applies truncates.
-    value = replace(fitted.format, truncate="reject")
-    return Destination(Append(target), value, notes=(f"Append, one row for each change event: {why}",))
+    return Destination(
+        Append(target), fitted.format, notes=(f"Append, one row for each change event: {why}",)
+    )
 
 
 def _keys_of_changes(value: Debezium, facts: TopicFacts) -> list[bytes | None]:
-    """Return the message keys of events that change one row; a truncate has none."""
-    import pyarrow.compute as pc
-
-    decoded = decode(value, facts.values)
-    at = decoded.kept if decoded.truncated is None else decoded.kept.filter(pc.invert(decoded.truncated))
-    keys: list[bytes | None] = facts.keys.take(at).to_pylist()
+    """Return the message keys of events that change a row."""
+    keys: list[bytes | None] = facts.keys.take(decode(value, facts.values).kept).to_pylist()
     return keys
+
+
+def _key_of_rows(fitted: Fitted, names: Sequence[str]) -> Format | None:
+    """Return the format of message keys whose null values delete; None if the events carry their deletes."""
+    if not isinstance(fitted.format, Flattened):
+        return None
+    columns = {column.name: column for column in fitted.columns}
+    own = [columns[name] for name in names]
+    return replace(fitted.format, schema=schema_text(own), epoch=epochs_of(own))
 
 
 def _names_of(keys: Sequence[bytes], registry: Registry | None) -> list[str] | None:
@@ -181,34 +205,41 @@ def _with_members(fitted: Fitted, facts: TopicFacts, target: str) -> Destination
 
 
 def _of_column(fitted: Fitted, facts: TopicFacts, target: str) -> Destination | None:
-    """Return an Upsert by the column that has the text of the key in each sampled record."""
-    if not _is_text(keys := facts.keys.to_pylist()):
-        return None
+    """Return an Upsert by the column that the key is in each sampled record, as text or as Kafka's serializers write
+    numbers."""
     decoded = decode(fitted.format, facts.values)
-    kept = decoded.kept.to_pylist()
-    texts = [keys[at].decode() for at in kept]
+    keys = facts.keys.take(decoded.kept)
+    if not len(keys):
+        return None
     for column in fitted.format.columns:
-        read = _KEY_FORMATS.get(column.type)
-        if read is None or not texts:
-            continue
-        found = decoded.rows.column(column.name).to_pylist()
-        if all(str(value) == text for value, text in zip(found, texts, strict=True)):
-            return Destination(
-                Upsert(target, key=(column.name,)),
-                fitted.format,
-                read(column.name),
-                (
-                    f"Upsert by {column.name}: the topic is compacted, and {column.name} is the text of its keys",
-                ),
-            )
+        values = decoded.rows.column(column.name)
+        schema = f"{quoted_if_needed(column.name)} {column.type}"
+        for types, make, kind in _KEY_FORMATS:
+            if column.type not in types:
+                continue
+            key = make(column.name if schema == f"{column.name} text" else schema)
+            read = key.decode(keys)
+            # Text such as 007 is another key than 7, and yet the same number.
+            is_same = kind != _AS_TEXT or _are_texts(values, keys)
+            if not read.rejects and is_same and read.rows.column(0).equals(values):
+                return Destination(
+                    Upsert(target, key=(column.name,)),
+                    fitted.format,
+                    key,
+                    (f"Upsert by {column.name}, which is {kind}: null values delete",),
+                )
     return None
 
 
-_KEY_FORMATS: Final[dict[str, Callable[[str], Format]]] = {
-    "text": Text,
-    "bigint": lambda name: Csv(f"{quoted_if_needed(name)} bigint"),
-    "uuid": lambda name: Csv(f"{quoted_if_needed(name)} uuid"),
-}
+_KEY_FORMATS: Final[Sequence[tuple[Sequence[str], Callable[[str], Format], str]]] = (
+    (("text", "integer", "bigint", "uuid"), Text, _AS_TEXT),
+    (("smallint", "integer", "bigint", "uuid"), Raw, "what its keys hold in bytes"),
+)
+
+
+def _are_texts(values: "pa.Array", keys: "pa.BinaryArray") -> bool:
+    pairs = zip(values.to_pylist(), keys.to_pylist(), strict=True)
+    return all(str(value).encode() == key for value, key in pairs)
 
 
 def _accepted(proposal: Destination, fitted: Fitted, facts: TopicFacts) -> Decoded | None:

@@ -9,6 +9,7 @@ from exactbatch.formats.wrapped import Documents, Encoding, unwrapped
 from exactbatch.sampling.csv_columns import csv_draft
 from exactbatch.sampling.debezium_columns import debezium_draft, is_change, json_events
 from exactbatch.sampling.draft import Draft, are_most
+from exactbatch.sampling.flattened_columns import flattened_draft, is_flattened
 from exactbatch.sampling.json_columns import json_draft
 from exactbatch.sampling.json_shape import parse_json, shape_of
 from exactbatch.sampling.registry_columns import Registry, has_schema_id, registry_draft
@@ -28,6 +29,8 @@ def recognize(values: Sequence[bytes], registry: Registry | None) -> Draft:
 
     Raises ConfigurationError for Confluent's wire format without a registry, and what the registry's client raises.
     """
+    # JSON's null is a delete in some topics, and says nothing about columns.
+    values = [value for value in values if value != b"null"] or values
     with_ids = list(filter(has_schema_id, values))
     if are_most(len(with_ids), len(values)):
         return registry_draft(with_ids, registry)
@@ -46,6 +49,10 @@ def _json(values: Sequence[bytes], encodings: tuple[Encoding, ...]) -> Draft | N
         return None
     if not encodings and documents == "one" and 2 * sum(map(is_change, objects)) >= len(objects):
         return debezium_draft(json_events(values))
+    if not encodings and documents == "one":
+        events = json_events(values)
+        if 2 * sum(map(is_flattened, events)) >= len(objects):
+            return flattened_draft(events)
     label = "JSON objects" if documents == "one" else f"JSON objects, several in a value ({documents})"
     if encodings:
         label += f", in {' of '.join(encodings)}"

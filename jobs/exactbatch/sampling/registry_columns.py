@@ -8,6 +8,7 @@ from typing import Any, Final
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats import Avro
 from exactbatch.formats.avro_schema import VALUE, AvroField, parse
+from exactbatch.formats.connect_schema import ConnectType
 from exactbatch.formats.debezium_avro import events_of
 from exactbatch.formats.debezium_event import is_envelope
 from exactbatch.formats.schema_id_headers import VALUE_HEADER
@@ -17,6 +18,7 @@ from exactbatch.sampling.column_names import OWN
 from exactbatch.sampling.connect_columns import types_of
 from exactbatch.sampling.debezium_columns import Event, debezium_draft
 from exactbatch.sampling.draft import Draft, DraftColumn, schema_text
+from exactbatch.sampling.flattened_columns import flattened_draft, is_flattened
 from exactbatch.sampling.json_columns import json_draft
 from exactbatch.sampling.json_shape import parse_json, shape_of
 from exactbatch.sampling.value_types import Choice
@@ -116,19 +118,22 @@ def _avro_draft(
     import pyarrow as pa
 
     events: list[Event] = []
+    payloads: list[ConnectType] = []
     for schema_id, (schema, _) in schemas.items():
         try:
             known = events_of(schema, prefix_size(by_id[schema_id][0]))
         except ValueError:
             break
-        if not is_envelope(known.payload):
+        if not (is_envelope(known.payload) or is_flattened(Event(dict(known.payload.fields), known.payload))):
             break
+        payloads.append(known.payload)
         for value in by_id[schema_id]:
             with suppress(ValueError):  # a broken record is none for the draft
                 decoded = known.decode(pa.array([value], pa.binary()))
                 events += [Event(event, known.payload) for event in decoded]
     else:
-        return debezium_draft(events, registry=registry.address, properties=registry.properties)
+        draft = debezium_draft if any(map(is_envelope, payloads)) else flattened_draft
+        return draft(events, registry=registry.address, properties=registry.properties)
     fields: dict[str, list[AvroField]] = {}
     for _, written in schemas.values():
         for field in written:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from exactbatch.columns import Column, Field
 from exactbatch.errors import ConfigurationError
-from exactbatch.formats import Avro, Csv, Debezium, Format, Json, JsonSchema, Protobuf, WithMessage
+from exactbatch.formats import Avro, Csv, Debezium, Flattened, Format, Json, JsonSchema, Protobuf, WithMessage
 from exactbatch.sampling.column_names import quoted_if_needed
 from exactbatch.sampling.fitting import column_of, decode
 from exactbatch.sampling.json_shape import Shape, parse_json
@@ -109,8 +109,11 @@ def with_column(format_: Format, name: str, choice: Choice) -> Format | None:
             if not own:  # a column of the version
                 return None
             epoch = {} if choice.epoch is None else {name: choice.epoch}
-            return replace(
-                format_, schema=_field_text(own[0], choice.type), epoch=epoch, version=None, truncate="reject"
+            changed = replace(format_, schema=_field_text(own[0], choice.type), epoch=epoch)
+            return (
+                changed
+                if isinstance(changed, Flattened)
+                else replace(changed, version=None, truncate="reject")
             )
         case Avro():
             return replace(format_, columns=f'"{name}" {choice.type}')
