@@ -34,9 +34,9 @@ from exactbatch.batch.staging.staged_pieces import close_partition, create_parti
 from exactbatch.batch.staging.stager import Stager, stage_tasks
 from exactbatch.batch.staging.staging_tables import StagingTables, create_rows, hold_launch, identifier
 from exactbatch.batch.staging.task import Staged, StagedBatch
-from exactbatch.batch.staging.uncastable import reject_uncastable
+from exactbatch.batch.staging.uncastable import reject_refused, reject_uncastable
 from exactbatch.columns import Column
-from exactbatch.errors import ExactbatchError, Fenced
+from exactbatch.errors import ExactbatchError, Fenced, TargetMismatch
 from exactbatch.errors.translation import translate_errors
 from exactbatch.failpoints import failpoint
 from exactbatch.kafka.broker import KafkaBroker
@@ -266,20 +266,27 @@ def _stage_and_insert(
         failpoint("job.after_stage")
         with early.kept_open():
             staged = _without_uncastable(launch, tables, stager.columns, staged, early, cluster_id)
+        while True:
             # Asked after the last record was read: if the ids are the plan's now, they were all along.
-            topic_ids = broker.topic_ids(launch.topics)
-        return publish(
-            early.connection or connection,
-            pipeline,
-            plan_id=batch.plan_id,
-            tables=tables,
-            columns=stager.columns,
-            staged=staged,
-            topic_ids=topic_ids,
-            seen=seen,
-            early=early if may_insert_early else None,
-            times=launch.times,
-        )
+            with early.kept_open():
+                topic_ids = broker.topic_ids(launch.topics)
+            try:
+                return publish(
+                    early.connection or connection,
+                    pipeline,
+                    plan_id=batch.plan_id,
+                    tables=tables,
+                    columns=stager.columns,
+                    staged=staged,
+                    topic_ids=topic_ids,
+                    seen=seen,
+                    early=early if may_insert_early else None,
+                    times=launch.times,
+                    may_reject=pipeline.rejects_allowed(staged.records) - staged.rejected,
+                )
+            except TargetMismatch as error:
+                early.begin_again()
+                staged = _without_refused(launch, tables, stager.columns, staged, error, cluster_id)
 
 
 def _stage_partition(
@@ -334,6 +341,41 @@ def _without_uncastable(
     staged = replace(staged, rows={**staged.rows, **rest.rows}, rejects={**staged.rejects, **rest.rejects})
     _check_rejects(launch, tables, staged, allowed)
     return staged
+
+
+def _without_refused(
+    launch: _Launch,
+    tables: StagingTables,
+    columns: Sequence[Column],
+    staged: StagedBatch,
+    error: TargetMismatch,
+    cluster_id: str | None,
+) -> StagedBatch:
+    """Return what is staged without the records that the target has refused.
+
+    Raises the error if none are known or none may be rejected, and TooManyRejects.
+    """
+    allowed = launch.pipeline.rejects_allowed(staged.records)
+    if not error.refused or not allowed:
+        raise error
+    launch.times.enter("check")
+    logger.info("batch %s: %s records become rejects: %s", tables.batch_id, len(error.refused), error)
+    rest = reject_refused(
+        launch.connection,
+        launch.pipeline,
+        tables=tables,
+        columns=columns,
+        ranges=launch.ranges,
+        staged=staged,
+        refused=error.refused,
+        limit=allowed - staged.rejected,
+        settings=launch.settings,
+        cluster_id=cluster_id,
+    )
+    if rest.rejected == staged.rejected:  # they are not in the log any more as they were staged
+        raise error
+    _check_rejects(launch, tables, rest, allowed)
+    return rest
 
 
 def _check_rejects(launch: _Launch, tables: StagingTables, staged: StagedBatch, allowed: int) -> None:

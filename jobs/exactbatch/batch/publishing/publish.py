@@ -3,6 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 from uuid import UUID
 
 from exactbatch.batch.publishing.early_inserts import EarlyInserts
@@ -23,6 +24,8 @@ from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.catalog import Fact
 from exactbatch.postgres.connection import Connection, Cursor, transaction
 from exactbatch.sinks.base import PartitionStaging
+
+_MOST_REFUSED: Final = 50_000  # records that an error holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,7 @@ def publish(
     early: EarlyInserts | None = None,
     staging: PartitionStaging | None = None,
     times: StageTimes | None = None,
+    may_reject: int = 0,
 ) -> Published:
     """Commit a staged batch, all of it or nothing.
 
@@ -64,7 +68,8 @@ def publish(
     is what the task attempts that Spark accepted have staged. `topic_ids` are the topics' ids that the broker
     returned after the last record was read. `seen` is what facts_of() returned before rows were checked against
     the target. `staging` is the table that becomes a part of the target, if rows were not staged to be inserted.
-    `times` is the clock of the launch, whose stages are recorded with the batch.
+    `times` is the clock of the launch, whose stages are recorded with the batch. If the target refuses rows, the error
+    names one record more than `may_reject`, or all of them.
 
     Raises Fenced when another batch took this one's place, BatchLost when the ledger went back to before its
     plan, ReplayRefused below a horizon, TopicRecreated, StagedRowsDiffer, TargetMismatch when the target
@@ -74,6 +79,7 @@ def publish(
         times.enter("publish")
     ledger = Ledger(connection)
     with transaction(connection) as cursor:
+        cursor.most_refused = min(max(may_reject + 1, cursor.most_refused), _MOST_REFUSED)
         rows = 0
         if early is not None:
             lock_target(cursor, pipeline.sink, seen)

@@ -13,20 +13,21 @@ from psycopg2 import sql
 from exactbatch.errors import TargetMismatch
 from exactbatch.errors.sqlstates import is_refusal
 from exactbatch.postgres.connection import Cursor
+from exactbatch.sinks.tables.candidates import Candidates
 from exactbatch.sinks.tables.constraint_errors import constraint_error
 from exactbatch.sinks.tables.target import TargetTable, quoted
 from exactbatch.sinks.tables.write_counts import PSYCOPG2_WRITES, WriteCounts
 
 
 def write_rows(
-    cursor: Cursor, table: TargetTable, statement: sql.Composable, *, candidates: sql.Composable | None = None
+    cursor: Cursor, table: TargetTable, statement: sql.Composable, *, candidates: Candidates | None = None
 ) -> int:
     """Run a statement that inserts or updates rows of a table; return how many.
 
     A statement may return one row instead: first the number to return, last the number of rows written.
 
-    Raises TargetMismatch if the table refuses a row, or if triggers change other rows. `candidates` is a query of
-    the rows to be written, with their lineage, from which the error takes the offsets of refused rows.
+    Raises TargetMismatch if the table refuses a row, or if triggers change other rows. `candidates` are the rows to be
+    written, among which the records of refused rows are looked for; without them the error names none.
     """
     before = _counts_if_watched(cursor, table)
     cursor.execute("savepoint write")

@@ -8,11 +8,11 @@ from psycopg2 import sql
 
 from exactbatch.columns import Column
 from exactbatch.errors import TargetMismatch
-from exactbatch.errors.sqlstates import UNIQUE_VIOLATION
+from exactbatch.errors.sqlstates import is_of_a_row
 from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.staged_rows import StagedRows
 from exactbatch.sinks.tables.affected_keys import AFFECTED
-from exactbatch.sinks.tables.constraint_errors import candidates_of
+from exactbatch.sinks.tables.candidates import PLACE_OF_LINEAGE, Candidates
 from exactbatch.sinks.tables.counted_writes import delete_rows, forbid_changes, write_rows
 from exactbatch.sinks.tables.lineage_table import LineageTable
 from exactbatch.sinks.tables.target import TargetTable
@@ -43,7 +43,7 @@ class LatestRows:
         casts = self.target.casts(cursor, columns)
         first = self.changes.casts(cursor, columns)
         self._check_kept(cursor, first, casts)
-        candidates = sql.SQL("{} and not deleted").format(candidates_of(casts, staged))
+        candidates = self._candidates(first, casts, staged)
         with forbid_changes(cursor, self.changes.table, while_writing=self.target):
             triggers = self.target.triggers(cursor)
             self._find_obsolete(cursor)
@@ -59,7 +59,7 @@ class LatestRows:
             )
             # Looking up rows takes less time than Postgres expects, and compiling such a statement takes more.
             cursor.execute("set local jit to off")
-            if triggers or not all_new or not self._insert_new(cursor, casts, in_order, candidates):
+            if triggers or not all_new or not self._insert_new(cursor, casts, in_order):
                 self._insert_or_update(cursor, casts, in_order, candidates)
             if triggers:
                 self._check_written(cursor, casts, latest, triggers)
@@ -104,10 +104,8 @@ class LatestRows:
                 until_offset=offset + 1,
             )
 
-    def _insert_new(
-        self, cursor: Cursor, casts: Sequence[Cast], latest: sql.Composable, candidates: sql.Composable
-    ) -> bool:
-        """Insert rows of keys that should have none; return False, and insert nothing, if a unique index refuses one.
+    def _insert_new(self, cursor: Cursor, casts: Sequence[Cast], latest: sql.Composable) -> bool:
+        """Insert rows of keys that should have none; return False, and insert nothing, if the target refuses one.
 
         An insert that allows for rows with the same keys takes half as long again.
         """
@@ -118,18 +116,17 @@ class LatestRows:
                 sql.SQL("insert into {} ({}) {}").format(
                     self.target.identifier, column_list(cast.column.name for cast in casts), latest
                 ),
-                candidates=candidates,
             )
         except TargetMismatch as error:
-            if error.sqlstate != UNIQUE_VIOLATION:
+            if not is_of_a_row(error.sqlstate):
                 raise
             return False
         return True
 
     def _insert_or_update(
-        self, cursor: Cursor, casts: Sequence[Cast], latest: sql.Composable, candidates: sql.Composable
+        self, cursor: Cursor, casts: Sequence[Cast], latest: sql.Composable, candidates: Candidates
     ) -> None:
-        """Insert rows, or update those whose keys are there; `candidates` are those of this batch, for errors."""
+        """Insert rows, or update those whose keys are there."""
         # Equal keys can look different: the row has the key as its latest change writes it.
         written = [
             cast.column.name
@@ -158,6 +155,21 @@ class LatestRows:
             ),
             candidates=candidates,
         )
+
+    def _candidates(self, first: Sequence[Cast], casts: Sequence[Cast], staged: StagedRows) -> Candidates:
+        """Return the rows of _latest_rows() with the records of this batch that they come from."""
+        no_place = [
+            sql.SQL("null::{}").format(sql.SQL(type_)) for type_ in ("text", "integer", "bigint")
+        ]
+        rows = sql.SQL(
+            "select {of_staged}, {place} from {staging} join (select {row} from {staged} where not deleted) latest "
+            "on {staging}.ctid = latest.{row} union all select {of_kept}, {no_place} from {kept} where not deleted"
+        ).format(
+            **_names_of(first, casts, staged),
+            place=PLACE_OF_LINEAGE,
+            no_place=sql.SQL(", ").join(no_place),
+        )
+        return Candidates(rows, [cast.column.name for cast in casts], self.key, replaces=True)
 
     def _find_obsolete(self, cursor: Cursor) -> None:
         """Find the affected keys that have no row any more; the cursor's row count is how many there are."""
