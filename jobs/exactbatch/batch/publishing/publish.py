@@ -25,7 +25,8 @@ from exactbatch.postgres.catalog import Fact
 from exactbatch.postgres.connection import Connection, Cursor, transaction
 from exactbatch.sinks.base import PartitionStaging
 
-_MOST_REFUSED: Final = 50_000  # records that an error holds
+_FEWEST_REFUSED: Final = 100  # records that a search looks for, so that an error shows them
+_MOST_REFUSED: Final = 50_000  # records that an error holds; a later search finds others
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ def publish(
         times.enter("publish")
     ledger = Ledger(connection)
     with transaction(connection) as cursor:
-        cursor.most_refused = min(max(may_reject + 1, cursor.most_refused), _MOST_REFUSED)
+        cursor.most_refused = most_refused(may_reject)
         rows = 0
         if early is not None:
             lock_target(cursor, pipeline.sink, seen)
@@ -131,6 +132,11 @@ def publish(
     failpoint("publish.after_commit")
     with transaction(connection):
         return Published(ledger.batch(tables.batch_id, plan_id), wrote=True)
+
+
+def most_refused(may_reject: int) -> int:
+    """Return how many records with refused rows a search has to find if so many may be rejected."""
+    return min(max(may_reject + 1, _FEWEST_REFUSED), _MOST_REFUSED)
 
 
 def _advance(ledger: Ledger, pipeline: Pipeline, batch: Batch, ranges: Sequence[OffsetRange]) -> None:
