@@ -471,7 +471,9 @@ def _process_ranges(launch: _Launch) -> Published:
         except TargetMismatch as error:
             if not pipeline.max_rejects or not is_of_a_row(error.sqlstate):
                 raise
-            logger.info("batch %s: ranges with rows that the target refuses are staged: %s", batch.batch_id, error)
+            logger.info(
+                "batch %s: ranges with rows that the target refuses are staged: %s", batch.batch_id, error
+            )
             _stage_ranges(launch, tasks, cluster_id)
         else:
             _log_taken(batch.batch_id, outcomes)
@@ -495,7 +497,13 @@ def _stage_range(launch: _Launch, task: RangeTask, cluster_id: str | None) -> No
     pipeline, broker = launch.pipeline, KafkaBroker(launch.settings.kafka)
     tables = StagingTables(launch.batch.batch_id, secrets.randbits(62))
     parts = stage_tasks(
-        pipeline, launch.ranges, launch.epochs, tables, launch.settings, launch.executors.parallelism, cluster_id
+        pipeline,
+        launch.ranges,
+        launch.epochs,
+        tables,
+        launch.settings,
+        launch.executors.parallelism,
+        cluster_id,
     )
     stager = DirectStager(launch.executors, pipeline, parts)
     with hold_launch(launch.connection, launch.settings, pipeline, tables):

@@ -131,7 +131,9 @@ def _commit(
             cursor.execute(f"drop table pg_temp.{REJECTS}")
             return int(inserted)
 
-        if not _account(cursor, task, (reader.records, reader.rows, reader.rejects, reader.tombstones), copied_rejects):
+        if not _account(
+            cursor, task, (reader.records, reader.rows, reader.rejects, reader.tombstones), copied_rejects
+        ):
             return
         connection.commit()
     failpoint("partition.after_commit")
@@ -171,8 +173,8 @@ def commit_staged(
 def _account(
     cursor: TaskCursor, task: RangeTask, counts: tuple[int, int, int, int], insert_rejects: Callable[[], int]
 ) -> bool:
-    """Lock the range, insert its rejects, and write coverage, counts (records, rows, rejects, tombstones) and the stored
-    offset. Return False, and write nothing, if it turns out to be committed already."""
+    """Lock the range, insert its rejects, and write coverage, counts (records, rows, rejects, tombstones) and the
+    stored offset. Return False, and write nothing, if it turns out to be committed already."""
     failpoint("partition.before_locks")
     if not _lock(cursor, task):
         return False

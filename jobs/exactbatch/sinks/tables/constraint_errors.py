@@ -6,7 +6,7 @@ from typing import Final
 import psycopg2
 
 from exactbatch.errors import RefusedRecord, TargetMismatch
-from exactbatch.errors.sqlstates import INSUFFICIENT_PRIVILEGE, UNIQUE_VIOLATION, is_of_a_row
+from exactbatch.errors.sqlstates import INSUFFICIENT_PRIVILEGE, is_of_a_row
 from exactbatch.errors.translation import psycopg2_message
 from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.tables.candidates import Candidates
@@ -36,8 +36,8 @@ def constraint_error(
     first = refused[0] if refused else None
     mismatch = TargetMismatch(
         f"target {target.spec}{where}: it refuses what the batch writes: {psycopg2_message(error)}"
-        f"{_shown(refused, cursor.most_refused)} (SQLSTATE {error.pgcode}). Nothing was written. Correct the target, or "
-        f"what the pipeline writes.{_remedy(cursor, target, error)}"
+        f"{_shown(refused, cursor.most_refused)} (SQLSTATE {error.pgcode}). Nothing was written. Correct the target, "
+        f"or what the pipeline writes.{_remedy(cursor, target, error)}"
         f"{_NO_RECORD if candidates is None else ''}{_REJECTS if refused else ''}",
         topic=first.topic if first else None,
         partition=first.partition if first else None,
@@ -66,11 +66,13 @@ def _shown(refused: Sequence[RefusedRecord], limit: int) -> str:
 def _remedy(cursor: Cursor, target: TargetTable, error: psycopg2.Error) -> str:
     """Say what helps if a constraint or an index of this kind refuses rows; "" if nothing else does."""
     if isinstance(error, (psycopg2.errors.UniqueViolation, psycopg2.errors.ExclusionViolation)):
-        return f" Of rows that exclude each other, the first one can stay.{_deferrable(cursor, target, error)}"
+        return (
+            f" Of rows that exclude each other, the first one can stay.{_deferrable(cursor, target, error)}"
+        )
     if isinstance(error, psycopg2.errors.ForeignKeyViolation):
         return (
-            " If another pipeline loads the table that these rows refer to, the missing rows may be on their way, and a "
-            "later run of this batch succeeds."
+            " If another pipeline loads the table that these rows refer to, the missing rows may be on their way, "
+            "and a later run of this batch succeeds."
         )
     if isinstance(error, psycopg2.errors.CheckViolation) and error.diag.constraint_name is None:
         return f" Create the partition: create table … partition of {target.spec} for values …;"
@@ -93,7 +95,6 @@ def _deferrable(cursor: Cursor, target: TargetTable, error: psycopg2.Error) -> s
         f" If rows of the batch only exchange their values, defer the check to the end of the statement: drop "
         f"the constraint {error.diag.constraint_name}, and add {row[0]} deferrable initially deferred."
     )
-
 
 
 def _missing_privilege(cursor: Cursor, target: TargetTable, error: psycopg2.Error) -> TargetMismatch:

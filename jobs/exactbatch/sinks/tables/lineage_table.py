@@ -13,8 +13,8 @@ from exactbatch.offsets import OffsetRange
 from exactbatch.postgres.array_literals import bigint_array
 from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.staged_rows import CheckedJson, StagedRows
-from exactbatch.sinks.tables.check_stored_rows import check_stored_rows
 from exactbatch.sinks.tables.candidates import appended
+from exactbatch.sinks.tables.check_stored_rows import check_stored_rows
 from exactbatch.sinks.tables.counted_writes import delete_rows, write_rows
 from exactbatch.sinks.tables.target import TargetTable
 from exactbatch.sinks.tables.target_checks import check_cascades, check_lineage

@@ -32,7 +32,9 @@ _NOT_IMMEDIATE: Final = "55000"
 _REASON_CHARACTERS: Final = 1_000
 
 
-def find_refused(cursor: Cursor, table: TargetTable, candidates: Candidates, *, limit: int) -> list[RefusedRecord]:
+def find_refused(
+    cursor: Cursor, table: TargetTable, candidates: Candidates, *, limit: int
+) -> list[RefusedRecord]:
     """Return the records whose rows a table refuses, the first `limit` by topic, partition and offset. A search without
     them finds those that they hide.
 
@@ -131,13 +133,13 @@ class _Trial:
         )
         cursor.execute(
             sql.SQL(
-                "select coalesce(max({number}), 0) as records, count(distinct {number}) filter (where {of_batch}) as own, "
-                "count(*) filter (where {of_batch}) as rows from {judged}"
+                "select coalesce(max({number}), 0) as records, count(*) filter (where {of_batch}) as rows, "
+                "count(*) filter (where not {of_batch}) as others from {judged}"
             ).format(**self._names)
         )
-        records, own, rows = cursor.fetchone()
+        records, rows, others = cursor.fetchone()
         # If a record has several rows, those that arrive would exclude others although the record is refused.
-        self._by_conflict = own == rows
+        self._by_conflict = rows == records - (others > 0)
         if self._candidates.replaces:
             cursor.execute(sql.SQL("analyze {judged}").format(**self._names))
             cursor.execute(
@@ -157,7 +159,9 @@ class _Trial:
             if not isinstance(left_out, psycopg2.Error):
                 errors = {each: self._try(each, each, limit, by_conflict=False) for each in left_out}
                 return {
-                    each: _reason(error) for each, error in errors.items() if isinstance(error, psycopg2.Error)
+                    each: _reason(error)
+                    for each, error in errors.items()
+                    if isinstance(error, psycopg2.Error)
                 }
             if left_out.pgcode != _NOT_IMMEDIATE:
                 return left_out
@@ -166,8 +170,8 @@ class _Trial:
         return refused if isinstance(refused, psycopg2.Error) else {}
 
     def _try(self, first: int, last: int, limit: int, *, by_conflict: bool) -> psycopg2.Error | list[int]:
-        """Insert the rows of these records, with `by_conflict` without those that others exclude, and return the numbers
-        of the first of these. If Postgres refuses a row, insert none, and return the error."""
+        """Insert the rows of these records, with `by_conflict` without those that others exclude, and return the
+        numbers of the first of these. If Postgres refuses a row, insert none, and return the error."""
         cursor = self._cursor
         portion = sql.SQL("{number} between {first} and {last}").format(
             **self._names, first=sql.Literal(first), last=sql.Literal(last)
@@ -204,7 +208,10 @@ class _Trial:
         rows = self._cursor.fetchall()
         if any(topic is None for _, topic, _, _ in rows):
             return []
-        return [RefusedRecord(*place, found[number]) for number, *place in rows]
+        return [
+            RefusedRecord(topic, partition, offset, found[number])
+            for number, topic, partition, offset in rows
+        ]
 
     @property
     def _names(self) -> dict[str, sql.Composable]:

@@ -30,7 +30,8 @@ select c.conname::text as name, c.contype::text as kind, pg_get_expr(c.conbin, c
              join pg_namespace n on n.oid = o.oprnamespace order by k.place) as operators
 from pg_constraint c
 where c.conrelid = %s::regclass and c.contype in ('c', 'f')
-and coalesce((to_jsonb(c) ->> 'conenforced')::boolean, true) and not coalesce((to_jsonb(c) ->> 'conperiod')::boolean, false)
+and coalesce((to_jsonb(c) ->> 'conenforced')::boolean, true)
+and not coalesce((to_jsonb(c) ->> 'conperiod')::boolean, false)
 order by c.contype, c.conname
 """
 _NOT_NULL: Final = """
@@ -61,18 +62,20 @@ def row_rules(cursor: Cursor, table: TargetTable, candidates: Candidates) -> Ite
         if constraint.kind == "c":
             condition: sql.Composable = sql.SQL("not ({})").format(sql.SQL(constraint.expression))
         else:
-            condition = _has_no_parent(table, constraint, candidates)
+            condition = _has_no_parent(constraint, candidates)
         yield RejectRule(condition, _reason(constraint))
     cursor.execute(_BOUNDS, (name, _MOST_PARTITIONS + 1))
     bounds = [bound for (bound,) in cursor.fetchall()]
     if bounds and None not in bounds and len(bounds) <= _MOST_PARTITIONS:
         yield RejectRule(
-            sql.SQL("not ({})").format(sql.SQL(" or ").join(sql.SQL("({})").format(sql.SQL(each)) for each in bounds)),
+            sql.SQL("not ({})").format(
+                sql.SQL(" or ").join(sql.SQL("({})").format(sql.SQL(each)) for each in bounds)
+            ),
             sql.Literal(f"the target {table.spec} has no partition for the row"),
         )
 
 
-def _has_no_parent(table: TargetTable, constraint: Any, candidates: Candidates) -> sql.Composable:
+def _has_no_parent(constraint: Any, candidates: Candidates) -> sql.Composable:
     """Return the condition that a row refers to a row that neither exists nor is written."""
     mine = [sql.Identifier("j", name) for name in constraint.columns]
     all_set = sql.SQL(" and ").join(sql.SQL("{} is not null").format(name) for name in mine)
@@ -82,7 +85,9 @@ def _has_no_parent(table: TargetTable, constraint: Any, candidates: Candidates) 
     )
     missing = sql.SQL("not exists (select from {} p where {})").format(sql.SQL(constraint.referenced), same)
     if constraint.is_own:
-        missing = sql.SQL("{} and not exists (select from ({}) p where {})").format(missing, candidates.rows, same)
+        missing = sql.SQL("{} and not exists (select from ({}) p where {})").format(
+            missing, candidates.rows, same
+        )
     orphan = sql.SQL("{} and {}").format(all_set, missing)
     if constraint.match != "f":
         return sql.SQL("({})").format(orphan)
@@ -98,6 +103,6 @@ def _reason(constraint: Any) -> sql.Composable:
         for column in constraint.columns
     ]
     return sql.SQL("{} || concat_ws(', ', {})").format(
-        sql.Literal(f"constraint {constraint.name!r}, {constraint.definition}: found "), sql.SQL(", ").join(found)
+        sql.Literal(f"constraint {constraint.name!r}, {constraint.definition}: found "),
+        sql.SQL(", ").join(found),
     )
-

@@ -245,7 +245,8 @@ class LatestOnly:
         ).format(
             **self._names,
             values=sql.SQL(", ").join(
-                sql.SQL("{} as {}").format(cast.expression, sql.Identifier(cast.column.name)) for cast in casts
+                sql.SQL("{} as {}").format(cast.expression, sql.Identifier(cast.column.name))
+                for cast in casts
             ),
             batch_id=sql.Literal(staged.batch_id),
             place=PLACE_OF_LINEAGE,

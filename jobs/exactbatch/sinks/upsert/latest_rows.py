@@ -158,9 +158,7 @@ class LatestRows:
 
     def _candidates(self, first: Sequence[Cast], casts: Sequence[Cast], staged: StagedRows) -> Candidates:
         """Return the rows of _latest_rows() with the records of this batch that they come from."""
-        no_place = [
-            sql.SQL("null::{}").format(sql.SQL(type_)) for type_ in ("text", "integer", "bigint")
-        ]
+        no_place = [sql.SQL("null::{}").format(sql.SQL(type_)) for type_ in ("text", "integer", "bigint")]
         rows = sql.SQL(
             "select {of_staged}, {place} from {staging} join (select {row} from {staged} where not deleted) latest "
             "on {staging}.ctid = latest.{row} union all select {of_kept}, {no_place} from {kept} where not deleted"
