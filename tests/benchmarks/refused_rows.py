@@ -1,8 +1,8 @@
 """What it costs to reject records whose rows the target refuses.
 
 Stages rows by SQL, so that nothing but Postgres takes time, and publishes them: first none are refused, then one, then
-a thousand. Prints seconds and the ratio to the batch without them. A whole batch also reads and decodes its records once,
-which lowers the ratios.
+a thousand. Prints seconds and the ratio to the batch without them. A whole batch also reads and decodes its records
+once, which lowers the ratios.
 """
 
 import argparse

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from exactbatch import Append, Json, Pipeline, Upsert, failpoints
+from exactbatch import Append, Json, Pipeline, Together, Upsert, failpoints
 from exactbatch.audit.audit import audit
-from exactbatch.errors import TargetMismatch, TooManyRejects
+from exactbatch.errors import PostgresUnavailable, TargetMismatch, TooManyRejects
 from exactbatch.postgres.connection import transaction
-from support.batch_runner import BatchRunner
+from support.batch_runner import LINEAGE, BatchRunner
 from support.replays import ranges
 
 COLUMNS = "id int, name text, size int"
@@ -57,9 +57,9 @@ KINDS = [
     ),
     Kind(
         "check",
-        "alter table {t} add constraint u check (size > 0)",
+        "alter table {t} add constraint u check (size > 0 and name <> 'z')",
         (5,),
-        "constraint 'u', CHECK ((size > 0)): found size = -1",
+        "size = -1",
     ),
     Kind("not-null", "alter table {t} alter name set not null", (4,), "column 'name': null"),
     Kind(
@@ -193,3 +193,131 @@ def test_more_refused_records_than_allowed_end_the_batch(world, topic, make_pipe
     create(world, pipeline, KINDS[0])
     message = world.refused(TooManyRejects, pipeline)
     assert f"{topic.name}[0] offset 2: duplicate key value" in message
+
+
+def test_what_several_constraints_refuse_is_found_in_one_batch(world, topic, make_pipeline):
+    """A row that a check refuses takes no name from a later one."""
+    topic.produce(b'{"id": 10, "name": "f", "size": -2}', b'{"id": 11, "name": "f", "size": 110}', b"no json")
+    pipeline = make_pipeline(topic, value=Json(COLUMNS), max_rejects=9)
+    create(world, pipeline, KINDS[4])
+    world.execute(f"create unique index one_each on {pipeline.sink.target} (md5(name))")
+    world.execute(f"alter table {pipeline.sink.target} alter id type smallint, add check (id <> 1)")
+    topic.produce(b'{"id": 70000, "name": "g", "size": 120}')
+    assert world.run(pipeline).batch.rejected == 7
+    found = rejected(world, pipeline)
+    assert list(found) == [1, 2, 5, 9, 10, 12, 13]
+    assert ids(world, pipeline) == [0, 3, 4, 6, 7, 8, 11]
+    assert audit(pipeline, world.settings, values=True).is_exact
+
+
+def test_a_record_with_several_rows_is_rejected_as_a_whole(world, make_topic, make_pipeline):
+    topic = make_topic()
+    topic.produce(
+        b'{"names": ["a", "b"]}', b'{"names": ["c", "a"]}', b'{"names": ["c", "d"]}', b'{"names": ["d"]}'
+    )
+    pipeline = make_pipeline(topic, value=Json("name text from 'names[]'"), max_rejects=2)
+    create(world, pipeline, Kind("unique", "create unique index u on {t} (name)", (), ""))
+    assert world.run(pipeline).batch.rejected == 2
+    assert list(rejected(world, pipeline)) == [1, 3]
+    assert world.rows(f"select name from {pipeline.sink.target} order by 1") == [
+        ("a",),
+        ("b",),
+        ("c",),
+        ("d",),
+    ]
+    assert world.is_exact(pipeline)
+
+
+@pytest.mark.parametrize("history", [True, False])
+def test_the_key_of_a_refused_change_keeps_what_older_changes_gave_it(
+    world, make_topic, make_pipeline, replays, history
+):
+    topic = make_topic(retention_ms="-1")
+    sink = Upsert(f'public."{topic.name}"', key=("id",), history=history)
+    pipeline = make_pipeline(topic, value=Json("id int, name text"), max_rejects=9, sink=sink)
+    create(world, pipeline, Kind("unique", "create unique index u on {t} (lower(name))", (), ""))
+
+    def send(*changes: tuple[int, str]) -> None:
+        topic.produce(*(json.dumps({"id": key, "name": name}).encode() for key, name in changes))
+
+    def state() -> dict[int, str]:
+        return dict(world.rows(f"select id, name from {sink.target}"))
+
+    send((1, "a"), (2, "b"), (3, "c"))
+    world.run(pipeline)
+    # 1 gives up a, which 2 takes; 3 takes c, which it has; 4 wants b, which 2 gave up; 5 and 1 want b.
+    send((2, "a"), (4, "B"), (1, "d"), (5, "e"), (5, "b"), (3, "C"), (1, "b"))
+    world.run(pipeline)
+    assert state() == {1: "d", 2: "a", 3: "C", 4: "B", 5: "e"}
+    assert list(rejected(world, pipeline)) == [7, 9]
+    assert audit(pipeline, world.settings, values=True).is_exact
+    replays.run(pipeline, ranges((3, 10), topic=topic))
+    assert state() == {1: "d", 2: "a", 3: "C", 4: "B", 5: "e"}
+    assert list(rejected(world, pipeline)) == [7, 9]
+    # Nothing is left of what excluded them.
+    world.execute("drop index u")
+    replays.run(pipeline, ranges((7, 8), (9, 10), topic=topic))
+    assert state() == {1: "b", 2: "a", 3: "C", 4: "B", 5: "b"}
+    assert audit(pipeline, world.settings, values=True).is_exact
+
+
+@pytest.mark.parametrize("sqlstate", ["53100", "40P01", "55P03", "57014"])
+def test_an_error_of_the_server_makes_no_reject(world, topic, make_pipeline, sqlstate):
+    pipeline = make_pipeline(topic, value=Json(COLUMNS), max_rejects=9)
+    create(world, pipeline, KINDS[0])
+    # The unique constraint refuses a row before, so that the search meets the error.
+    world.execute(
+        "create or replace function no() returns trigger language plpgsql as $$ begin "
+        f"if new.size = 666 then raise 'server' using errcode = '{sqlstate}'; end if; return new; end $$"
+    )
+    world.execute(KINDS[9].ddl.format(t=pipeline.sink.target))
+    assert sqlstate in world.refused(PostgresUnavailable, pipeline)
+
+
+def test_a_missing_partition_and_a_missing_parent_in_the_same_table(world, topic, make_pipeline, replays):
+    pipeline = make_pipeline(topic, value=Json(COLUMNS), max_rejects=9)
+    target = pipeline.sink.target
+    world.execute(f"create table {target} ({COLUMNS}, parent int, {LINEAGE}) partition by range (size)")
+    world.execute(f"create table small partition of {target} for values from (minvalue) to (60)")
+    world.run(pipeline)
+    assert list(rejected(world, pipeline)) == [7, 8, 9]
+    world.execute(f"create table large partition of {target} for values from (60) to (maxvalue)")
+    replays.run(pipeline, ranges((7, 10), topic=topic))
+    assert ids(world, pipeline) == list(range(10))
+    assert rejected(world, pipeline) == {}
+
+
+def test_a_row_may_refer_to_one_of_its_own_batch(world, make_topic, make_pipeline):
+    topic = make_topic()
+    parents = [(1, 2), (2, 0), (3, 9), (4, 3), (5, 4), (6, 1), (0, None)]
+    topic.produce(*(json.dumps({"id": key, "size": parent}).encode() for key, parent in parents))
+    sink = Upsert(f'public."{topic.name}"', key=("id",))
+    pipeline = make_pipeline(topic, value=Json("id int, size int"), max_rejects=9, sink=sink)
+    create(world, pipeline, Kind("own", "alter table {t} add foreign key (size) references {t}", (), ""))
+    world.run(pipeline)
+    assert ids(world, pipeline) == [0, 1, 2, 6]
+    assert list(rejected(world, pipeline)) == [2, 3, 4]
+
+
+def test_a_refused_row_of_one_target_is_rejected_for_all(world, topic, make_pipeline):
+    first, second = Append(f'public."{topic.name}_log"'), Upsert(f'public."{topic.name}"', key=("id",))
+    pipeline = make_pipeline(topic, value=Json(COLUMNS), max_rejects=9, sink=Together((first, second)))
+    with transaction(world.connection) as cursor:
+        pipeline.sink.prepare(cursor, pipeline.value.columns)
+    world.execute(
+        f"create unique index u on {second.target} (md5(name)); alter table {first.target} add check (size > 0)"
+    )
+    world.run(pipeline)
+    assert list(rejected(world, pipeline)) == [2, 5, 9]
+    for sink in (first, second):
+        assert world.rows(f"select count(*) from {sink.target}") == [(7,)]
+    assert audit(pipeline, world.settings, values=True).is_exact
+
+
+def test_a_row_that_comes_from_many_records_is_no_reject(world, topic, make_pipeline):
+    sink = Append(f'public."{topic.name}"', lineage="batch")
+    pipeline = make_pipeline(
+        topic, value=Json(COLUMNS), max_rejects=9, sink=sink, sql="select count(*) as n from records"
+    )
+    world.execute(f"create table {sink.target} (n bigint check (n < 5), batch_id bigint not null)")
+    assert "does not come from one record" in world.refused(TargetMismatch, pipeline)

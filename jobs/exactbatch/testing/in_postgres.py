@@ -177,8 +177,8 @@ def _delete(
 def _publish(
     cursor: Cursor, staged: StagedRows, tables: StagingTables
 ) -> list[tuple[tuple[str, int, int], str]]:
-    """Insert the staged rows as publish does; return the records that the target refuses, without whose rows they can be
-    inserted again. Raises what publish raises."""
+    """Insert the staged rows as publish does; return the records that the target refuses, without whose rows the others
+    can be inserted. Raises what publish raises."""
     sink, ledger = staged.pipeline.sink, Ledger(cursor.connection)
     accepted = AcceptedRows(identifier(tables.rows), tables.batch_id, {_ATTEMPT: len(staged.rows)})
     if _whole(staged).has_several_rows_of_a_record:
