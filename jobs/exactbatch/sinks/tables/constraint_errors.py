@@ -15,7 +15,7 @@ from exactbatch.sinks.tables.target import TargetTable
 
 _OFFSETS_SHOWN: Final = 20
 _REJECTS: Final = " To load the other records, let max_rejects allow for these."
-_NO_RECORD: Final = " A row of this table does not come from one record, so that none can be rejected."
+_NO_RECORD: Final = " No record can be rejected for it."
 
 
 def constraint_error(

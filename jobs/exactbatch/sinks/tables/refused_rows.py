@@ -27,8 +27,8 @@ _JUDGED: Final = sql.Identifier("exactbatch_judged")
 # The number of a row's record in the order of the log; 1 for all rows that no record of the batch gives.
 _NUMBER: Final = sql.Identifier("exactbatch number")
 _ORDER: Final = sql.SQL('{} collate "C" nulls first, {}, {}').format(*map(sql.Identifier, PLACE))
-# Postgres's answer if a constraint that may be deferred is to be asked for conflicts.
-_NOT_IMMEDIATE: Final = "55000"
+# Postgres's answers if a constraint that may be deferred, or a table with rules, is asked for conflicts.
+_NOT_ASKED: Final = ("55000", "0A000")
 _REASON_CHARACTERS: Final = 1_000
 
 
@@ -163,7 +163,7 @@ class _Trial:
                     for each, error in errors.items()
                     if isinstance(error, psycopg2.Error)
                 }
-            if left_out.pgcode != _NOT_IMMEDIATE:
+            if left_out.pgcode not in _NOT_ASKED:
                 return left_out
             self._by_conflict = False
         refused = self._try(first, last, limit, by_conflict=False)
@@ -191,7 +191,7 @@ class _Trial:
             left_out = [number for (number,) in cursor.fetchall()] if by_conflict else []
             cursor.execute("set constraints all immediate")
         except psycopg2.Error as error:
-            if not is_of_a_row(error.pgcode) and error.pgcode != _NOT_IMMEDIATE:
+            if not is_of_a_row(error.pgcode) and error.pgcode not in _NOT_ASKED:
                 raise
             cursor.execute("rollback to savepoint portion; release savepoint portion")
             return error
