@@ -155,9 +155,9 @@ def main() -> None:
                 "if new.size < 0 then raise 'no such size'; end if; return new; end $$"
             )
         sinks = {
-            "Append": Append("public.t"),
-            "Upsert": Upsert("public.t", key=("id",)),
-            "latest": Upsert("public.t", key=("id",), history=False),
+            "Append": Append("public.log"),
+            "Upsert": Upsert("public.state", key=("id",)),
+            "latest": Upsert("public.latest", key=("id",), history=False),
         }
         for kind in arguments.kinds:
             for name, sink in sinks.items():

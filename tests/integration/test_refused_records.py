@@ -77,7 +77,7 @@ KINDS = [
     Kind("index-entry", "create index u on {t} (name)", (8,), "index row requires"),
     Kind(
         "trigger",
-        "create trigger no before insert or update on {t} for each row execute function no()",
+        "create trigger no after insert or update on {t} for each row execute function no()",
         (7,),
         "no such size",
     ),

@@ -96,20 +96,24 @@ class _Trial:
             # Other rows refer to those that are to be replaced, or with their places the rows are too wide for a table.
             return []
         found: dict[int, str] = {}
-        first, step = 1, max(records, 1)
+        # One of the records from `first` to `bound` is refused, if there are any.
+        first, bound, size = 1, 0, max(records, 1)
         while first <= records and len(found) < limit:
-            last = min(records, first + step - 1)
+            last = (first + bound) // 2 if first <= bound else min(records, first + size - 1)
             refused = self._insert(first, last, limit - len(found))
-            if isinstance(refused, psycopg2.Error) and first < last:
-                if step >= records:
-                    self._prepare_portions()
-                step = (last - first + 1) // 2
-            elif isinstance(refused, psycopg2.Error):
-                found[first] = _reason(refused)
-                first, step = last + 1, 1
-            else:
+            if not isinstance(refused, psycopg2.Error):
                 found |= refused
-                first, step = last + 1, step * 2
+                size = size if first <= bound else 2 * size
+                first = last + 1
+            elif first < last:
+                if bound == 0 and not found:
+                    self._prepare_portions()
+                bound = last
+            else:
+                # The next one is probably as far away as the one before.
+                size = max(1, (first - max(found, default=0)) // 2)
+                found[first] = _reason(refused)
+                first = last + 1
         return self._records_of(found)
 
     def _judge(self) -> int:
