@@ -106,8 +106,6 @@ class _Trial:
                 size = size if first <= bound else 2 * size
                 first = last + 1
             elif first < last:
-                if bound == 0 and not found:
-                    self._prepare_portions()
                 bound = last
             else:
                 # The next one is probably as far away as the one before.
@@ -144,16 +142,14 @@ class _Trial:
         records, rows, others = cursor.fetchone()
         # If a record has several rows, those that arrive would exclude others although the record is refused.
         self._by_conflict = rows == records - (others > 0)
+        # Single records and portions are looked up by their numbers.
+        cursor.execute(sql.SQL("create index on {judged} ({number})").format(**self._names))
+        cursor.execute(sql.SQL("analyze {judged}").format(**self._names))
         if self._candidates.replaces:
-            cursor.execute(sql.SQL("analyze {judged}").format(**self._names))
             cursor.execute(
                 sql.SQL("delete from {table} t using {judged} l where {same}").format(**self._names)
             )
         return int(records)
-
-    def _prepare_portions(self) -> None:
-        self._cursor.execute(sql.SQL("create index on {judged} ({number})").format(**self._names))
-        self._cursor.execute(sql.SQL("analyze {judged} ({number})").format(**self._names))
 
     def _insert(self, first: int, last: int, limit: int) -> psycopg2.Error | dict[int, str]:
         """Insert the rows of these records, without those that others exclude; return the numbers of the first of
