@@ -57,6 +57,7 @@ _LINEAGE: Final = "tests/integration/test_lineage.py"
 _ROWS: Final = "tests/integration/test_transform_rows.py"
 _EARLY: Final = "tests/integration/test_early_inserts.py"
 _SHARED: Final = "tests/integration/test_shared_targets.py"
+_REFUSED: Final = "tests/integration/test_refused_records.py"
 _BY_BATCH: Final = "tests/integration/test_by_batch.py"
 _MERGE: Final = "tests/integration/test_merge.py"
 _DEBEZIUM: Final = "tests/unit/test_debezium"
@@ -660,6 +661,89 @@ MUTANTS: Final = (
         "    if remaining := int(cursor.fetchone()[0]):\n",
         "    if remaining := 0 * int(cursor.fetchone()[0]):\n",
         (f"{_WRITES}::test_a_replay_whose_deletes_are_kept_back_is_refused",),
+    ),
+    Mutant(
+        "of rows that exclude each other, a refused search keeps the last one",
+        "sinks/tables/refused_rows.py",
+        """'{} collate "C" nulls first, {}, {}'""",
+        """'{} collate "C" nulls first, {}, {} desc'""",
+        (f"{_REFUSED}::test_without_rejects_the_error_names_all_offsets[append]",),
+    ),
+    Mutant(
+        "the refused search takes rows that an Upsert replaces for obstacles",
+        "sinks/tables/refused_rows.py",
+        "        if self._candidates.replaces:\n",
+        "        if False:\n",
+        (f"{_REFUSED}::test_the_key_of_a_refused_change_keeps_what_older_changes_gave_it",),
+    ),
+    Mutant(
+        "the refused search lets rows of a rejected record exclude others",
+        "sinks/tables/refused_rows.py",
+        "        self._by_conflict = rows == records - (others > 0)\n",
+        "",
+        (f"{_REFUSED}::test_a_record_with_several_rows_is_rejected_as_a_whole",),
+    ),
+    Mutant(
+        "a refused row excludes others before its own constraints are asked",
+        "sinks/tables/refused_rows.py",
+        "_by_rules(cursor, table, candidates, limit) or _Trial",
+        "_Trial(cursor, table, candidates).run(limit) or _by_rules(cursor, table, candidates, limit) or _Trial",
+        (f"{_REFUSED}::test_a_row_may_refer_to_one_of_its_own_batch",),
+    ),
+    Mutant(
+        "a refused row is one whose check is null",
+        "sinks/tables/row_rules.py",
+        'sql.SQL("not ({})").format(sql.SQL(constraint.expression))',
+        'sql.SQL("({}) is not true").format(sql.SQL(constraint.expression))',
+        (
+            f"{_REFUSED}::test_what_the_target_refuses_is_rejected_in_each_run_retry_replay_and_audit[append-check]",
+        ),
+    ),
+    Mutant(
+        "a refused row is one whose parent is in its own batch",
+        "sinks/tables/row_rules.py",
+        "    if constraint.is_own:\n",
+        "    if False:\n",
+        (f"{_REFUSED}::test_a_row_may_refer_to_one_of_its_own_batch",),
+    ),
+    Mutant(
+        "a full disk or a lock makes a refused row",
+        "errors/sqlstates.py",
+        "        and meaning(sqlstate) in (_BAD_DATA, _CONSTRAINT, _RAISED, _LIMIT, UNLISTED)\n",
+        "",
+        (f"{_REFUSED}::test_an_error_of_the_server_makes_no_reject",),
+    ),
+    Mutant(
+        "records of refused rows become rejects although none are allowed",
+        "batch/job.py",
+        "    if not error.refused or not allowed:\n",
+        "    if not error.refused:\n",
+        (f"{_REFUSED}::test_without_rejects_the_error_names_all_offsets[append]",),
+    ),
+    Mutant(
+        "records of refused rows are staged as rejects again with the next ones",
+        "batch/staging/uncastable.py",
+        '            sql.SQL("delete from {} where task_attempt = any({})").format(\n',
+        '            sql.SQL("select from {} where task_attempt = any({})").format(\n',
+        (f"{_REFUSED}::test_what_several_constraints_refuse_is_found_in_one_batch",),
+    ),
+    Mutant(
+        "refused rows of a target that is partitioned by batch end the batch",
+        "batch/job.py",
+        "            raise _NotAttachable from error\n",
+        "            raise\n",
+        (
+            f"{_REFUSED}::test_what_the_target_refuses_is_rejected_in_each_run_retry_replay_and_audit[by-batch-check]",
+        ),
+    ),
+    Mutant(
+        "the refused rows of a range are counted as its rows",
+        "batch/by_partition/partition_commit.py",
+        "        counts = (staged.records, rows, staged.rejected, staged.tombstones)\n",
+        "        counts = (staged.records, staged.records, staged.rejected, staged.tombstones)\n",
+        (
+            f"{_REFUSED}::test_what_the_target_refuses_is_rejected_in_each_run_retry_replay_and_audit[by-range-check]",
+        ),
     ),
     Mutant(
         "what triggers alter is not looked for",

@@ -230,6 +230,21 @@ def test_records_that_target_cannot_hold_are_rejected_whenever_they_are_staged(s
     assert scene.world.is_exact(scene.pipeline)
 
 
+@pytest.mark.parametrize("partition", [0, LATE])
+def test_a_row_that_the_target_refuses_is_rejected_whenever_it_is_staged(scene, partition):
+    scene = scene(max_rejects=1)
+    scene.produce()
+    scene.world.run(scene.pipeline)
+    scene.world.execute(f"alter table {scene.pipeline.sink.target} add check (id <> 99)")
+    scene.produce()
+    scene.topic.produce(record(99, "abc"), partition=partition)
+    published = scene.world.run(scene.pipeline).batch
+    assert scene.opened[-1] is not scene.opened[0]
+    assert (published.records, published.rows, published.rejected) == (13, 12, 1)
+    assert scene.count() == 24
+    assert scene.world.is_exact(scene.pipeline)
+
+
 @pytest.mark.parametrize(
     ("record_", "transformed"),
     [

@@ -367,7 +367,7 @@ def test_a_constraint_that_refuses_a_new_row_is_named_with_its_offset(db, batche
     made.run((1, "a", 1, False))
     db.execute("alter table t add constraint one_each unique (name)")
     with pytest.raises(
-        TargetMismatch, match=r"one_each.*; this concerns 1 row of the batch, at t\[0\] offset 2"
+        TargetMismatch, match=r"one_each.*; this concerns 1 record of the batch, at t\[0\] offset 2"
     ):
         made.run((2, "b", 1, False), (3, "a", 1, False))
     assert state(db) == {1: "a"}

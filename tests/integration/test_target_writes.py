@@ -805,7 +805,7 @@ def test_values_too_long_for_an_index_are_named_by_their_offsets(db, batches):
     digits = "".join(str(number * 7919 % 9973) for number in range(2000))  # what does not compress
     with pytest.raises(
         TargetMismatch,
-        match=r"exceeds btree .*; this concerns 1 row of the batch, at t\[0\] offset 1 .*54000",
+        match=r"exceeds btree .*; this concerns 1 record of the batch, at t\[0\] offset 1 .*54000",
     ):
         made.run(("short", 1, False), (digits, 2, False))
     assert db.rows("select count(*) from exactbatch.coverage") == [(0,)]

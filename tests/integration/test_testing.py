@@ -3,7 +3,7 @@
 import json
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import Any
@@ -325,6 +325,10 @@ def test_an_existing_target_and_its_constraints_count(empty_database, database_o
     loaded = load(pipeline, ['{"id": 4}', '{"id": 5}'], postgres=empty_database)
     with pytest.raises(TargetMismatch, match="t_id_check"):
         _ = loaded.target
+    allowed = load(replace(pipeline, max_rejects=1), ['{"id": 4}', '{"id": 5}'], postgres=empty_database)
+    assert allowed.target == [{"id": 1}, {"id": 4}]
+    assert [each.offset for each in allowed.rejects] == [1]
+    assert "found id = 5" in allowed.rejects[0].reason
     database_of_the_load.execute("alter table t drop column id")
     with pytest.raises(TargetMismatch, match="id"):
         load(pipeline, [], postgres=empty_database)

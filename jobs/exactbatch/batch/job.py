@@ -13,7 +13,12 @@ from uuid import UUID
 import psycopg2
 from psycopg2 import sql
 
-from exactbatch.batch.by_partition.partition_commit import Committed, commit_batch, commit_ranges
+from exactbatch.batch.by_partition.partition_commit import (
+    Committed,
+    commit_batch,
+    commit_ranges,
+    commit_staged,
+)
 from exactbatch.batch.by_partition.range_copy import RangeTask
 from exactbatch.batch.publishing.early_inserts import EarlyInserts
 from exactbatch.batch.publishing.fences import (
@@ -35,9 +40,10 @@ from exactbatch.batch.staging.staged_pieces import close_partition, create_parti
 from exactbatch.batch.staging.stager import Stager, stage_tasks
 from exactbatch.batch.staging.staging_tables import StagingTables, create_rows, hold_launch, identifier
 from exactbatch.batch.staging.task import Staged, StagedBatch
-from exactbatch.batch.staging.uncastable import reject_uncastable
+from exactbatch.batch.staging.uncastable import reject_refused, reject_uncastable
 from exactbatch.columns import Column
-from exactbatch.errors import ExactbatchError, Fenced
+from exactbatch.errors import ExactbatchError, Fenced, TargetMismatch
+from exactbatch.errors.sqlstates import is_of_a_row
 from exactbatch.errors.translation import translate_errors
 from exactbatch.failpoints import failpoint
 from exactbatch.kafka.broker import KafkaBroker
@@ -165,6 +171,25 @@ def _record_failure(settings: Settings, batch: Batch) -> Iterator[None]:
 
 def _process(launch: _Launch) -> Published:
     """Stage all ranges on the executors, and publish them in one transaction."""
+    try:
+        return _stage_and_publish(launch, may_attach=True)
+    except _NotAttachable as error:
+        logger.info(
+            "batch %s: all ranges are staged again to be inserted, so that the records of refused rows become rejects: "
+            "%s",
+            launch.batch.batch_id,
+            error.__cause__,
+        )
+    return _stage_and_publish(launch, may_attach=False)
+
+
+class _NotAttachable(Exception):
+    """The rows of a batch cannot become a partition of the target, because it refuses some of them."""
+
+
+def _stage_and_publish(launch: _Launch, *, may_attach: bool) -> Published:
+    """Stage and publish all ranges. Raises _NotAttachable, with `may_attach`, if others could be published without the
+    rows that the target refuses."""
     pipeline, executors = launch.pipeline, launch.executors
     broker = KafkaBroker(launch.settings.kafka)
     topic_ids, cluster_id = broker.cluster(launch.topics)
@@ -178,29 +203,34 @@ def _process(launch: _Launch) -> Published:
         stager: Stager = executors.transform(launch.connection, pipeline, tasks) if direct is None else direct
         with transaction(launch.connection) as cursor:
             _prepare_target(cursor, launch, stager.columns)
-            partition = _partition_staging(cursor, launch, stager.columns)
+            partition = _partition_staging(cursor, launch, stager.columns) if may_attach else None
             seen = facts_of(cursor, pipeline.sink)
             if direct is not None and not pipeline.checks:  # these read the text of documents
                 tables = replace(tables, checked=pipeline.sink.checked_json(cursor, stager.columns))
                 direct.stage_into(tables)
-        if partition is not None:
+        if partition is None:
+            return _stage_and_insert(launch, tables, stager, seen, broker, cluster_id)
+        try:
             staged = _stage_partition(
                 launch, tables, partition, PartitionStager(executors, pipeline, tasks, partition)
             )
-            return publish(
-                launch.connection,
-                pipeline,
-                plan_id=launch.batch.plan_id,
-                tables=tables,
-                columns=stager.columns,
-                staged=staged,
-                # Asked after the last record was read: if the ids are the plan's now, they were all along.
-                topic_ids=broker.topic_ids(launch.topics),
-                seen=seen,
-                staging=partition,
-                times=launch.times,
-            )
-        return _stage_and_insert(launch, tables, stager, seen, broker, cluster_id)
+        except TargetMismatch as error:
+            if not pipeline.max_rejects or not is_of_a_row(error.sqlstate):
+                raise
+            raise _NotAttachable from error
+        return publish(
+            launch.connection,
+            pipeline,
+            plan_id=launch.batch.plan_id,
+            tables=tables,
+            columns=stager.columns,
+            staged=staged,
+            # Asked after the last record was read: if the ids are the plan's now, they were all along.
+            topic_ids=broker.topic_ids(launch.topics),
+            seen=seen,
+            staging=partition,
+            times=launch.times,
+        )
 
 
 def _prepare_target(cursor: Cursor, launch: _Launch, columns: Sequence[Column]) -> None:
@@ -270,10 +300,11 @@ def _stage_and_insert(
         failpoint("job.after_stage")
         with early.kept_open():
             staged = _without_uncastable(launch, tables, stager.columns, staged, early, cluster_id)
-            # Asked after the last record was read: if the ids are the plan's now, they were all along.
-            topic_ids = broker.topic_ids(launch.topics)
         repeats: frozenset[Place] = frozenset()
         while True:
+            with early.kept_open():
+                # Asked after the last record was read: if the ids are the plan's now, they were all along.
+                topic_ids = broker.topic_ids(launch.topics)
             try:
                 return publish(
                     early.connection or connection,
@@ -287,10 +318,14 @@ def _stage_and_insert(
                     early=early if may_insert_early else None,
                     times=launch.times,
                     repeats=repeats,
+                    may_reject=pipeline.rejects_allowed(staged.records) - staged.rejected,
                 )
             except ChangesBehind as error:
                 repeats |= error.places
                 check_repeats(error.places, pipeline, batch, launch.ranges, launch.settings, cluster_id)
+            except TargetMismatch as error:
+                early.begin_again()
+                staged = _without_refused(launch, tables, stager.columns, staged, error, cluster_id)
 
 
 def _stage_partition(
@@ -345,6 +380,41 @@ def _without_uncastable(
     staged = replace(staged, rows={**staged.rows, **rest.rows}, rejects={**staged.rejects, **rest.rejects})
     _check_rejects(launch, tables, staged, allowed)
     return staged
+
+
+def _without_refused(
+    launch: _Launch,
+    tables: StagingTables,
+    columns: Sequence[Column],
+    staged: StagedBatch,
+    error: TargetMismatch,
+    cluster_id: str | None,
+) -> StagedBatch:
+    """Return what is staged without the records that the target has refused.
+
+    Raises the error if none are known or none may be rejected, and TooManyRejects.
+    """
+    allowed = launch.pipeline.rejects_allowed(staged.records)
+    if not error.refused or not allowed:
+        raise error
+    launch.times.enter("check")
+    logger.info("batch %s: %s records become rejects: %s", tables.batch_id, len(error.refused), error)
+    rest = reject_refused(
+        launch.connection,
+        launch.pipeline,
+        tables=tables,
+        columns=columns,
+        ranges=launch.ranges,
+        staged=staged,
+        refused=error.refused,
+        limit=allowed - staged.rejected,
+        settings=launch.settings,
+        cluster_id=cluster_id,
+    )
+    if rest.rejected == staged.rejected:  # they are not in the log any more as they were staged
+        raise error
+    _check_rejects(launch, tables, rest, allowed)
+    return rest
 
 
 def _check_rejects(launch: _Launch, tables: StagingTables, staged: StagedBatch, allowed: int) -> None:
@@ -405,8 +475,62 @@ def _process_ranges(launch: _Launch) -> Published:
         failpoint("job.before_ranges")
         launch.times.enter("commit")
         limit = spark_tasks_for(tasks, pipeline.max_connections, launch.executors.parallelism)
-        outcomes = launch.executors.run(tasks, commit_ranges, limit=limit, verb="commit")
-        _log_taken(batch.batch_id, outcomes)
+        try:
+            outcomes = launch.executors.run(tasks, commit_ranges, limit=limit, verb="commit")
+        except TargetMismatch as error:
+            if not pipeline.max_rejects or not is_of_a_row(error.sqlstate):
+                raise
+            logger.info(
+                "batch %s: ranges with rows that the target refuses are staged: %s", batch.batch_id, error
+            )
+            _stage_ranges(launch, tasks, cluster_id)
+        else:
+            _log_taken(batch.batch_id, outcomes)
         failpoint("job.after_ranges")
     launch.times.enter("publish")
     return commit_batch(connection, pipeline, batch.batch_id, batch.plan_id, launch.times)
+
+
+def _stage_ranges(launch: _Launch, tasks: Sequence[RangeTask], cluster_id: str | None) -> None:
+    """Stage and commit the ranges that are not committed yet, so that records of rows that the target refuses become
+    rejects."""
+    with transaction(launch.connection):
+        left = Ledger(launch.connection).uncommitted_ranges(launch.batch.batch_id)
+    for task in tasks:
+        if task.range in left:
+            _stage_range(replace(launch, ranges=[task.range]), task, cluster_id)
+
+
+def _stage_range(launch: _Launch, task: RangeTask, cluster_id: str | None) -> None:
+    """Stage one range, and commit it without the records of rows that the target refuses."""
+    pipeline, broker = launch.pipeline, KafkaBroker(launch.settings.kafka)
+    tables = StagingTables(launch.batch.batch_id, secrets.randbits(62))
+    parts = stage_tasks(
+        pipeline,
+        launch.ranges,
+        launch.epochs,
+        tables,
+        launch.settings,
+        launch.executors.parallelism,
+        cluster_id,
+    )
+    stager = DirectStager(launch.executors, pipeline, parts)
+    with hold_launch(launch.connection, launch.settings, pipeline, tables):
+        with transaction(launch.connection) as cursor:
+            create_rows(cursor, tables, pipeline.sink.staged_columns(stager.columns))
+        staged = stager.stage()
+        allowed = pipeline.rejects_allowed(staged.records)
+        _check_rejects(launch, tables, staged, allowed)
+        while True:
+            check_topic_ids(launch.ranges, broker.topic_ids(launch.topics))
+            try:
+                return commit_staged(
+                    launch.connection,
+                    task,
+                    tables=tables,
+                    columns=stager.columns,
+                    staged=staged,
+                    may_reject=allowed - staged.rejected,
+                )
+            except TargetMismatch as error:
+                staged = _without_refused(launch, tables, stager.columns, staged, error, cluster_id)

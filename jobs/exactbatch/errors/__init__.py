@@ -4,7 +4,8 @@ A message states the facts (topic, partition, offset, column, value) and then th
 these facts as attributes, so that a program or a test need not parse the message.
 """
 
-from typing import ClassVar, TypedDict
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple, TypedDict
 
 
 class Place(TypedDict):
@@ -116,8 +117,25 @@ class PruneRefused(ExactbatchError):
     """Old batches cannot be folded while a replay of their offsets is planned."""
 
 
+class RefusedRecord(NamedTuple):
+    """A record whose row the target refuses, and why."""
+
+    topic: str
+    partition: int
+    offset: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.topic}[{self.partition}] offset {self.offset}"
+
+
 class TargetMismatch(ExactbatchError):
-    """The target's columns do not match the pipeline, or the target refuses or alters its rows."""
+    """The target's columns do not match the pipeline, or the target refuses or alters its rows.
+
+    `refused` are the records without which it may accept the others, if these are known: they may become rejects.
+    """
+
+    refused: Sequence[RefusedRecord] = ()
 
 
 class StatementRefused(ExactbatchError):

@@ -274,6 +274,9 @@ MEANINGS: Final[Mapping[str, Meaning]] = {
     "XX": _SERVER_ERROR,
 }
 
+# Of the class 54: too many columns, too many arguments.
+_OF_A_DEFINITION: Final = ("54011", "54023")
+
 # Messages, in English, of servers that refuse a connection: libpq reports no SQLSTATE for them.
 _CONNECTING: Final = (
     ("28P01", re.compile(r"password authentication failed|no password supplied")),
@@ -303,6 +306,15 @@ def is_refusal(sqlstate: str | None) -> bool:
     """True if the server refuses the rows of a statement; false for an internal error and for a lost session."""
     return sqlstate is not None and (
         sqlstate == INSUFFICIENT_PRIVILEGE or meaning(sqlstate).error is StatementRefused
+    )
+
+
+def is_of_a_row(sqlstate: str | None) -> bool:
+    """True if a row may be the cause of an error: without that row, the statement may succeed."""
+    return (
+        sqlstate is not None
+        and sqlstate not in _OF_A_DEFINITION
+        and meaning(sqlstate) in (_BAD_DATA, _CONSTRAINT, _RAISED, _LIMIT, UNLISTED)
     )
 
 

@@ -102,9 +102,11 @@ class Cursor(psycopg2.extras.NamedTupleCursor):
     """A cursor of a Connection. Rows are named tuples, typed `Any`: their fields depend on the statement.
 
     written_rows: what sinks note of the rows that they write; None: nothing
+    most_refused: how many records with rows that a target refuses a search may find; 0: none is made
     """
 
     written_rows: WrittenRows | None = None
+    most_refused: int = 100
 
     if TYPE_CHECKING:
         connection: Connection

@@ -1,6 +1,6 @@
 """Check, insert and read the staged rows of a test in Postgres, in one transaction that is rolled back."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any, Final
@@ -14,7 +14,7 @@ from exactbatch.batch.staging.staging_tables import StagingTables, create_reject
 from exactbatch.batch.staging.task import Staged, StagedBatch
 from exactbatch.batch.staging.uncastable import is_any_noted, note_uncastable, noted_after, rules_of
 from exactbatch.columns import LINEAGE_NAMES, Column
-from exactbatch.errors import ConfigurationError, ExactbatchError
+from exactbatch.errors import ConfigurationError, ExactbatchError, TargetMismatch
 from exactbatch.ledger import Ledger, apply_migrations
 from exactbatch.model import Plan, StoredOffset
 from exactbatch.postgres.arrow_values import as_text
@@ -51,8 +51,9 @@ def loaded_in_postgres(staged: StagedRows, dsn: str) -> Loaded:
         try:
             check_rejects(pipeline, staged.rejects, staged.record_count)
             with clear_errors(cursor.connection):
-                if tables is not None:
-                    _publish(cursor, staged, tables)
+                while tables is not None and (refused := _publish(cursor, staged, tables)):
+                    staged = staged.without(refused)
+                    check_rejects(pipeline, staged.rejects, staged.record_count)
                 found = {part.target: _read(cursor, part, staged) for part in pipeline.sink.parts}
         except ExactbatchError as raised:
             error = raised
@@ -153,28 +154,49 @@ def _without_refused(cursor: Cursor, staged: StagedRows, tables: StagingTables) 
         refused += [((note.topic, note.partition, note.offset), note.reason) for note in page]
         last = refused[-1][0]
     if refused:
-        execute_values(
-            cursor,
-            sql.SQL(
-                "delete from {} r using (values %s) v (topic, partition, o) "
-                "where (r.kafka_topic, r.kafka_partition, r.kafka_offset) = (v.topic, v.partition, v.o)"
-            )
-            .format(identifier(tables.rows))
-            .as_string(cursor),
-            [place for place, _ in refused],
-        )
+        _delete(cursor, tables, refused)
     return staged.without(refused)
 
 
-def _publish(cursor: Cursor, staged: StagedRows, tables: StagingTables) -> None:
-    """Insert the staged rows as publish does."""
+def _delete(
+    cursor: Cursor, tables: StagingTables, refused: Sequence[tuple[tuple[str, int, int], str]]
+) -> None:
+    """Delete the staged rows of rejected records."""
+    execute_values(
+        cursor,
+        sql.SQL(
+            "delete from {} r using (values %s) v (topic, partition, o) "
+            "where (r.kafka_topic, r.kafka_partition, r.kafka_offset) = (v.topic, v.partition, v.o)"
+        )
+        .format(identifier(tables.rows))
+        .as_string(cursor),
+        [place for place, _ in refused],
+    )
+
+
+def _publish(
+    cursor: Cursor, staged: StagedRows, tables: StagingTables
+) -> list[tuple[tuple[str, int, int], str]]:
+    """Insert the staged rows as publish does; return the records that the target refuses, without whose rows the others
+    can be inserted. Raises what publish raises."""
     sink, ledger = staged.pipeline.sink, Ledger(cursor.connection)
     accepted = AcceptedRows(identifier(tables.rows), tables.batch_id, {_ATTEMPT: len(staged.rows)})
     if _whole(staged).has_several_rows_of_a_record:
         sink.check_staged(cursor, accepted, staged.columns)
+    cursor.execute("savepoint publish")
+    cursor.most_refused = len(staged.rows)
     ledger.advance_stored_offsets(ledger.batch(tables.batch_id))
-    if len(staged.rows):
-        sink.insert_staged(cursor, accepted, staged.columns)
+    try:
+        if len(staged.rows):
+            sink.insert_staged(cursor, accepted, staged.columns)
+    except TargetMismatch as error:
+        if not error.refused or not staged.pipeline.max_rejects:
+            raise
+        cursor.execute("rollback to savepoint publish")
+        refused = [((each.topic, each.partition, each.offset), each.reason) for each in error.refused]
+        _delete(cursor, tables, refused)
+        return refused
+    return []
 
 
 def _whole(staged: StagedRows) -> StagedBatch:

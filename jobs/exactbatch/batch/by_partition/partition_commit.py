@@ -6,19 +6,23 @@ the batch, shared, and then the stored offset of its partition, never the pipeli
 for each other, and a newer plan waits for the ranges that are about to commit and supersedes the others.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 from uuid import UUID
 
 from exactbatch.batch.by_partition.range_copy import REJECTS, RangeTask, copy_range, range_reader
 from exactbatch.batch.by_partition.row_copy import RowCopy
-from exactbatch.batch.publishing.fences import check_publishable, check_topic_ids
-from exactbatch.batch.publishing.publish import Published
+from exactbatch.batch.publishing.fences import check_publishable, check_topic_ids, lock_target
+from exactbatch.batch.publishing.insert_rows import check_staged, insert_rows
+from exactbatch.batch.publishing.publish import Published, most_refused
 from exactbatch.batch.rows.arrow_copy import PostgresAccess
 from exactbatch.batch.rows.decode import RangeReader, pause_garbage_collector, shared_reads
 from exactbatch.batch.rows.watchdog import StallTimeout
 from exactbatch.batch.stage_times import StageTimes
+from exactbatch.batch.staging.staging_tables import INTACT, StagingTables, identifier
+from exactbatch.batch.staging.task import StagedBatch
+from exactbatch.columns import Column
 from exactbatch.errors import ExactbatchError, Fenced, PostgresUnavailable, StagedRowsDiffer, TasksFailed
 from exactbatch.failpoints import failpoint
 from exactbatch.kafka.broker import KafkaBroker
@@ -33,6 +37,7 @@ from exactbatch.ledger.partition_commit import (
 )
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Connection, transaction
+from exactbatch.postgres.numbered import NumberedCursor
 from exactbatch.postgres.task_cursor import TaskConnection, TaskCursor, one_row
 
 _SERVER: Final = "select current_database(), pg_is_in_recovery()"
@@ -120,21 +125,69 @@ def _commit(
         # Asked after the last record was read: if the id is the plan's now, it was all along.
         with timeout.paused():
             check_topic_ids([task.range], KafkaBroker(task.kafka).topic_ids([task.range.topic]))
-        failpoint("partition.before_locks")
-        if not _lock(cursor, task):
-            return
-        failpoint("partition.after_locks")
-        if reader.rejects:
-            _expect(
-                task, "rejected records", one_row(cursor, INSERT_RANGE_REJECTS, task.key), (reader.rejects,)
-            )
+
+        def copied_rejects() -> int:
+            (inserted,) = one_row(cursor, INSERT_RANGE_REJECTS, task.key)
             cursor.execute(f"drop table pg_temp.{REJECTS}")
+            return int(inserted)
+
         counts = (reader.records, reader.rows, reader.rejects, reader.tombstones, reader.replaced)
-        written = one_row(cursor, ACCOUNT_RANGE, (*task.key, *counts))
-        _expect(task, "coverage, counts and stored offset", written, (1, 1, 1))
-        failpoint("partition.before_commit")
+        if not _account(cursor, task, counts, copied_rejects):
+            return
         connection.commit()
     failpoint("partition.after_commit")
+
+
+def commit_staged(
+    connection: Connection,
+    task: RangeTask,
+    *,
+    tables: StagingTables,
+    columns: Sequence[Column],
+    staged: StagedBatch,
+    may_reject: int,
+) -> None:
+    """Commit one range whose rows are staged; do nothing if this batch has committed it before.
+
+    Raises what commit_range() raises or returns. If the target refuses rows, the error names one record more than
+    `may_reject`, or all of them.
+    """
+    pipeline = task.pipeline
+    with transaction(connection) as cursor:
+        cursor.most_refused = most_refused(may_reject)
+        lock_target(cursor, pipeline.sink, task.seen)
+        rows = insert_rows(cursor, pipeline.sink, tables, staged, columns)
+        check_staged(cursor, tables.batch_id, tables.rejects, {**staged.rejects, INTACT: 1})
+
+        def insert_rejects() -> int:
+            batch = Ledger(connection).batch(task.batch_id, task.plan_id)
+            return Ledger(connection).insert_rejects(batch, identifier(tables.rejects), staged.attempts)
+
+        replaced = sum(piece.replaced for piece in staged.pieces)
+        counts = (staged.records, rows, staged.rejected, staged.tombstones, replaced)
+        if not _account(NumberedCursor(cursor), task, counts, insert_rejects):
+            connection.rollback()
+    failpoint("partition.after_commit")
+
+
+def _account(
+    cursor: TaskCursor,
+    task: RangeTask,
+    counts: tuple[int, int, int, int, int],
+    insert_rejects: Callable[[], int],
+) -> bool:
+    """Lock the range, insert its rejects, and write coverage, counts (records, rows, rejects, tombstones, records with
+    replaced text) and the stored offset. Return False, and write nothing, if it turns out to be committed already."""
+    failpoint("partition.before_locks")
+    if not _lock(cursor, task):
+        return False
+    failpoint("partition.after_locks")
+    if rejects := counts[2]:
+        _expect(task, "rejected records", (insert_rejects(),), (rejects,))
+    written = one_row(cursor, ACCOUNT_RANGE, (*task.key, *counts))
+    _expect(task, "coverage, counts and stored offset", written, (1, 1, 1))
+    failpoint("partition.before_commit")
+    return True
 
 
 def _is_committed(cursor: TaskCursor, task: RangeTask) -> bool:

@@ -25,7 +25,8 @@ from exactbatch.batch.staging.staging_tables import StagingTables
 from exactbatch.batch.staging.task import StagedBatch
 from exactbatch.batch.staging.uncastable import may_reject, rules_of
 from exactbatch.columns import Column
-from exactbatch.errors import PostgresUnavailable, StagedRowsDiffer
+from exactbatch.errors import PostgresUnavailable, StagedRowsDiffer, TargetMismatch
+from exactbatch.errors.sqlstates import is_of_a_row
 from exactbatch.ledger import Batch, Ledger
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.catalog import Fact
@@ -76,14 +77,15 @@ class EarlyInserts:
     def add(self, staged: StagedBatch) -> None:
         """Insert the rows of task attempts that Spark has accepted; called at intervals, with none if there are none.
 
-        Leaves to the end of the batch what may hold a value that the target cannot, and everything after more
-        rejects than the batch may have.
+        Leaves to the end of the batch what may hold a value that the target cannot, everything if the target refuses a
+        row, and everything after more rejects than the batch may have.
 
         Raises what insert_rows(), check_publishable() and lock_target() raise.
         """
         self._rejected += staged.rejected
         if staged.attempts and not self._ended and (connection := self._connection()) is not None:
             with clear_errors(connection), connection.cursor() as cursor:
+                cursor.most_refused = 0  # the last insert of the batch looks for all of them
                 self._insert(cursor, staged)
         if self._transaction_id is not None and time.monotonic() - self._last_statement >= self._interval:
             self._give_way_if_waited_for()
@@ -147,6 +149,11 @@ class EarlyInserts:
             )
         return sum(self._rows.values())
 
+    def begin_again(self) -> None:
+        """Insert all rows at the end: the transaction in which some were inserted has been rolled back."""
+        self._rows.clear()
+        self._transaction_id, self._ended = None, True
+
     def close(self) -> None:
         """Roll back, unless the batch is published, and close the connection."""
         if self.connection is not None:
@@ -177,7 +184,13 @@ class EarlyInserts:
                 return
             rules = rules_of(cursor, self._pipeline, self._columns, self._batch.batch_id)
             if not may_reject(cursor, rules, self._tables.of_part(part), of_part):
-                insert_rows(cursor, self._pipeline.sink, self._tables, of_part, self._columns)
+                try:
+                    insert_rows(cursor, self._pipeline.sink, self._tables, of_part, self._columns)
+                except TargetMismatch as error:
+                    if not is_of_a_row(error.sqlstate):
+                        raise
+                    self._end("the target refuses a row")
+                    return
                 self._rows.update(of_part.rows)
             self._last_statement = time.monotonic()
 
@@ -211,8 +224,7 @@ class EarlyInserts:
         assert self.connection is not None
         self.connection.rollback()
         rows = sum(self._rows.values())
-        self._rows.clear()
-        self._transaction_id, self._ended = None, True
+        self.begin_again()
         logger.info(
             "batch %s: %s: rolled back %s inserted rows; all rows will be inserted after staging",
             self._batch.batch_id,

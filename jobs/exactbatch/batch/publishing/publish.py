@@ -3,6 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 from uuid import UUID
 
 from exactbatch.batch.publishing.early_inserts import EarlyInserts
@@ -24,6 +25,9 @@ from exactbatch.postgres.catalog import Fact
 from exactbatch.postgres.connection import Connection, Cursor, transaction
 from exactbatch.sinks.base import PartitionStaging
 from exactbatch.sinks.staged_rows import Place
+
+_FEWEST_REFUSED: Final = 100  # records that a search looks for, so that an error shows them
+_MOST_REFUSED: Final = 50_000  # records that an error holds; a later search finds others
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,7 @@ def publish(
     staging: PartitionStaging | None = None,
     times: StageTimes | None = None,
     repeats: frozenset[Place] = frozenset(),
+    may_reject: int = 0,
 ) -> Published:
     """Commit a staged batch, all of it or nothing.
 
@@ -69,7 +74,8 @@ def publish(
     returned after the last record was read. `seen` is what facts_of() returned before rows were checked against
     the target. `staging` is the table that becomes a part of the target, if rows were not staged to be inserted.
     `times` is the clock of the launch, whose stages are recorded with the batch. `repeats` are staged records that are
-    known to repeat earlier ones of their partitions.
+    known to repeat earlier ones of their partitions. If the target refuses rows, the error names one record more than
+    `may_reject`, or all of them.
 
     Raises Fenced when another batch took this one's place, BatchLost when the ledger went back to before its
     plan, ReplayRefused below a horizon, TopicRecreated, StagedRowsDiffer, TargetMismatch when the target refuses rows,
@@ -80,6 +86,7 @@ def publish(
         times.enter("publish")
     ledger = Ledger(connection)
     with transaction(connection) as cursor:
+        cursor.most_refused = most_refused(may_reject)
         rows = 0
         if early is not None:
             lock_target(cursor, pipeline.sink, seen)
@@ -132,6 +139,11 @@ def publish(
     failpoint("publish.after_commit")
     with transaction(connection):
         return Published(ledger.batch(tables.batch_id, plan_id), wrote=True)
+
+
+def most_refused(may_reject: int) -> int:
+    """Return how many records with refused rows a search has to find if so many may be rejected."""
+    return min(max(may_reject + 1, _FEWEST_REFUSED), _MOST_REFUSED)
 
 
 def _advance(ledger: Ledger, pipeline: Pipeline, batch: Batch, ranges: Sequence[OffsetRange]) -> None:

@@ -24,7 +24,7 @@ from exactbatch.batch.staging.stage import stage_rejects
 from exactbatch.batch.staging.staging_tables import StagingTables, identifier
 from exactbatch.batch.staging.task import StagedBatch
 from exactbatch.columns import Column
-from exactbatch.errors import TargetMismatch
+from exactbatch.errors import RefusedRecord, TargetMismatch
 from exactbatch.errors.sqlstates import NOT_OF_A_VALUE
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
@@ -92,6 +92,28 @@ def reject_uncastable(
     return staged
 
 
+def reject_refused(
+    connection: Connection,
+    pipeline: Pipeline,
+    *,
+    tables: StagingTables,
+    columns: Sequence[Column],
+    ranges: Sequence[OffsetRange],
+    staged: StagedBatch,
+    refused: Sequence[RefusedRecord],
+    limit: int,
+    settings: Settings,
+    cluster_id: str | None = None,
+) -> StagedBatch:
+    """Move staged rows whose records the target has refused, and what needs their values, into the staged rejects;
+    return what is staged then. `limit` and the errors are those of reject_uncastable()."""
+    with transaction(connection) as cursor:
+        for part, of_part in staged.by_part():
+            _note_refused(cursor, tables.of_part(part), of_part, refused)
+            note_unknown(cursor, pipeline, tables.of_part(part), of_part, columns, limit=limit)
+    return _rejected(connection, pipeline, tables, ranges, staged, limit, settings, cluster_id)
+
+
 def _rejected(
     connection: Connection,
     pipeline: Pipeline,
@@ -120,6 +142,12 @@ def _rejected(
     with transaction(connection) as cursor:
         for part, of_part in staged.by_part():
             deleted.update(_delete(cursor, tables.of_part(part), of_part))
+        # The target may refuse others later, which are noted then.
+        cursor.execute(
+            sql.SQL("delete from {} where task_attempt = any({})").format(
+                identifier(tables.rejects), _notes(staged)
+            )
+        )
     return replace(
         staged,
         rows={attempt: rows - deleted[attempt] for attempt, rows in staged.rows.items()},
@@ -218,6 +246,31 @@ def note_uncastable(
         # While the function exists, the staging table cannot be dropped.
         cursor.execute(sql.SQL("drop function {}({})").format(_FUNCTION, identifier(tables.rows)))
         return noted
+
+
+def _note_refused(
+    cursor: Cursor, tables: StagingTables, staged: StagedBatch, refused: Sequence[RefusedRecord]
+) -> None:
+    """Note records by their places, if they have rows among the staged ones."""
+    topics, partitions, offsets, reasons = (list(values) for values in zip(*refused, strict=True))
+    cursor.execute(
+        sql.SQL(
+            'insert into {rejects} (task_attempt, topic, partition, "offset", reason) '
+            "select ~ min(s.task_attempt), n.topic, n.partition, n.o, n.reason "
+            "from unnest({topics}::text[], {partitions}::integer[], {offsets}::bigint[], {reasons}::text[]) "
+            "n (topic, partition, o, reason) join {staging} s on s.kafka_topic = n.topic "
+            "and s.kafka_partition = n.partition and s.kafka_offset = n.o "
+            "where s.task_attempt = any({attempts}) group by 2, 3, 4, 5"
+        ).format(
+            rejects=identifier(tables.rejects),
+            topics=sql.Literal(topics),
+            partitions=sql.Literal(partitions),
+            offsets=sql.Literal(offsets),
+            reasons=sql.Literal(reasons),
+            staging=identifier(tables.rows),
+            attempts=sql.Literal(staged.attempts),
+        )
+    )
 
 
 def is_any_noted(cursor: Cursor, tables: StagingTables, staged: StagedBatch) -> bool:

@@ -1,96 +1,82 @@
 """Turn Postgres's refusal of rows into an error that names the constraint, and the offsets of the rows."""
 
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Final, TypedDict
+from typing import Final
 
 import psycopg2
-from psycopg2 import sql
 
-from exactbatch.errors import TargetMismatch
-from exactbatch.errors.sqlstates import INSUFFICIENT_PRIVILEGE
+from exactbatch.errors import RefusedRecord, TargetMismatch
+from exactbatch.errors.sqlstates import INSUFFICIENT_PRIVILEGE, is_of_a_row
 from exactbatch.errors.translation import psycopg2_message
 from exactbatch.postgres.connection import Cursor
-from exactbatch.sinks.staged_rows import StagedRows
+from exactbatch.sinks.tables.candidates import Candidates
+from exactbatch.sinks.tables.refused_rows import find_refused
 from exactbatch.sinks.tables.target import TargetTable
-from exactbatch.sinks.values.cast import Cast
 
-_OFFSETS_SHOWN: Final = 5
-_LONG: Final = 2600  # bytes: an entry of a B-tree holds 2,704 bytes, with its own header
-# How Postgres describes a unique, foreign key or exclusion constraint, and a missing partition.
-_KEY: Final = re.compile(r"\((?P<columns>.+?)\) ?= ?\((?P<values>.*?)\)(?: |\.$)", re.DOTALL)
-
-
-class _First(TypedDict, total=False):
-    topic: str
-    partition: int
-    from_offset: int
-    until_offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Refused:
-    """The rows that break a constraint: how many there are, and (topic, partition, offset) of some."""
-
-    count: int = 0
-    places: Sequence[tuple[str, int, int]] = ()
-
-    def __str__(self) -> str:
-        shown = ", ".join(f"{topic}[{partition}] offset {offset}" for topic, partition, offset in self.places)
-        if self.count == 0:
-            return ""
-        if self.count == 1:
-            return f"; this concerns 1 row of the batch, at {shown}"
-        return f"; this concerns {self.count} rows of the batch, the first at {shown}"
-
-    @property
-    def first(self) -> _First:
-        """The attributes of an error that name the first of the rows."""
-        for topic, partition, offset in self.places:
-            return _First(topic=topic, partition=partition, from_offset=offset, until_offset=offset + 1)
-        return _First()
+_OFFSETS_SHOWN: Final = 20
+_REJECTS: Final = " To load the other records, let max_rejects allow for these."
+_NO_RECORD: Final = " No record can be rejected for it."
 
 
 def constraint_error(
-    cursor: Cursor, target: TargetTable, error: psycopg2.Error, candidates: sql.Composable | None
+    cursor: Cursor, target: TargetTable, error: psycopg2.Error, candidates: Candidates | None
 ) -> TargetMismatch:
     """Return the error that says what a target refuses, and which records are concerned.
 
-    `candidates` is a query of the rows to be written, with the target's columns and their lineage; None if rows
-    have no lineage. The transaction must be usable: rolled back to a savepoint.
+    `candidates` are the rows to be written; None if rows do not come from one record each. The transaction must be
+    usable: rolled back to a savepoint. Raises psycopg2's errors that are not about rows.
     """
     if error.pgcode == INSUFFICIENT_PRIVILEGE:
         return _missing_privilege(cursor, target, error)
     columns = _columns_of_domain(cursor, target, error)
     where = f", column {' or '.join(columns)}" if columns else ""
-    refused = _Refused() if candidates is None else _refused_rows(cursor, error, candidates, columns)
-    return TargetMismatch(
-        f"target {target.spec}{where}: it refuses what the batch writes: {psycopg2_message(error)}{refused} (SQLSTATE "
-        f"{error.pgcode}). Nothing was written. Correct the target, or what the pipeline writes."
-        f"{_deferrable(cursor, target, error)}",
-        **refused.first,
+    refused: Sequence[RefusedRecord] = ()
+    if candidates is not None and cursor.most_refused and is_of_a_row(error.pgcode):
+        refused = find_refused(cursor, target, candidates, limit=cursor.most_refused)
+    first = refused[0] if refused else None
+    mismatch = TargetMismatch(
+        f"target {target.spec}{where}: it refuses what the batch writes: {psycopg2_message(error)}"
+        f"{_shown(refused, cursor.most_refused)} (SQLSTATE {error.pgcode}). Nothing was written. Correct the target, "
+        f"or what the pipeline writes.{_remedy(target, error)}"
+        f"{_NO_RECORD if candidates is None else ''}{_REJECTS if refused else ''}",
+        topic=first.topic if first else None,
+        partition=first.partition if first else None,
+        from_offset=first.offset if first else None,
+        until_offset=first.offset + 1 if first else None,
         column=error.diag.column_name or (columns[0] if len(columns) == 1 else None),
         constraint=error.diag.constraint_name,
         sqlstate=error.pgcode,
     )
+    mismatch.refused = refused
+    return mismatch
 
 
-def _deferrable(cursor: Cursor, target: TargetTable, error: psycopg2.Error) -> str:
-    """Say how rows can exchange their values if a unique constraint is checked row by row."""
-    if not isinstance(error, psycopg2.errors.UniqueViolation):
+def _shown(refused: Sequence[RefusedRecord], limit: int) -> str:
+    """Return what a message says of refused records, of which the search finds `limit` at most."""
+    if not refused:
         return ""
-    cursor.execute(
-        "select pg_get_constraintdef(oid) from pg_constraint "
-        "where conrelid = to_regclass(%s) and conname = %s and contype = 'u' and not condeferrable",
-        (target.identifier.as_string(cursor), error.diag.constraint_name),
-    )
-    if (row := cursor.fetchone()) is None:
-        return ""
-    return (
-        f" If rows of the batch only exchange their values, defer the check to the end of the statement: drop "
-        f"the constraint {error.diag.constraint_name}, and add {row[0]} deferrable initially deferred."
-    )
+    shown = ", ".join(map(str, refused[:_OFFSETS_SHOWN]))
+    if len(refused) == 1:
+        return f"; this concerns 1 record of the batch, at {shown}"
+    count = f"{len(refused)} or more" if len(refused) == limit else str(len(refused))
+    first = "" if len(refused) <= _OFFSETS_SHOWN else "the first "
+    return f"; this concerns {count} records of the batch, {first}at {shown}"
+
+
+def _remedy(target: TargetTable, error: psycopg2.Error) -> str:
+    """Say what helps if a constraint or an index of this kind refuses rows; "" if nothing else does."""
+    if isinstance(error, (psycopg2.errors.UniqueViolation, psycopg2.errors.ExclusionViolation)):
+        return " Of rows that exclude each other, the first one can stay."
+    if isinstance(error, psycopg2.errors.ForeignKeyViolation):
+        return (
+            " If another pipeline loads the table that these rows refer to, the missing rows may be on their way, "
+            "and a later run of this batch succeeds."
+        )
+    if isinstance(error, psycopg2.errors.CheckViolation) and error.diag.constraint_name is None:
+        return f" Create the partition: create table … partition of {target.spec} for values …;"
+    if isinstance(error, psycopg2.errors.ProgramLimitExceeded):
+        return " An index over a hash of a long value, such as md5(value), takes values of any length."
+    return ""
 
 
 def _missing_privilege(cursor: Cursor, target: TargetTable, error: psycopg2.Error) -> TargetMismatch:
@@ -112,19 +98,6 @@ def _missing_privilege(cursor: Cursor, target: TargetTable, error: psycopg2.Erro
     )
 
 
-def candidates_of(casts: Sequence[Cast], staged: StagedRows) -> sql.Composable:
-    """Return a query of staged rows as they are to be written, with their lineage."""
-    return sql.SQL(
-        "select {values}, kafka_topic, kafka_partition, kafka_offset from {staging} where {accepted}"
-    ).format(
-        values=sql.SQL(", ").join(
-            sql.SQL("{} as {}").format(staged.value(cast), sql.Identifier(cast.column.name)) for cast in casts
-        ),
-        staging=staged.table,
-        accepted=staged.accepted,
-    )
-
-
 def _columns_of_domain(cursor: Cursor, target: TargetTable, error: psycopg2.Error) -> list[str]:
     """Return the columns of the target whose domain refuses a value: Postgres only names the domain."""
     if error.diag.datatype_name is None or error.diag.column_name is not None:
@@ -136,68 +109,3 @@ def _columns_of_domain(cursor: Cursor, target: TargetTable, error: psycopg2.Erro
         (target.identifier.as_string(cursor), error.diag.datatype_name, error.diag.schema_name),
     )
     return [name for (name,) in cursor.fetchall()]
-
-
-def _refused_rows(
-    cursor: Cursor, error: psycopg2.Error, candidates: sql.Composable, columns: Sequence[str]
-) -> _Refused:
-    condition = _condition(cursor, error, columns)
-    if condition is None:
-        return _Refused()
-    cursor.execute("savepoint refused_rows")
-    try:
-        cursor.execute(
-            sql.SQL(
-                "select kafka_topic, kafka_partition, kafka_offset, count(*) over () as rows from ({}) candidate "
-                "where {} order by 1, 2, 3 limit {}"
-            ).format(candidates, condition, sql.Literal(_OFFSETS_SHOWN))
-        )
-    except psycopg2.Error:
-        # The condition is over columns that the pipeline does not write: the constraint's name must be enough.
-        cursor.execute("rollback to savepoint refused_rows")
-        return _Refused()
-    rows = cursor.fetchall()
-    return _Refused(rows[0].rows if rows else 0, [tuple(row[:3]) for row in rows])
-
-
-def _condition(cursor: Cursor, error: psycopg2.Error, of_domain: Sequence[str]) -> sql.Composable | None:
-    """Return the condition of the candidates that break the constraint; None if Postgres does not say enough."""
-    diag = error.diag
-    if isinstance(error, psycopg2.errors.NotNullViolation):
-        names = of_domain or [name for name in (diag.column_name,) if name is not None]
-        null = [sql.SQL("{} is null").format(sql.Identifier(name)) for name in names]
-        return sql.SQL(" or ").join(null) if null else None
-    if isinstance(error, psycopg2.errors.CheckViolation) and diag.constraint_name:
-        cursor.execute(
-            "select pg_get_expr(c.conbin, c.conrelid) from pg_constraint c "
-            "join pg_class t on t.oid = c.conrelid join pg_namespace n on n.oid = t.relnamespace "
-            "where c.conname = %s and t.relname = %s and n.nspname = %s",
-            (diag.constraint_name, diag.table_name, diag.schema_name),
-        )
-        row = cursor.fetchone()
-        return None if row is None else sql.SQL("not ({})").format(sql.SQL(row[0]))
-    if isinstance(error, psycopg2.errors.ProgramLimitExceeded) and diag.constraint_name:
-        return _too_long(cursor, diag)
-    if (key := _KEY.search(diag.message_detail or "")) is not None:
-        names = [name.strip().strip('"') for name in key["columns"].split(",")]
-        texts = sql.SQL(" || ', ' || ").join(
-            sql.SQL("coalesce({}::text, 'null')").format(sql.Identifier(name)) for name in names
-        )
-        return sql.SQL("{} = {}").format(texts, sql.Literal(key["values"]))
-    return None
-
-
-def _too_long(cursor: Cursor, diag: Any) -> sql.Composable | None:
-    """Return the condition of the candidates whose values are too long for an index."""
-    cursor.execute(
-        "select a.attname from pg_index i join pg_class x on x.oid = i.indexrelid "
-        "join pg_class t on t.oid = i.indrelid join pg_namespace n on n.oid = t.relnamespace "
-        "join pg_attribute a on a.attrelid = t.oid and a.attnum = any(i.indkey::int2[]) "
-        "where x.relname = %s and t.relname = %s and n.nspname = %s",
-        (diag.constraint_name, diag.table_name, diag.schema_name),
-    )
-    sizes = [
-        sql.SQL("coalesce(pg_column_size({}), 0)").format(sql.Identifier(name))
-        for (name,) in cursor.fetchall()
-    ]
-    return sql.SQL("{} > {}").format(sql.SQL(" + ").join(sizes), sql.Literal(_LONG)) if sizes else None

@@ -13,6 +13,7 @@ from psycopg2 import sql
 from exactbatch.errors import TargetMismatch
 from exactbatch.errors.sqlstates import is_refusal
 from exactbatch.postgres.connection import Cursor
+from exactbatch.sinks.tables.candidates import Candidates
 from exactbatch.sinks.tables.constraint_errors import constraint_error
 from exactbatch.sinks.tables.target import TargetTable, quoted
 from exactbatch.sinks.tables.write_counts import PSYCOPG2_WRITES, WriteCounts
@@ -23,7 +24,7 @@ def write_rows(
     table: TargetTable,
     statement: sql.Composable,
     *,
-    candidates: sql.Composable | None = None,
+    candidates: Candidates | None = None,
     retried: Collection[str] = (),
     removal: sql.Composable | None = None,
 ) -> int:
@@ -32,9 +33,9 @@ def write_rows(
     A statement may return one row instead: first the number to return, last the number of rows written. `removal` is a
     statement that runs within it, as `removed`, and deletes rows that it inserts again.
 
-    Raises TargetMismatch if the table refuses a row, or if triggers change other rows. `candidates` is a query of
-    the rows to be written, with their lineage, from which the error takes the offsets of refused rows; not for the
-    sqlstates of `retried`, after which the caller tries another statement.
+    Raises TargetMismatch if the table refuses a row, or if triggers change other rows. `candidates` are the rows to be
+    written, among which the records of refused rows are looked for; without them the error names none. It names none for the
+    sqlstates of `retried`, either, after which the caller tries another statement.
     """
     before = _counts_if_watched(cursor, table)
     cursor.execute("savepoint write")

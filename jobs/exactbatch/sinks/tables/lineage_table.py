@@ -14,8 +14,8 @@ from exactbatch.postgres.array_literals import bigint_array
 from exactbatch.postgres.connection import Cursor
 from exactbatch.postgres.creation import create_named
 from exactbatch.sinks.staged_rows import CheckedJson, StagedRows
+from exactbatch.sinks.tables.candidates import appended
 from exactbatch.sinks.tables.check_stored_rows import check_stored_rows
-from exactbatch.sinks.tables.constraint_errors import candidates_of
 from exactbatch.sinks.tables.counted_writes import delete_rows, write_rows
 from exactbatch.sinks.tables.target import TargetTable
 from exactbatch.sinks.tables.target_checks import check_cascades, check_lineage
@@ -169,7 +169,8 @@ class LineageTable:
         statement = sql.SQL("insert into {} ({}, batch_id) {}").format(
             self.identifier, sql.SQL(", ").join(names), rows
         )
-        written = write_rows(cursor, self.table, statement, candidates=candidates_of(casts, staged))
+        candidates = appended(casts, lineage, staged) if self.lineage == "record" else None
+        written = write_rows(cursor, self.table, statement, candidates=candidates)
         if triggers := self.table.triggers(cursor):
             check_stored_rows(cursor, self.table, casts, lineage, staged=staged, triggers=triggers)
         return written

@@ -15,7 +15,7 @@ from exactbatch.columns import Column
 from exactbatch.errors import TargetMismatch
 from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.staged_rows import StagedRows
-from exactbatch.sinks.tables.constraint_errors import candidates_of
+from exactbatch.sinks.tables.candidates import PLACE_OF_LINEAGE, Candidates
 from exactbatch.sinks.tables.counted_writes import delete_rows, write_rows
 from exactbatch.sinks.tables.lineage_table import LINEAGE, Part
 from exactbatch.sinks.tables.target import TargetTable
@@ -84,7 +84,12 @@ class LatestOnly:
         if deletes:
             self._delete(cursor, staged, casts, later, deletes)
         written = self._insert_or_update(
-            cursor, staged, casts, later, self._is_later("excluded", is_replay=is_replay)
+            cursor,
+            staged,
+            casts,
+            later=later,
+            excluded_later=self._is_later("excluded", is_replay=is_replay),
+            candidates=self._candidates(staged, casts, later),
         )
         if written != others or self.target.triggers(cursor):
             self._check_written(cursor, staged, casts, later, written)
@@ -189,8 +194,10 @@ class LatestOnly:
         cursor: Cursor,
         staged: StagedRows,
         casts: Sequence[Cast],
+        *,
         later: sql.Composable,
         excluded_later: sql.Composable,
+        candidates: Candidates,
     ) -> int:
         """Insert the latest staged changes, or update the rows that they are later than; return how many.
 
@@ -228,7 +235,6 @@ class LatestOnly:
             ),
             excluded_later,
         )
-        candidates = sql.SQL("{} and not deleted").format(candidates_of(casts, staged))
         cursor.execute(sql.SQL("select not exists (select from {})").format(self.target.identifier))
         # An insert that allows for rows with the same keys takes half as long again.
         if not cursor.fetchone()[0]:
@@ -241,6 +247,27 @@ class LatestOnly:
             all_rows = sql.SQL("({})").format(rows)
             moving = MovingValues(self.target, self.order.key, names, all_rows, later, update, candidates)
             return moving.write(cursor, error)
+
+    def _candidates(self, staged: StagedRows, casts: Sequence[Cast], later: sql.Composable) -> Candidates:
+        """Return the latest staged changes that are to be inserted, or are later than the row of their key."""
+        rows = sql.SQL(
+            "select {values}, {lineage}, {batch_id}::bigint as batch_id, {place} from ("
+            "select l.{row} from {staged} l left join {target} t on {same_key} "
+            "where not l.deleted and (t.tableoid is null or {later}) offset 0) l "
+            "cross join lateral (select * from {staging} where ctid = l.{row} offset 0) looked_up"
+        ).format(
+            **self._names,
+            values=sql.SQL(", ").join(
+                sql.SQL("{} as {}").format(cast.expression, sql.Identifier(cast.column.name))
+                for cast in casts
+            ),
+            batch_id=sql.Literal(staged.batch_id),
+            place=PLACE_OF_LINEAGE,
+            later=later,
+            staging=staged.table,
+        )
+        names = [*(cast.column.name for cast in casts), *_LINEAGE, "batch_id"]
+        return Candidates(rows, names, self.order.key, replaces=True)
 
     def _check_written(
         self,

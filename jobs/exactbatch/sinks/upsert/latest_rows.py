@@ -11,7 +11,7 @@ from exactbatch.errors import TargetMismatch
 from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.staged_rows import StagedRows
 from exactbatch.sinks.tables.affected_keys import AFFECTED
-from exactbatch.sinks.tables.constraint_errors import candidates_of
+from exactbatch.sinks.tables.candidates import PLACE_OF_LINEAGE, Candidates
 from exactbatch.sinks.tables.counted_writes import delete_rows, forbid_changes, write_rows
 from exactbatch.sinks.tables.lineage_table import LineageTable
 from exactbatch.sinks.tables.target import TargetTable
@@ -43,7 +43,7 @@ class LatestRows:
         casts = self.target.casts(cursor, columns)
         first = self.changes.casts(cursor, columns)
         self._check_kept(cursor, first, casts)
-        candidates = sql.SQL("{} and not deleted").format(candidates_of(casts, staged))
+        candidates = self._candidates(first, casts, staged)
         with forbid_changes(cursor, self.changes.table, while_writing=self.target):
             triggers = self.target.triggers(cursor)
             self._find_obsolete(cursor)
@@ -109,7 +109,7 @@ class LatestRows:
         casts: Sequence[Cast],
         latest: sql.Composable,
         in_order: sql.Composable,
-        candidates: sql.Composable,
+        candidates: Candidates,
         *,
         all_new: bool,
     ) -> None:
@@ -151,6 +151,19 @@ class LatestRows:
             changes = differs(column_list(written, of="t"), column_list(written, of="l"))
             moving = MovingValues(self.target, self.key, names, latest, changes, update, candidates)
             moving.write(cursor, error)
+
+    def _candidates(self, first: Sequence[Cast], casts: Sequence[Cast], staged: StagedRows) -> Candidates:
+        """Return the rows of _latest_rows() with the records of this batch that they come from."""
+        no_place = [sql.SQL("null::{}").format(sql.SQL(type_)) for type_ in ("text", "integer", "bigint")]
+        rows = sql.SQL(
+            "select {of_staged}, {place} from {staging} join (select {row} from {staged} where not deleted) latest "
+            "on {staging}.ctid = latest.{row} union all select {of_kept}, {no_place} from {kept} where not deleted"
+        ).format(
+            **_names_of(first, casts, staged),
+            place=PLACE_OF_LINEAGE,
+            no_place=sql.SQL(", ").join(no_place),
+        )
+        return Candidates(rows, [cast.column.name for cast in casts], self.key, replaces=True)
 
     def _find_obsolete(self, cursor: Cursor) -> None:
         """Find the affected keys that have no row any more; the cursor's row count is how many there are."""

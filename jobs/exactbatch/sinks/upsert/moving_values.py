@@ -22,6 +22,7 @@ from exactbatch.errors.sqlstates import (
     UNIQUE_VIOLATION,
 )
 from exactbatch.postgres.connection import Cursor
+from exactbatch.sinks.tables.candidates import Candidates
 from exactbatch.sinks.tables.counted_writes import write_rows
 from exactbatch.sinks.tables.target import TargetTable
 from exactbatch.sinks.upsert.release_order import order_releases
@@ -81,7 +82,7 @@ class MovingValues:
     rows        a relation with these columns, and one row for each key
     changes     the condition, over a row `l` of `rows` and the row `t` of its key, that `t` changes
     on_conflict the clause that updates the row `t` if it changes
-    candidates  a query of the rows to write, with their lineage, for errors
+    candidates  the rows to write, among which those that are refused are looked for
     """
 
     target: TargetTable
@@ -90,7 +91,7 @@ class MovingValues:
     rows: sql.Composable
     changes: sql.Composable
     on_conflict: sql.Composable
-    candidates: sql.Composable
+    candidates: Candidates
 
     def write(self, cursor: Cursor, refusal: TargetMismatch) -> int:
         """Write the rows in an order in which no row is in the way of another; return how many.
