@@ -289,7 +289,7 @@ def _stage_and_insert(
                     repeats=repeats,
                 )
             except ChangesBehind as error:
-                repeats |= error.places
+                repeats |= frozenset(error.places)
                 check_repeats(error.places, pipeline, batch, launch.ranges, launch.settings, cluster_id)
 
 
