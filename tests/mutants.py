@@ -3061,17 +3061,24 @@ MUTANTS: Final = (
         (f"{_UNCHANGED}::test_equal_versions_in_two_partitions_one_of_which_leaves_a_value_out_are_refused",),
     ),
     Mutant(
+        "a change whose position went back is the repeat of another one",
+        "batch/staging/repeats.py",
+        "seen.get(digest, before) >= before:",
+        "digest not in seen:",
+        (f"{_POSITIONS}::test_a_repeat_with_another_value_or_of_a_later_record_is_none",),
+    ),
+    Mutant(
         "positions that went back are not noticed",
         "sinks/upsert/change_order.py",
-        "        if places := {Place(*row) for row in cursor.fetchall()} - {*repeats}:\n",
-        "        if places := set():\n",
+        "        if places:\n            raise",
+        "        if False:\n            raise",
         (f"{_POSITIONS}::test_positions_that_went_back_are_an_error_until_an_epoch_begins",),
     ),
     Mutant(
         "positions that went back within a batch are not noticed",
         "sinks/upsert/latest_changes.py",
-        'from {staged} where kafka_offset < {last} union "',
-        'from {staged} where false union "',
+        '"where kafka_offset < {last} union "',
+        '"where false union "',
         (f"{_POSITIONS}::test_positions_that_went_back_are_an_error_until_an_epoch_begins",),
     ),
     Mutant(
@@ -3084,8 +3091,8 @@ MUTANTS: Final = (
     Mutant(
         "without a history, positions that went back within a batch are not noticed",
         "sinks/upsert/latest_only.py",
-        '"select kafka_topic, kafka_partition, {last} from {staged} where kafka_offset < {last}"',
-        '"select kafka_topic, kafka_partition, {last} from {staged} where false"',
+        '"select kafka_topic, kafka_partition, {last}, kafka_offset from {staged} where kafka_offset < {last}"',
+        '"select kafka_topic, kafka_partition, {last}, kafka_offset from {staged} where false"',
         (f"{_POSITIONS}::test_positions_that_went_back_are_an_error_until_an_epoch_begins",),
     ),
     Mutant(
@@ -3108,8 +3115,8 @@ MUTANTS: Final = (
     Mutant(
         "every change whose position went back is taken for a repeat",
         "batch/staging/repeats.py",
-        "            if offset in wanted and digest not in seen:\n",
-        "            if False:\n",
+        "            if before is not None and seen",
+        "            if False and seen",
         (
             f"{_POSITIONS}::test_positions_that_went_back_are_an_error_until_an_epoch_begins",
             f"{_POSITIONS}::test_a_repeat_with_another_value_or_of_a_later_record_is_none",
@@ -3132,8 +3139,8 @@ MUTANTS: Final = (
     Mutant(
         "no change is found to repeat an earlier one",
         "batch/staging/repeats.py",
-        "            self.missing.pop(digest, None)\n",
-        "            pass\n",
+        "                del self.missing[digest]\n",
+        "                pass\n",
         (f"{_POSITIONS}::test_changes_that_a_connector_repeats_do_no_harm",),
     ),
     Mutant(

@@ -53,7 +53,7 @@ class CapturedTable:
             "lsn": "int64",
             "event_serial_no": "int64",
         }
-        named = ("sequence", "snapshot", "scn", "commit_scn", "change_lsn")
+        named: tuple[str, ...] = ("sequence", "snapshot", "scn", "commit_scn", "change_lsn")
         if connector == "sqlserver":
             named = (*named, "commit_lsn")
         fields = {

@@ -116,14 +116,16 @@ class Batches:
                     repeats=repeats,
                 )
             except ChangesBehind as error:
-                if not self.takes_any_order and not all(map(self._is_repeat, error.places)):
+                if not self.takes_any_order and not all(
+                    self._is_repeat(place, before) for place, before in error.places.items()
+                ):
                     raise
-                repeats |= error.places
+                repeats |= frozenset(error.places)
 
-    def _is_repeat(self, place: Place) -> bool:
-        """Tell whether an earlier record of the partition has the same row, which check_repeats() reads in the log."""
+    def _is_repeat(self, place: Place, before: int) -> bool:
+        """Tell whether a record of the partition, before an offset, has the same row; check_repeats() reads the log."""
         log = self.log[place.partition]
-        return log[place.offset] in log[: place.offset]
+        return log[place.offset] in log[:before]
 
     def _without_unknown(self, cursor: Any, tables: StagingTables, staged: list[Staged]) -> list[Staged]:
         """Reject the staged rows that lack unknown values, as reject_uncastable() does, without their records."""

@@ -321,7 +321,7 @@ def _stage_and_insert(
                     may_reject=pipeline.rejects_allowed(staged.records) - staged.rejected,
                 )
             except ChangesBehind as error:
-                repeats |= error.places
+                repeats |= frozenset(error.places)
                 check_repeats(error.places, pipeline, batch, launch.ranges, launch.settings, cluster_id)
             except TargetMismatch as error:
                 early.begin_again()

@@ -1,13 +1,13 @@
 """Tell changes that a connector has sent once more from positions that went back.
 
 After it starts again, a connector may send a run of changes a second time, each as it was. The log has both. A change
-whose position is smaller than that of an earlier change, and which no earlier record equals, shows that the positions
-of the source went back.
+whose position is smaller than that of an earlier change, and which no earlier record of its partition equals, shows
+that the positions of the source went back.
 """
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Final
@@ -19,7 +19,6 @@ from exactbatch.columns import LINEAGE_NAMES, POSITION_EPOCH
 from exactbatch.errors import PositionsWentBack
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Batch
-from exactbatch.model import LogPartition
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
 from exactbatch.settings import Settings
@@ -33,23 +32,28 @@ _PLACE: Final = frozenset({*LINEAGE_NAMES, POSITION_EPOCH})
 
 
 def check_repeats(
-    places: frozenset[Place],
+    places: Mapping[Place, int],
     pipeline: Pipeline,
     batch: Batch,
     ranges: Sequence[OffsetRange],
     settings: Settings,
     cluster_id: str | None,
 ) -> None:
-    """Raise PositionsWentBack unless each change at these places repeats an earlier record of its topic.
+    """Raise PositionsWentBack unless each change at these places repeats a record of its partition, before an offset.
 
-    Reads the log backwards from the first of these changes until all are found, and then the other partitions. Raises
-    the errors of read_range().
+    Reads the log backwards from the first of these changes until all are found. Raises the errors of read_range().
     """
-    by_partition: dict[tuple[str, int], list[int]] = defaultdict(list)
+    by_partition: dict[tuple[str, int], dict[int, int]] = defaultdict(dict)
     for place in sorted(places):
-        by_partition[place.topic, place.partition].append(place.offset)
-    log = KafkaBroker(settings.kafka).known_partitions(sorted({place.topic for place in places}))
-    for topic_partition, offsets in by_partition.items():
+        by_partition[place.topic, place.partition][place.offset] = places[place]
+    earliest = {
+        partition.topic_partition: partition.earliest
+        for partition in KafkaBroker(settings.kafka).known_partitions(
+            sorted({place.topic for place in places})
+        )
+    }
+    for topic_partition, befores in by_partition.items():
+        offsets = list(befores)
         logger.info(
             "%s[%s] offset %s: the positions of %s changes are smaller than those of earlier ones; reading the log "
             "to see whether they repeat earlier records",
@@ -59,22 +63,24 @@ def check_repeats(
         )
         any_range = next(range_ for range_ in ranges if range_.topic_partition == topic_partition)
         search = _Search(pipeline, any_range, settings, cluster_id)
-        search.look_for(offsets)
-        # Keys move when partitions are added, so that a change may be repeated in another one than before.
-        of_topic = [each for each in log if each.topic == topic_partition[0]]
-        for partition in sorted(of_topic, key=lambda each: each.topic_partition != topic_partition):
-            is_own = partition.topic_partition == topic_partition
-            search.read_back(partition, offsets[0] if is_own else partition.last_stable)
+        until, size = offsets[0], _READ_BACK
+        search.look_for(befores)
+        while search.missing and until > earliest[topic_partition]:
+            begin = max(earliest[topic_partition], until - size)
+            search.read_before(begin, until)
+            until, size = begin, 2 * size
         if search.missing:
-            earliest = next(each.earliest for each in of_topic if each.topic_partition == topic_partition)
-            _raise(min(search.missing.values()), search, pipeline, batch, any_range, earliest)
+            _raise(
+                min(search.missing.values()), search, pipeline, batch, any_range, earliest[topic_partition]
+            )
 
 
 @dataclass
 class _Search:
-    """Looks for records that have the rows of others.
+    """Looks for records of one partition that have the rows of others.
 
-    `missing` has the digests of rows that no earlier record is known to have, with the offsets of their records.
+    `missing` has the digests of rows that no earlier record is known to have, with the offsets of their records, and
+    `befores` the offsets before which such a record must be.
     """
 
     pipeline: Pipeline
@@ -82,31 +88,33 @@ class _Search:
     settings: Settings
     cluster_id: str | None
     missing: dict[bytes, int] = field(default_factory=dict)
+    befores: dict[bytes, int] = field(default_factory=dict)
     positions: dict[int, tuple[object, ...]] = field(default_factory=dict)
 
-    def look_for(self, offsets: Sequence[int]) -> None:
-        """Begin to look for the rows of the records at these offsets, between the first and the last of them."""
-        wanted, seen = {*offsets}, set()
-        for offset, digest, position in self._rows(offsets[0], offsets[-1] + 1, self.any_range.partition):
-            if offset in wanted and digest not in seen:
-                self.missing[digest] = offset
+    def look_for(self, befores: Mapping[int, int]) -> None:
+        """Begin to look for the rows of the records at these offsets, which ascend, between the first and the last.
+
+        What a record repeats must be before the offset that is given with it.
+        """
+        first, last = min(befores), max(befores)
+        seen: dict[bytes, int] = {}
+        for offset, digest, position in self._rows(first, last + 1):
+            before = befores.get(offset)
+            if before is not None and seen.get(digest, before) >= before:
+                self.missing.setdefault(digest, offset)
+                self.befores[digest] = min(before, self.befores.get(digest, before))
                 self.positions[offset] = position
-            seen.add(digest)
+            seen.setdefault(digest, offset)
 
-    def read_back(self, partition: LogPartition, until: int) -> None:
-        """Look for them among the records of a partition of the topic below an offset, the nearest ones first."""
-        size = _READ_BACK
-        while self.missing and until > partition.earliest:
-            begin = max(partition.earliest, until - size)
-            for _, digest, _ in self._rows(begin, until, partition.partition):
-                self.missing.pop(digest, None)
-            until, size = begin, 2 * size
+    def read_before(self, begin: int, until: int) -> None:
+        """Look for them among the records from one offset to another."""
+        for offset, digest, _ in self._rows(begin, until):
+            if digest in self.missing and offset < self.befores[digest]:
+                del self.missing[digest]
 
-    def _rows(
-        self, begin: int, until: int, partition: int
-    ) -> Iterator[tuple[int, bytes, tuple[object, ...]]]:
+    def _rows(self, begin: int, until: int) -> Iterator[tuple[int, bytes, tuple[object, ...]]]:
         """Yield the offset, the digest and the key and position of the rows of each record."""
-        range_ = replace(self.any_range, partition=partition, from_offset=begin, until_offset=until)
+        range_ = replace(self.any_range, from_offset=begin, until_offset=until)
         tasks = stage_tasks(
             self.pipeline, [range_], {}, StagingTables(0, 0), self.settings, 1, self.cluster_id
         )

@@ -34,8 +34,8 @@ def write_rows(
     statement that runs within it, as `removed`, and deletes rows that it inserts again.
 
     Raises TargetMismatch if the table refuses a row, or if triggers change other rows. `candidates` are the rows to be
-    written, among which the records of refused rows are looked for; without them the error names none. It names none for the
-    sqlstates of `retried`, either, after which the caller tries another statement.
+    written, among which the records of refused rows are looked for; without them the error names none. Nor does it for
+    the sqlstates of `retried`, after which the caller tries another statement.
     """
     before = _counts_if_watched(cursor, table)
     cursor.execute("savepoint write")

@@ -8,7 +8,7 @@ changes once more. Every other change at a later offset with a smaller position 
 server, a restored one, or a second snapshot after a lost slot.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -32,13 +32,14 @@ _KEYS_SHOWN: Final = 5
 class ChangesBehind(Exception):
     """Staged changes that are older by their position than changes at smaller offsets of their partitions.
 
-    `places` are those that have not been found to repeat an earlier change. Whoever publishes looks for them in the
-    log, and publishes again or raises PositionsWentBack.
+    `places` are those that have not been found to repeat an earlier change, each with the offset of the change that is
+    newer: what a change repeats is before it. Whoever publishes looks for them in the log, and publishes again or
+    raises PositionsWentBack.
     """
 
-    def __init__(self, places: Collection[Place]) -> None:
+    def __init__(self, places: Mapping[Place, int]) -> None:
         super().__init__(f"{len(places)} changes")
-        self.places = frozenset(places)
+        self.places = places
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,10 +163,15 @@ class ChangeOrder:
         )
 
     def check_behind(self, cursor: Cursor, behind: sql.Composable, repeats: Collection[Place]) -> None:
-        """Raise ChangesBehind if a query (topic, partition, offset) gives staged changes that are not known to repeat
-        others."""
+        """Raise ChangesBehind if a query (topic, partition, offset, offset of the newer change) gives staged changes
+        that are not known to repeat others."""
         cursor.execute(behind)
-        if places := {Place(*row) for row in cursor.fetchall()} - {*repeats}:
+        places: dict[Place, int] = {}
+        for *row, newer in cursor.fetchall():
+            place = Place(*row)
+            if place not in repeats:
+                places[place] = min(newer, places.get(place, newer))
+        if places:
             raise ChangesBehind(places)
 
 

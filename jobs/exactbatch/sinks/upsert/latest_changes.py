@@ -218,8 +218,9 @@ class LatestChanges:
         self.order.check_behind(
             cursor,
             sql.SQL(
-                "select kafka_topic, kafka_partition, {last} from {staged} where kafka_offset < {last} union "
-                "select s.kafka_topic, s.kafka_partition, s.{last} from {staged} s "
+                "select kafka_topic, kafka_partition, {last}, kafka_offset from {staged} "
+                "where kafka_offset < {last} union "
+                "select s.kafka_topic, s.kafka_partition, s.{last}, c.kafka_offset from {staged} s "
                 "join {earlier} c using ({group}) where c.kafka_offset < s.{last} and {is_greater}"
             ).format(**self._names, last=LAST_OFFSET, is_greater=is_greater(self.order.version, "c", "s")),
             staged.repeats,

@@ -364,7 +364,7 @@ class LatestOnly:
         """
         if self.order.are_positions:
             behind = sql.SQL(
-                "select kafka_topic, kafka_partition, {last} from {staged} where kafka_offset < {last}"
+                "select kafka_topic, kafka_partition, {last}, kafka_offset from {staged} where kafka_offset < {last}"
             ).format(last=LAST_OFFSET, staged=_STAGED)
             self.order.check_behind(cursor, behind, staged.repeats)
         changes = sql.SQL("select {ordered}, {place}, {row} from {staged}").format(**self._names)
@@ -383,7 +383,8 @@ class LatestOnly:
         names = {**self._names, "table": table.identifier, "last": LAST_OFFSET}
         if self.order.are_positions:
             behind = sql.SQL(
-                "select l.kafka_topic, l.kafka_partition, l.{last} from {staged} l join {table} t on {same_key} "
+                "select l.kafka_topic, l.kafka_partition, l.{last}, t.kafka_offset from {staged} l "
+                "join {table} t on {same_key} "
                 "and (l.kafka_topic, l.kafka_partition) = (t.kafka_topic, t.kafka_partition) "
                 "where t.kafka_offset < l.{last} and {is_greater}"
             ).format(**names, is_greater=is_greater(self.order.version, "t", "l"))
