@@ -78,7 +78,8 @@ def test_bytes_of_a_type_have_its_width(schema, written, value):
 )
 def test_tombstones_of_plain_keys_delete(history, key, write):
     sink = Upsert("public.t", key=("id",), history=history)
-    pipeline = Pipeline(name="p", topics=("t",), value=Json("id bigint, name text"), key=key, sink=sink)
+    value = Json("id bigint, name text")
+    pipeline = Pipeline(name="p", topics=("t",), value=value, key=key, sink=sink, max_rejects=2)
     records = [Record(b'{"id": %d, "name": "a"}' % number, write(number)) for number in (1, 256)]
     loaded = load(pipeline, [*records, Record(None, write(1)), Record(None, b"seven77"), Record(None, None)])
     assert loaded.target == [{"id": 256, "name": "a"}]

@@ -347,7 +347,7 @@ class Debezium:
             self._check_payload(events.payload)
             return read(self.columns)
         except ValueError as error:
-            if len(values) > 1:
+            if len(values) > 1 or str(error) == NOTHING:
                 raise
             event = decoded[0]
             if reason := self._special(event):
