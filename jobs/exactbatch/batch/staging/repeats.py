@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Final
+from typing import Any, Final
 
 from exactbatch.batch.rows.decode import RangeReader
 from exactbatch.batch.staging.stager import stage_tasks
@@ -112,6 +112,23 @@ class _Search:
             if digest in self.missing and offset < self.befores[digest]:
                 del self.missing[digest]
 
+    def first_behind(self, offset: int) -> int:
+        """Return the first offset of the range at which positions have gone back, for a missing record at an offset:
+        the first one after the newer change that has a smaller position."""
+        newer = min(before for digest, before in self.befores.items() if self.missing.get(digest) == offset)
+        of_newer = list(self._rows(newer, newer + 1))
+        if not of_newer:  # retention has removed it
+            return offset
+        most = self._position(of_newer[0][2])
+        begin = max(self.any_range.from_offset, newer + 1)
+        behind = (at for at, _, shown in self._rows(begin, offset) if self._position(shown) < most)
+        return next(behind, offset)
+
+    def _position(self, shown: tuple[object, ...]) -> tuple[Any, ...]:
+        """A position that orders as Postgres orders it: null is less than any value."""
+        parts = shown[len(self.pipeline.sink.key_columns) :]
+        return tuple((part is not None, part if part is not None else 0) for part in parts)
+
     def _rows(self, begin: int, until: int) -> Iterator[tuple[int, bytes, tuple[object, ...]]]:
         """Yield the offset, the digest and the key and position of the rows of each record."""
         range_ = replace(self.any_range, from_offset=begin, until_offset=until)
@@ -144,13 +161,14 @@ def _raise(
     change = ", ".join(
         f"{name} = {value}" for name, value in zip(search.shown, search.positions[offset], strict=True)
     )
+    first = search.first_behind(offset)
     repeated = f", as far as the log goes back, to offset {earliest:,}" if earliest else ""
     raise PositionsWentBack(
         f"{where} offset {offset}: the position of the change ({change}) is smaller than that of an earlier change of "
         f"its key, and no earlier record is equal to it{repeated}. The positions of the source went back: after a "
-        f"restore, a failover to another server, or a second snapshot. Nothing was written. If the changes from there "
-        f"on are the newer ones, run `exactbatch new-epoch {pipeline.name} --from "
-        f"{range_.topic}:{range_.partition}:{offset}`.",
+        f"restore, a failover to another server, or a second snapshot. Nothing was written. If the changes from "
+        f"offset {first} on are the newer ones, run `exactbatch new-epoch {pipeline.name} --from "
+        f"{range_.topic}:{range_.partition}:{first}`.",
         batch_id=batch.batch_id,
         topic=range_.topic,
         partition=range_.partition,

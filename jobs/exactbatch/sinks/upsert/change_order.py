@@ -98,8 +98,9 @@ class ChangeOrder:
         cursor.execute(
             sql.SQL(
                 "select {aliased}, array_agg(distinct kafka_topic || '[' || kafka_partition || ']') as partitions "
-                "from (select *, rank() over (partition by {key}{by_version}) as {rank} from ({changes}) change "
-                "join ({several}) several using ({key})) ranked "
+                "from (select *, rank() over (partition by {key}{by_version}) as {rank} from ("
+                "select distinct on ({group}) * from ({changes}) change join ({several}) several using ({key}) "
+                "order by {latest_first}) latest) ranked "
                 "where {rank} = 1 group by {key} having ({in_several}){differ} order by {key} limit {limit}"
             ).format(
                 aliased=aliased,
@@ -108,6 +109,8 @@ class ChangeOrder:
                 if self.version
                 else sql.SQL(""),
                 rank=_RANK,
+                group=self.by_partition,
+                latest_first=self.latest_first_by_partition,
                 changes=changes,
                 several=several,
                 in_several=_IN_SEVERAL,

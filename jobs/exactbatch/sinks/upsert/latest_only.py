@@ -71,6 +71,8 @@ class LatestOnly:
         casts = self.target.casts(cursor, columns)
         self._find_staged(cursor, staged, casts)
         if self._check_staged(cursor, staged, casts):
+            for table in (self.markers, self.target):
+                self._check_behind(cursor, staged, table)
             self.order.forget_older(cursor, _STAGED)
         cursor.execute("select to_regclass('pg_temp.exactbatch_replayed') is not null")
         is_replay = bool(cursor.fetchone()[0])
@@ -380,15 +382,8 @@ class LatestOnly:
     ) -> None:
         """Raise KeyOnTwoPartitions if the order of a staged change and the row or marker of its key is unknown, and
         ChangesBehind if the row or marker is later and at a smaller offset of the partition."""
-        names = {**self._names, "table": table.identifier, "last": LAST_OFFSET}
-        if self.order.are_positions:
-            behind = sql.SQL(
-                "select l.kafka_topic, l.kafka_partition, l.{last}, t.kafka_offset from {staged} l "
-                "join {table} t on {same_key} "
-                "and (l.kafka_topic, l.kafka_partition) = (t.kafka_topic, t.kafka_partition) "
-                "where t.kafka_offset < l.{last} and {is_greater}"
-            ).format(**names, is_greater=is_greater(self.order.version, "t", "l"))
-            self.order.check_behind(cursor, behind, staged.repeats)
+        self._check_behind(cursor, staged, table)
+        names = {**self._names, "table": table.identifier}
         changes = sql.SQL(
             "select {ordered}, {place}, {row}, null::tid as stored from {staged} union all "
             "select {ordered}, {place}, null, ctid from {table} t where kafka_topic is not null "
@@ -404,6 +399,23 @@ class LatestOnly:
             of_stored=self._stored_image(casts, table),
         )
         self.order.check(cursor, self.target.spec, changes, image)
+
+    def _check_behind(self, cursor: Cursor, staged: StagedRows, table: TargetTable) -> None:
+        """Raise ChangesBehind if the row or marker of a staged change's key is later, and at a smaller offset of the
+        partition."""
+        if self.order.are_positions:
+            behind = sql.SQL(
+                "select l.kafka_topic, l.kafka_partition, l.{last}, t.kafka_offset from {staged} l "
+                "join {table} t on {same_key} "
+                "and (l.kafka_topic, l.kafka_partition) = (t.kafka_topic, t.kafka_partition) "
+                "where t.kafka_offset < l.{last} and {is_greater}"
+            ).format(
+                **self._names,
+                last=LAST_OFFSET,
+                table=table.identifier,
+                is_greater=is_greater(self.order.version, "t", "l"),
+            )
+            self.order.check_behind(cursor, behind, staged.repeats)
 
     def _stored_image(self, casts: Sequence[Cast], table: TargetTable) -> sql.Composable:
         """The text of a row, or of a delete that left a marker: unlike any that is staged, if it has other columns."""
