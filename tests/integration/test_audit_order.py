@@ -18,13 +18,12 @@ from exactbatch.audit.latest_values import LatestValues
 from exactbatch.audit.log_records import CopiedRecords
 from exactbatch.audit.report import PartitionAudit
 from exactbatch.audit.snapshot import Snapshot
-from exactbatch.formats.debezium_versions import version_columns, version_fields
 from exactbatch.postgres.arrow import connect_arrow
 from exactbatch.postgres.connection import transaction
 from support.batch_runner import BatchRunner
 
-VERSION = tuple(column.name for column in version_columns(version_fields("postgres")))
 VALUE = Debezium("id int, name text", version="postgres")
+VERSION = VALUE.position_columns
 
 
 def event(id_: int, position: int | None) -> bytes:

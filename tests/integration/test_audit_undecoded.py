@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from exactbatch import Json, Pipeline
-from exactbatch.audit import log_windows, values
+from exactbatch.audit import decoding, log_windows, values
 from exactbatch.audit.audit import audit
 from exactbatch.audit.report import AuditReport
 from support.audited_target import findings
@@ -43,13 +43,14 @@ def _without_objects(monkeypatch):
 def decoded(monkeypatch) -> list[int]:
     """How many records the auditor has decoded, each time."""
     counts: list[int] = []
-    decode = values.ExpectedValues._decode
+    decode = decoding.decode_values
 
-    def counted(self: values.ExpectedValues, block: pa.BinaryArray, *records: Any) -> Any:
+    def counted(pipeline: Any, value: Any, block: pa.BinaryArray, *records: Any) -> Any:
         counts.append(len(block))
-        return decode(self, block, *records)
+        return decode(pipeline, value, block, *records)
 
-    monkeypatch.setattr(values.ExpectedValues, "_decode", counted)
+    for module in (decoding, values):
+        monkeypatch.setattr(module, "decode_values", counted)
     return counts
 
 

@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import TopicPartition
 from psycopg2 import sql
 
-from exactbatch import Json, Upsert
+from exactbatch import Debezium, Json, Upsert
 from exactbatch.audit import audit as audit_module
 from exactbatch.audit.audit import audit
 from exactbatch.audit.latest_values import LatestValues
@@ -41,6 +41,13 @@ def event(number: int, name: str | None, version: int) -> bytes:
     return json.dumps({"id": number, "name": name, "version": version}).encode()
 
 
+def change(number: int, name: str | None, version: int) -> bytes:
+    """A change of a source with positions; a delete if there is no name."""
+    before, after = ({"id": number}, None) if name is None else (None, {"id": number, "name": name})
+    op = "d" if name is None else "c"
+    return json.dumps({"op": op, "before": before, "after": after, "source": {"version": version}}).encode()
+
+
 def found(report: AuditReport) -> Counter[str]:
     return +Counter(report.findings)
 
@@ -50,13 +57,12 @@ def test_the_audit_finds_every_row_that_is_not_the_latest_change_in_the_log(
 ) -> None:
     topic = make_topic(2)
     sink = Upsert(f'public."{topic.name}"', key=("id",), version="version", history=False)
-    value = Json("id int, name text, version int")
-    pipeline = make_pipeline(topic, sink=sink, value=value, key=Json("id int"), max_rejects=10)
-    topic.produce(event(1, "first", 1), event(2, "a", 1), event(3, "a", None), b"{")  # type: ignore[arg-type]
+    value = Debezium("id int, name text", version="version")
+    pipeline = make_pipeline(topic, sink=sink, value=value, max_rejects=10)
+    topic.produce(change(1, "first", 1), change(2, "a", 1), change(3, "a", 1), b"{")
     world.run(pipeline)
-    topic.produce(event(1, "second", 2), event(2, "late", 0), partition=1)
-    topic.produce(None, key=b'{"id": 3}')
-    topic.produce(event(4, "d", 1))
+    topic.produce(change(1, "second", 2), change(2, "late", 0), partition=1)
+    topic.produce(change(3, None, 2), change(4, "d", 1))
     world.run(pipeline)
 
     target, markers = (table.identifier.as_string(world.connection) for table in reversed(sink.tables))
@@ -89,7 +95,7 @@ def test_the_audit_finds_every_row_that_is_not_the_latest_change_in_the_log(
     # The log no longer holds the records of two of the rows: one cannot be decided, the other is not the latest.
     for future in admin.delete_records([TopicPartition(topic.name, 0, 4)]).values():
         future.result()
-    topic.produce(event(5, "e", 1))  # the log is not empty
+    topic.produce(change(5, "e", 1))  # the log is not empty
     world.run(pipeline)
     world.execute(f"drop table public.t_copy; create table public.t_copy as select * from {target}")
     report = audited()

@@ -117,21 +117,12 @@ def appended(log: list[LogRecord]) -> dict[Row, Row]:
 
 
 def latest(log: list[LogRecord]) -> dict[Row, Row]:
-    """By id: the event with the greatest version; a null value deletes, and is older than any event."""
-    newest: dict[int, tuple[tuple[int, int, int], Row | None]] = {}
-    for record in log:
-        if record.value is None:
-            if record.key is None:
-                continue
-            id_, version, row = json.loads(record.key)["id"], -1, None
-        elif (event := decode(record)) is not None:
-            id_, version, row = event.id, event.version, event.row
-        else:
-            continue
-        order = (version, record.partition, record.offset)
-        if id_ not in newest or newest[id_][0] < order:
-            newest[id_] = order, row
-    return {(id_,): row for id_, (_, row) in newest.items() if row is not None}
+    """By id: the event with the greatest version; a null value is a reject."""
+    newest: dict[int, Event] = {}
+    for event in events(log):
+        if event.id not in newest or newest[event.id].version <= event.version:
+            newest[event.id] = event
+    return {(id_,): event.row for id_, event in newest.items()}
 
 
 def last(log: list[LogRecord]) -> dict[Row, Row]:

@@ -253,7 +253,7 @@ class LatestOnly:
     def _candidates(self, staged: StagedRows, casts: Sequence[Cast], later: sql.Composable) -> Candidates:
         """Return the latest staged changes that are to be inserted, or are later than the row of their key."""
         rows = sql.SQL(
-            "select {values}, {lineage}, {batch_id}::bigint as batch_id, {place} from ("
+            "select {values}, {lineage}, {batch_id}::bigint as batch_id, {of_record} from ("
             "select l.{row} from {staged} l left join {target} t on {same_key} "
             "where not l.deleted and (t.tableoid is null or {later}) offset 0) l "
             "cross join lateral (select * from {staging} where ctid = l.{row} offset 0) looked_up"
@@ -264,7 +264,7 @@ class LatestOnly:
                 for cast in casts
             ),
             batch_id=sql.Literal(staged.batch_id),
-            place=PLACE_OF_LINEAGE,
+            of_record=PLACE_OF_LINEAGE,
             later=later,
             staging=staged.table,
         )
