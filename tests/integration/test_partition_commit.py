@@ -412,7 +412,7 @@ def test_rows_that_do_not_arrive_and_rows_refused_fail_their_range(world, topic,
         f"alter table {pipeline.sink.target} add constraint not_three check (id <> 3)"
     )
     with pytest.raises(TargetMismatch, match='violates check constraint "not_three"'):
-        world.process(tolerant(pipeline), batch_id)
+        world.process(pipeline, batch_id)
     world.execute(
         f"alter table {pipeline.sink.target} drop constraint not_three; "
         "create function refuse() returns trigger language plpgsql as "
@@ -420,7 +420,7 @@ def test_rows_that_do_not_arrive_and_rows_refused_fail_their_range(world, topic,
         f"create trigger refuse after insert on {pipeline.sink.target} for each row execute function refuse()"
     )
     with pytest.raises(TargetMismatch, match="not on a Sunday"):
-        world.process(tolerant(pipeline), batch_id)
+        world.process(pipeline, batch_id)
     assert world.is_exact(pipeline)
     world.execute(f"drop trigger refuse on {pipeline.sink.target}")
     assert world.process(tolerant(pipeline), batch_id).batch.rows == 8

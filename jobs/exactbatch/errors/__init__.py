@@ -130,11 +130,9 @@ class RefusedRecord(NamedTuple):
 
 
 class TargetMismatch(ExactbatchError):
-    """The target's columns do not match the pipeline, or the target refuses or alters its rows.
+    """The target's columns do not match the pipeline, or the target refuses or alters its rows."""
 
-    `refused` are the records without which it may accept the others, if these are known: they may become rejects.
-    """
-
+    # The records without which it may accept the others, if these are known: they may become rejects.
     refused: Sequence[RefusedRecord] = ()
 
 

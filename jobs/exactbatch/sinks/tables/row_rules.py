@@ -4,7 +4,7 @@ They are not null, checks, foreign keys, and the bounds of partitions. A constra
 not write is left out: a default or a trigger may fill it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from psycopg2 import sql
@@ -49,12 +49,10 @@ def row_rules(cursor: Cursor, table: TargetTable, candidates: Candidates) -> Ite
     """Yield a rule for each constraint that concerns one row alone. Rules are over the rows of candidates, as `j`."""
     name, written = table.identifier.as_string(cursor), set(candidates.names)
     cursor.execute(_NOT_NULL, (name,))
-    for (column,) in cursor.fetchall():
-        if column in written:
-            yield RejectRule(
-                sql.SQL("{} is null").format(sql.Identifier("j", column)),
-                sql.Literal(f"column {column!r}: null, which the target does not allow"),
-            )
+    # Keys and lineage are never null.
+    never_null = {*candidates.identity, "batch_id"}
+    if required := [column for (column,) in cursor.fetchall() if column in written - never_null]:
+        yield _required(required)
     cursor.execute(_CONSTRAINTS, (name,))
     for constraint in cursor.fetchall():
         if not constraint.columns or not written.issuperset(constraint.columns):
@@ -73,6 +71,21 @@ def row_rules(cursor: Cursor, table: TargetTable, candidates: Candidates) -> Ite
             ),
             sql.Literal(f"the target {table.spec} has no partition for the row"),
         )
+
+
+def _required(columns: Sequence[str]) -> RejectRule:
+    """Return the rule for columns that must not be null: one rule, because each takes a scan."""
+    is_null = [sql.SQL("{} is null").format(sql.Identifier("j", column)) for column in columns]
+    reasons = [
+        sql.SQL("when {} then {}").format(
+            condition, sql.Literal(f"column {column!r}: null, which the target does not allow")
+        )
+        for column, condition in zip(columns, is_null, strict=True)
+    ]
+    return RejectRule(
+        sql.SQL("({})").format(sql.SQL(" or ").join(is_null)),
+        sql.SQL("case {} end").format(sql.SQL(" ").join(reasons)),
+    )
 
 
 def _has_no_parent(constraint: Any, candidates: Candidates) -> sql.Composable:
