@@ -42,7 +42,9 @@ def make_upsert(make_pipeline: MakePipeline) -> MakeUpsert:
     def make(topic: Topic, version: str | None = None, **changes: Any) -> Pipeline:
         sink = Upsert(f'public."{topic.name}"', key=("id",), version=version)
         value = Json("id int, name text, version int")
-        return make_pipeline(topic, **{"sink": sink, "value": value, "key": Json("id int"), **changes})
+        # A tombstone has no version.
+        key = None if version else Json("id int")
+        return make_pipeline(topic, **{"sink": sink, "value": value, "key": key, **changes})
 
     return make
 

@@ -26,9 +26,9 @@ VALUE = Debezium("id int, name text", version="postgres")
 VERSION = VALUE.position_columns
 
 
-def event(id_: int, position: int | None) -> bytes:
+def event(id_: int, position: int | None, name: str = "at") -> bytes:
     """A change of a row at a position of Postgres's log, or a row of a snapshot without one."""
-    row = {"id": id_, "name": f"at {position}"}
+    row = {"id": id_, "name": f"{name} {position}"}
     source: dict[str, Any] = {
         "connector": "postgresql",
         "snapshot": "false" if position else "true",
@@ -142,7 +142,15 @@ def test_changes_with_one_version_in_two_partitions_are_unordered_if_they_are_th
     database: str, connection: Any, history: bool
 ) -> None:
     first = [event(1, 100), event(2, 100), event(3, 200), event(4, None), event(5, 100), event(5, 200)]
-    second = [event(1, 100), event(2, 200), event(3, 100), event(4, None), event(5, 100)]
+    second = [
+        event(1, 100, "other"),
+        event(2, 200),
+        event(3, 100),
+        event(4, None, "other"),
+        event(5, 100),
+        event(6, 100),  # equal to the last byte
+    ]
+    first.append(event(6, 100))
     count, notes = unordered(database, connection, debezium(history), first, second)
     assert (count, notes) == (
         2,

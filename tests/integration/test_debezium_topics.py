@@ -60,11 +60,11 @@ def test_target_holds_what_the_source_had(world, make_topic, make_pipeline, conn
 def test_events_that_tell_of_no_row_are_counted_and_audited(world, make_topic, make_pipeline):
     topic = make_topic()
     schema = envelope({"id": typed("int32")}, {"lsn": typed("int64"), "sequence": typed("string")})
-    produce(topic, schema, {"id": 1}, lsn=1)
+    produce(topic, schema, {"id": 1}, lsn=1, sequence='["0","1"]')
     heartbeat = {"type": "struct", "fields": [{"type": "int64", "field": "ts_ms"}]}
     for value in ({"schema": heartbeat, "payload": {"ts_ms": 1}}, {"ts_ms": 1}):
         topic.produce(json.dumps(value).encode())
-    produce(topic, schema, {"id": 1}, op="d", lsn=2)
+    produce(topic, schema, {"id": 1}, op="d", lsn=2, sequence='["1","2"]')
     topic.produce(None)
     sink = Upsert(f'public."{topic.name}"', key=("id",), version=("commit_lsn", "lsn"))
     pipeline = make_pipeline(topic, value=Debezium("id int", version="postgres"), sink=sink)

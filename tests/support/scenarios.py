@@ -49,6 +49,11 @@ class SinkKind:
     # Whether a version orders changes, so that a null value, which has none, is a reject.
     versioned: bool = False
 
+    def rejected(self, log: list[LogRecord]) -> list[tuple[int, int]]:
+        """Return partition and offset of the records that must be rejects."""
+        nulls = [each for each in log if self.versioned and each.value is None]
+        return sorted((each.partition, each.offset) for each in [*filter(is_rejected, log), *nulls])
+
 
 KEYED: Final = {"key": Json("id int")}
 MEASURES: Final[dict[str, Any]] = {
@@ -211,9 +216,7 @@ class Play:
         assert len(found) == len(rows)
         assert found == self.kind.expected(log)
         rejected = self.world.rows('select partition, "offset" from exactbatch.rejected_record order by 1, 2')
-        nulls = [each for each in log if self.kind.versioned and each.value is None]
-        refused = [(each.partition, each.offset) for each in [*filter(is_rejected, log), *nulls]]
-        assert rejected == sorted(refused)
+        assert rejected == self.kind.rejected(log)
         # Without its values the log does not tell which record is the latest of its key.
         is_latest = self.pipeline.sink.kept_latest is not None
         audits = audit(self.pipeline, self.world.settings, values=is_latest)

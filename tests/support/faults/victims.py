@@ -37,7 +37,7 @@ from support.batch_runner import BatchRunner
 from support.faults import drivers, forwarders, worker_failpoints
 from support.faults.matrix import BROKER, FORWARDED_SINKS, NO_ANSWER, RESTART, SINKS, Combination
 from support.faults.proxy import Proxy
-from support.reference import LogRecord, Row, appended, is_rejected, read_log
+from support.reference import LogRecord, Row, appended, read_log
 from support.scenarios import COLUMNS, KINDS, PARTITIONS, VALUE, Play, SinkKind
 from support.topics import Topic
 from support.waiting import wait_for
@@ -242,7 +242,7 @@ class Victims:
         if len(found) != len(rows) or found != play.kind.expected(log):
             raise NotExact(f"{combination}: expected the target to be what the log makes it, it differs")
         rejected = play.world.rows('select partition, "offset" from exactbatch.rejected_record order by 1, 2')
-        if rejected != [(each.partition, each.offset) for each in log if is_rejected(each)]:
+        if rejected != play.kind.rejected(log):
             raise NotExact(f"{combination}: expected a reject for each bad record, found {len(rejected)}")
         audits = audit(play.pipeline, play.world.settings)
         if not audits.is_exact or audits.records != len(log):

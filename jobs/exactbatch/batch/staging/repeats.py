@@ -131,6 +131,8 @@ class _Search:
 
     def _rows(self, begin: int, until: int) -> Iterator[tuple[int, bytes, tuple[object, ...]]]:
         """Yield the offset, the digest and the key and position of the rows of each record."""
+        if begin >= until:
+            return
         range_ = replace(self.any_range, from_offset=begin, until_offset=until)
         tasks = stage_tasks(
             self.pipeline, [range_], {}, StagingTables(0, 0), self.settings, 1, self.cluster_id
