@@ -17,6 +17,7 @@ def test_every_part_loses_the_rows_of_refused_values():
         deleted=pa.array([False, True, True, None]),
         unchanged=pa.array([["a"], ["b"], None, ["c"]]),
         truncated=pa.array([None, False, False, True]),
+        written_nulls=pa.array([False, False, False, True]),
     )
     left = without_values(decoded, [(1, "first"), (1, "second")])
     assert left == Decoded(
@@ -27,6 +28,7 @@ def test_every_part_loses_the_rows_of_refused_values():
         deleted=pa.array([False, None]),
         unchanged=pa.array([["a"], ["c"]]),
         truncated=pa.array([None, True]),
+        written_nulls=pa.array([False, False, False, True]),
     )
     assert None not in [getattr(left, field.name) for field in fields(left)]
 
