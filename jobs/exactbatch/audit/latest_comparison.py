@@ -116,7 +116,8 @@ def compare_latest(
 ) -> LatestComparison:
     """Compare rows and markers with the fold, key by key. `latest_first` is the order of changes by version and place.
 
-    A key with a change of the same version in another partition is unordered, and may have either.
+    A key with a change of the same version in another partition is unordered, and may have either, unless they are
+    equal.
     """
     ordered = [*order.key, *order.version]
     image, differ = images_differ(tables.names, "f", "r")
@@ -143,7 +144,8 @@ def compare_latest(
         "or case when r.deleted then {marker_differs} "
         "else {differ} end then 'wrong' else 'right' end "
         "when (f.kafka_topic, f.kafka_partition) <> (r.kafka_topic, r.kafka_partition){version_of_row} "
-        "then 'unordered' "
+        "then case when {has_version} and not f.deleted and not r.deleted and not ({differ}) then 'right' "
+        "else 'unordered' end "
         "when r.{writer} = $1 and exists (select from log where topic = r.kafka_topic "
         "and partition = r.kafka_partition and r.kafka_offset >= first and r.kafka_offset < until) then 'wrong' "
         "when f.deleted is null then 'unknown' "
@@ -181,6 +183,7 @@ def compare_latest(
         place_of_row=column_list(PLACE, of="r"),
         marker_differs=_marker_differs(tables, ordered),
         version_of_row=order.same_version("f", "r"),
+        has_version=sql.Literal(bool(order.version)),
         same_key=order.same_key("f", "r"),
         fold_is_later=sql.SQL(
             "(select {is_fold} from (select true as {is_fold}, {of_fold} union all select false, {of_row}) two "
