@@ -721,7 +721,7 @@ def test_random_changes_give_a_consumer_the_target(make):
         return (
             numbers.randint(0, 9),
             None if deleted else numbers.choice("xyz"),
-            numbers.randint(0, 30),
+            numbers.randint(0, 10**9),  # no two are equal: nothing would order them
             deleted,
         )
 

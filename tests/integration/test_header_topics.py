@@ -172,8 +172,8 @@ def test_events_without_a_row_are_known_to_an_audit(world, make_topic, make_pipe
     topic.produce(avro_body(HEARTBEAT, {"ts_ms": 1}), headers=[(VALUE, header(5))])
     topic.produce(prefix(5) + avro_body(HEARTBEAT, {"ts_ms": 1}))
     topic.produce(event(3, "d"), headers=[(VALUE, header(4))])
-    form = Debezium("id bigint", version="lsn", registry=registry)
-    sink = Upsert(f'public."{topic.name}"', key=("id",), version="lsn")
+    form = Debezium("id bigint", registry=registry)
+    sink = Upsert(f'public."{topic.name}"', key=("id",))
     pipeline = make_pipeline(topic, value=form, sink=sink)
     batch = world.run(pipeline).batch
     assert (batch.records, batch.rows, batch.tombstones) == (13, 11, 2)
