@@ -227,7 +227,7 @@ def rowless_of(
             return RowlessFlattenedEvents(format_.registry, format_.properties, fields, with_nulls=with_nulls)
         case Debezium() as format_:
             return RowlessEvents(format_.registry, format_.properties)
-        case Json(reads_payloads=True):
+        case Json(reads_payloads=True) if with_nulls:
             return EnvelopedNulls()
         case _:
             return None
