@@ -105,6 +105,25 @@ def test_changes_that_a_connector_repeats_do_no_harm(world, load, history):
 
 @HISTORIES
 @pytest.mark.parametrize("in_one_batch", [True, False])
+def test_the_first_transaction_that_a_connector_repeats_has_another_commit_before_it(
+    world, load, history, in_one_batch
+):
+    """None at first; then the position of the last change that it had processed."""
+    pipeline, run = load(history=history)
+    first = [event("r", 1, "a", None, 100, snapshot="last"), event("d", 1, None, None, 110)]
+    second = event("c", 1, "b", 120, 130)
+    if not in_one_batch:
+        run(*first, second)
+        first = []
+    run(*first, second, event("d", 1, None, 100, 110))
+    assert rows(world, pipeline) == [(1, "b")]
+    run(event("d", 1, None, 100, 110), second)
+    assert rows(world, pipeline) == [(1, "b")]
+    assert is_exact(world, pipeline)
+
+
+@HISTORIES
+@pytest.mark.parametrize("in_one_batch", [True, False])
 @pytest.mark.parametrize("op", ["u", "d", "r"])
 def test_positions_that_went_back_are_an_error_until_an_epoch_begins(
     world, load, replays, history, in_one_batch, op

@@ -143,6 +143,8 @@ def test_headers_that_name_schemas_are_read(make_topic, command, tried, tmp_path
         test = (tmp_path / "tests" / "pipelines" / "test_p.py").read_text()
         assert '"__value_schema_id",\n' in test
         monkeypatch.syspath_prepend(str(tmp_path))
+        for name in [name for name in sys.modules if name.partition(".")[0] == "pipelines"]:
+            monkeypatch.delitem(sys.modules, name)  # those of another project
         exec(compile(test, "test_p.py", "exec"), written := {})
         written["test_records_become_rows"]()
         value = written["p"].value

@@ -36,6 +36,12 @@ class ChangeOrder:
         return [name for name in self.version if name not in self.positions]
 
     @property
+    def _own_position(self) -> Sequence[str]:
+        """What a change has each time that it is sent: not the commit before it, which the connector for Postgres
+        first does not know."""
+        return ["lsn"] if "lsn" in self.positions else self.positions
+
+    @property
     def latest_first(self) -> sql.Composable:
         """The order of a key's changes by their version, from ` order by ` on; empty without one."""
         if not self.version:
@@ -93,7 +99,7 @@ class ChangeOrder:
 
     def gone_back(self, changes: sql.Composable) -> sql.Composable:
         """Return a query (topic, partition, offset, key) for changes with a smaller version than an earlier change of
-        their key in the same partition, unless the partition had this version before: a connector that starts again
+        their key in the same partition, unless the partition had the change before: a connector that starts again
         repeats itself."""
         group = column_list([*self.key, "kafka_topic", "kafka_partition", *self._epoch])
         order = sql.SQL(", ").join(map(sql.Identifier, self.positions))
@@ -108,7 +114,7 @@ class ChangeOrder:
             "ranked as (select p.*, dense_rank() over (partition by {group} order by {order}) as {rank} "
             "from positions p join suspects using ({group})), "
             "judged as (select *, max({rank}) over (partition by {group} order by kafka_offset rows between unbounded "
-            "preceding and 1 preceding) as {most}, row_number() over (partition by {group}, {rank} "
+            "preceding and 1 preceding) as {most}, row_number() over (partition by {group}, {own} "
             "order by kafka_offset) as {times} from ranked) "
             "select j.kafka_topic::text, j.kafka_partition::integer, j.kafka_offset::bigint, {shown} from judged j "
             "where {rank} < {most} and {times} = 1"
@@ -120,7 +126,7 @@ class ChangeOrder:
                 sql.SQL("coalesce({0}, 0) as {0}, ").format(sql.Identifier(name)) for name in self._epoch
             ),
             changes=changes,
-            first=sql.Identifier(self.positions[0]),
+            first=sql.Identifier(self._own_position[0]),
             no_position=sql.Literal(_NO_POSITION),
             texts=sql.SQL(", ").join(
                 sql.SQL("{}::text").format(sql.Identifier(name)) for name in self.positions
@@ -135,6 +141,7 @@ class ChangeOrder:
                 sql.SQL(", ").join(_before(number) for number, _ in enumerate(self.positions)),
             ),
             order=order,
+            own=column_list(self._own_position),
             rank=sql.Identifier("exactbatch rank"),
             most=sql.Identifier("exactbatch most"),
             times=sql.Identifier("exactbatch times"),
