@@ -97,10 +97,15 @@ def with_restarts(events: Sequence[Event], chance: random.Random, restarts: int)
 
 
 def _resumed(events: Sequence[Event], start: int, stop: int) -> list[Event]:
-    """Return a run as it is repeated. If no commit was received before, the last change's position takes its place."""
-    last = events[start - 1].source["lsn"] if start > 0 else None
+    """Return a run as it is repeated. If no commit was received before, the last change's position takes its place.
+
+    It stays as it was if a value was left out, which then can be a reject (docs/debezium.md).
+    """
+    run = events[start:stop]
+    leaves_out = any(_OUT in (event.after or {}).values() for event in run)
+    last = events[start - 1].source["lsn"] if start > 0 and not leaves_out else None
     repeated = []
-    for event in events[start:stop]:
+    for event in run:
         first, lsn = json.loads(event.source["sequence"])
         if first is None and event.source["snapshot"] == "false" and last is not None:
             sequence = json.dumps([str(last), lsn], separators=(",", ":"))
