@@ -86,29 +86,33 @@ def _image(row: Decoded, old: Decoded | None = None) -> dict[str, Any]:
 
 def with_restarts(events: Sequence[Event], chance: random.Random, restarts: int) -> list[Event]:
     """Return the events with runs of them repeated: a connector that restarts sends what it had not yet committed."""
+    events = list(events)
     written: list[Event] = []
     until = 0
     for stop in sorted(chance.randrange(1, len(events)) for _ in range(restarts)):
         written += events[until:stop]
         start = chance.randrange(max(0, stop - 40), stop)
-        written += _resumed(events, start, stop)
+        events[start:] = _resumed(events, start)
+        written += events[start:stop]
         until = stop
     return [*written, *events[until:]]
 
 
-def _resumed(events: Sequence[Event], start: int, stop: int) -> list[Event]:
-    """Return a run as it is repeated. If no commit was received before, the last change's position takes its place.
+def _resumed(events: Sequence[Event], start: int) -> list[Event]:
+    """Return the events from a restart on. If no commit was received before, the last change's position takes its place.
 
-    It stays as it was if a value was left out, which then can be a reject (docs/debezium.md).
+    They stay as they were if a value was left out, which then can be a reject (docs/debezium.md).
     """
-    run = events[start:stop]
-    leaves_out = any(_OUT in (event.after or {}).values() for event in run)
-    last = events[start - 1].source["lsn"] if start > 0 and not leaves_out else None
-    repeated = []
-    for event in run:
-        first, lsn = json.loads(event.source["sequence"])
-        if first is None and event.source["snapshot"] == "false" and last is not None:
-            sequence = json.dumps([str(last), lsn], separators=(",", ":"))
-            event = replace(event, source={**event.source, "sequence": sequence})
-        repeated.append(event)
-    return repeated
+    last = events[start - 1].source["lsn"] if start > 0 else None
+    resumed = list(events[start:])
+    of_first = [at for at, event in enumerate(resumed) if _has_no_commit(event)]
+    if last is not None and not any(_OUT in (resumed[at].after or {}).values() for at in of_first):
+        for at in of_first:
+            source = resumed[at].source
+            sequence = json.dumps([str(last), str(source["lsn"])], separators=(",", ":"))
+            resumed[at] = replace(resumed[at], source={**source, "sequence": sequence})
+    return resumed
+
+
+def _has_no_commit(event: Event) -> bool:
+    return event.source["snapshot"] == "false" and event.source["sequence"].startswith("[null")
