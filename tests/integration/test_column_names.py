@@ -141,7 +141,7 @@ def test_keys_and_versions_of_an_upsert_from_which_values_are_left_out(connectio
         key, version = tuple(names[:-4] if kind != "truncates" else names), tuple(names[-4:])
         value = Debezium(", ".join(f'"{name}" int' for name in names) + ", body_of_row text")
         if kind == "truncates":
-            version, value = ("commit_scn", "scn"), replace(value, version="oracle", truncate="apply")
+            version, value = ("commit_lsn", "lsn"), replace(value, version="postgres", truncate="apply")
         sink = Upsert(f"public.t{start}", key=key, version=version, history=kind != "latest only")
         made = Batches(connection, Pipeline(name=f"p{start}", topics=("t",), value=value, sink=sink))
         row, left_out = partial(change, made), "late" if kind == "latest only" else None

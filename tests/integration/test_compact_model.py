@@ -29,7 +29,7 @@ class Change:
     """What the model knows of a change."""
 
     key: int
-    version: tuple[int | None, int | None] | None
+    version: tuple[int, int | None] | None
     name: str | None
     topic: str
     partition: int
@@ -65,7 +65,7 @@ class Model:
         return {each.key: each for each in sorted(changes, key=lambda each: each.order)}
 
     def write(self, partition: int, from_offset: int, until_offset: int) -> list[Change]:
-        """What some program makes of a range: not every record gives a change, and a version may be missing."""
+        """What some program makes of a range: not every record gives a change, and a part of a version may be missing."""
         written = []
         for offset in range(from_offset, until_offset):
             if self.chance.random() < 0.15:
@@ -73,15 +73,16 @@ class Model:
             key = self.chance.randrange(KEYS)
             if not self.versioned:  # then all changes of a key are in one partition
                 key = key * PARTITIONS + partition
-            version = self.version() if self.versioned else None
+            version = self.version(partition) if self.versioned else None
             name = None if self.chance.random() < 0.3 else f"{self.chance.randrange(10**6)}"
             written.append(Change(key, version, name, TOPIC, partition, offset))
         gone = {(TOPIC, partition, offset) for offset in range(from_offset, until_offset)}
         self.changes = [each for each in self.changes if each.place not in gone] + written
         return written
 
-    def version(self) -> tuple[int | None, int | None]:
-        return self.chance.choice([None, *range(4)]), self.chance.choice([None, 0, 1])
+    def version(self, log: int) -> tuple[int, int | None]:
+        """A version that changes of one log share: nothing would order equal ones of two."""
+        return self.chance.randrange(4) * (PARTITIONS + 2) + log, self.chance.choice([None, 0, 1])
 
     def is_below(self, each: Change) -> bool:
         return each.topic == TOPIC and each.offset < self.horizons[each.partition]
@@ -119,9 +120,9 @@ class Target:
         """Changes of the same keys by another pipeline, of a topic before and of one behind this one's."""
         chance, model = self.model.chance, self.model
         written = [
-            Change(key, model.version(), chance.choice([None, "foreign"]), topic, 0, chance.randrange(9))
+            Change(key, model.version(log), chance.choice([None, "foreign"]), topic, 0, chance.randrange(9))
             for key in chance.sample(range(KEYS), 2)
-            for topic in ("a", "z")
+            for log, topic in enumerate(("a", "z"), PARTITIONS)
         ]
         model.changes += written
         with transaction(self.connection) as cursor:

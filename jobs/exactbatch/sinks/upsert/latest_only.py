@@ -28,6 +28,7 @@ from exactbatch.sinks.values.null_safe_groups import column_list
 # The latest staged change of each key and partition, and then of each key.
 _STAGED: Final = sql.Identifier("exactbatch_latest")
 _ROW: Final = sql.Identifier("exactbatch stored row")
+_STORED: Final = sql.Identifier("exactbatch stored")
 # The ranges that a replay processes again, and the batches whose rows and markers it may replace.
 _REPLAYED: Final = sql.Identifier("exactbatch_replayed")
 # The keys and places of all changes that a replay has staged.
@@ -385,15 +386,16 @@ class LatestOnly:
         self._check_behind(cursor, staged, table)
         names = {**self._names, "table": table.identifier}
         changes = sql.SQL(
-            "select {ordered}, {place}, {row}, null::tid as stored from {staged} union all "
+            "select {ordered}, {place}, {row}, null::tid as {stored} from {staged} union all "
             "select {ordered}, {place}, null, ctid from {table} t where kafka_topic is not null "
             "and exists (select from {staged} l where {same_key})"
-        ).format(**names)
+        ).format(stored=_STORED, **names)
         image = sql.SQL(
-            "case when stored is null then (select row({values}, deleted)::text from {staging} where ctid = {row}) "
+            "case when {stored} is null then (select row({values}, deleted)::text from {staging} where ctid = {row}) "
             "else {of_stored} end"
         ).format(
             row=_ROW,
+            stored=_STORED,
             values=sql.SQL(", ").join(cast.expression for cast in casts),
             staging=staged.table,
             of_stored=self._stored_image(casts, table),
@@ -420,7 +422,10 @@ class LatestOnly:
     def _stored_image(self, casts: Sequence[Cast], table: TargetTable) -> sql.Composable:
         """The text of a row, or of a delete that left a marker: unlike any that is staged, if it has other columns."""
         if table is self.markers:
-            return sql.SQL("(select row({names}, true)::text from {markers} t where t.ctid = stored)").format(
+            return sql.SQL(
+                "(select row({names}, true)::text from {markers} t where t.ctid = {stored})"
+            ).format(
+                stored=_STORED,
                 names=sql.SQL(", ").join(
                     sql.Identifier(cast.column.name)
                     if cast.column.name in self.order.ordered
@@ -429,8 +434,8 @@ class LatestOnly:
                 ),
                 markers=table.identifier,
             )
-        return sql.SQL("(select row({names}, false)::text from {target} t where t.ctid = stored)").format(
-            names=column_list(cast.column.name for cast in casts), target=table.identifier
+        return sql.SQL("(select row({names}, false)::text from {target} t where t.ctid = {stored})").format(
+            stored=_STORED, names=column_list(cast.column.name for cast in casts), target=table.identifier
         )
 
     @property

@@ -221,7 +221,7 @@ class UnchangedValues:
         # the key, it ends the search: the value before it was that of another row. Only truncates that are older than
         # the latest change are left to look at.
         older = sql.SQL(
-            "select found.exactbatch_value from (select {versions} c.{column} as exactbatch_value, c.deleted "
+            'select found."exactbatch value" from (select {versions} c.{column} as "exactbatch value", c.deleted '
             "from {change} c where {same_key} and not {is_left_out} and (not c.deleted or {is_retracted}) "
             "order by {latest_first} limit 1) found where not found.deleted{after_truncates}"
         ).format(
@@ -246,8 +246,8 @@ class UnchangedValues:
         )
         cursor.execute(
             sql.SQL(
-                "update {kept} t set {column} = found.exactbatch_value "
-                "from (select k.ctid as row, older.exactbatch_value from {kept} k cross join lateral ({older}) older "
+                'update {kept} t set {column} = found."exactbatch value" '
+                'from (select k.ctid as row, older."exactbatch value" from {kept} k cross join lateral ({older}) older '
                 "where {lacking}) found where t.ctid = found.row"
             ).format(kept=KEPT, column=sql.Identifier(name), older=older, lacking=lacking)
         )
