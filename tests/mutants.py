@@ -3125,7 +3125,7 @@ MUTANTS: Final = (
     Mutant(
         "a change repeats whichever has its key and position",
         "batch/staging/repeats.py",
-        "repr(row).encode()",
+        "repr([row[at] for at in compared]).encode()",
         "repr([row[at] for at in shown]).encode()",
         (f"{_POSITIONS}::test_a_repeat_with_another_value_or_of_a_later_record_is_none",),
     ),

@@ -65,7 +65,7 @@ class Model:
         return {each.key: each for each in sorted(changes, key=lambda each: each.order)}
 
     def write(self, partition: int, from_offset: int, until_offset: int) -> list[Change]:
-        """What some program makes of a range: not every record gives a change, and a part of a version may be missing."""
+        """What some program makes of a range: not every record gives a change, a part of a version may lack."""
         written = []
         for offset in range(from_offset, until_offset):
             if self.chance.random() < 0.15:

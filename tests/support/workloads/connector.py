@@ -99,7 +99,7 @@ def with_restarts(events: Sequence[Event], chance: random.Random, restarts: int)
 
 
 def _resumed(events: Sequence[Event], start: int) -> list[Event]:
-    """Return the events from a restart on. If no commit was received before, the last change's position takes its place.
+    """Return the events from a restart on. Without a commit before it, the last change's position takes its place.
 
     They stay as they were if a value was left out, which then can be a reject (docs/debezium.md).
     """
