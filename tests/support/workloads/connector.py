@@ -115,4 +115,5 @@ def _resumed(events: Sequence[Event], start: int) -> list[Event]:
 
 
 def _has_no_commit(event: Event) -> bool:
-    return event.source["snapshot"] == "false" and event.source["sequence"].startswith("[null")
+    sequence: str = event.source["sequence"]
+    return event.source["snapshot"] == "false" and sequence.startswith("[null")
