@@ -53,11 +53,9 @@ select batch_id, count(*) as ranges, sum(until_offset - from_offset)::bigint as 
 from exactbatch.batch_range where batch_id = any(:batch_ids) group by batch_id;
 
 -- name: reject_reasons
--- The reasons of the first :sample rejects of a pipeline, by frequency, each with its first record and its latest
--- batch. A reason often contains the value, so text in quotes and numbers are left out of the reason of a group.
+-- The kinds of the first :sample rejects of a pipeline, by frequency, each with an example and its latest batch.
 with sample as materialized (
-    select topic, partition, "offset", reason, batch_id,
-           {ReasonKind} as kind
+    select kind, reason, batch_id
     from exactbatch.rejected_record where pipeline = :pipeline
     order by topic_id, partition, "offset" limit :sample
 )
@@ -74,7 +72,7 @@ from (
     order by topic_id, partition, "offset" limit :sample
 ) r
 where :kind::text is null
-   or {ReasonKind} = :kind
+   or kind = :kind
 order by topic_id, partition, "offset" limit :limit;
 
 -- name: rejected_record^
