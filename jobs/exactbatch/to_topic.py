@@ -15,9 +15,7 @@ _NAME_LENGTH: Final = 249
 
 def is_topic_name(text: str) -> bool:
     """True if a topic can have this name."""
-    return (
-        0 < len(text) <= _NAME_LENGTH and _NAME_CHARACTERS.issuperset(text) and text not in (".", "..")
-    )
+    return 0 < len(text) <= _NAME_LENGTH and _NAME_CHARACTERS.issuperset(text) and text not in (".", "..")
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from contextlib import ExitStack, closing
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import distributions
@@ -323,7 +324,7 @@ def databases(connection, database, monkeypatch):
 
 def test_when_postgres_has_restarted_one_request_fails_at_most(connection, databases):
     with ExitStack() as stack:
-        idle = [stack.enter_context(databases.connection("ledger")) for _ in range(3)]
+        idle = [stack.enter_context(databases.connection("ledger", time.monotonic() + 60)) for _ in range(3)]
         pids = [each.info.backend_pid for each in idle]
     with connection.cursor() as cursor:
         cursor.execute("select pg_terminate_backend(pid, 60000) from unnest(%s) pid", (pids,))
@@ -331,7 +332,7 @@ def test_when_postgres_has_restarted_one_request_fails_at_most(connection, datab
     outcomes = []
     for _ in range(4):
         try:
-            with databases.connection("ledger") as read, transaction(read) as cursor:
+            with databases.connection("ledger", time.monotonic() + 60) as read, transaction(read) as cursor:
                 cursor.execute("select 1")
             outcomes.append("answered")
         except PostgresUnavailable:
@@ -339,11 +340,44 @@ def test_when_postgres_has_restarted_one_request_fails_at_most(connection, datab
     assert outcomes == ["failed", "answered", "answered", "answered"]
 
 
+def sleep_often(connection):
+    for _ in range(1000):
+        with transaction(connection) as cursor:
+            cursor.execute("select pg_sleep(0.01)")
+
+
+def sleep_long(connection):
+    with transaction(connection) as cursor:
+        cursor.execute("select pg_sleep(9)")
+
+
+@pytest.mark.parametrize("work", [sleep_often, sleep_long])
+def test_many_short_statements_end_with_the_time_of_their_request_as_a_long_one_does(
+    connection, databases, work
+):
+    began = time.monotonic()
+    with (
+        pytest.raises(
+            PostgresUnavailable, match="the request took longer than a request of the page may take"
+        ),
+        databases.connection("ledger", began + 3) as read,
+    ):
+        work(read)
+    assert 3 <= time.monotonic() - began < 8
+    with (
+        pytest.raises(PostgresUnavailable, match="the request took longer than"),
+        databases.connection("ledger", began + 3) as read,
+    ):
+        work(read)  # it gets no connection any more
+    with databases.connection("ledger", time.monotonic() + 60) as read, transaction(read) as cursor:
+        cursor.execute("select 1")
+
+
 def test_the_page_cannot_write(databases):
     for _ in range(2):
         with (
             pytest.raises(psycopg2.errors.ReadOnlySqlTransaction),
-            databases.connection("ledger") as read,
+            databases.connection("ledger", time.monotonic() + 60) as read,
             read.cursor() as cursor,
         ):
             cursor.execute("delete from exactbatch.batch")
