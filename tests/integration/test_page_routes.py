@@ -2,10 +2,14 @@
 
 import json
 import re
+import threading
 import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import distributions
+from operator import itemgetter
 from types import SimpleNamespace
 from urllib.parse import quote, urljoin
 from uuid import UUID
@@ -381,6 +385,79 @@ def test_the_page_cannot_write(databases):
             read.cursor() as cursor,
         ):
             cursor.execute("delete from exactbatch.batch")
+
+
+@pytest.fixture(scope="module")
+def long_reasons(airflow, stack):
+    """10,000 rejects of the pipeline "failing", each with another reason, as long as a reason can be."""
+    reasons = [f"column id: {n}" + f"'{n}a'b\"" * 100 for n in range(10_000)]
+    with (
+        closing(connect(stack.postgres_dsn, application="tests")) as connection,
+        transaction(connection) as cursor,
+    ):
+        cursor.execute(
+            'insert into exactbatch.rejected_record (pipeline, topic_id, partition, "offset", topic, headers, '
+            "reason, batch_id) select 'failing', %s, 0, n, 'failing', '[]', left(reason, 500), "
+            "(select min(batch_id) from exactbatch.batch where pipeline = 'failing') "
+            "from unnest(%s) with ordinality r (reason, n)",
+            (str(UUID(int=8)), reasons),
+        )
+
+
+def seconds(call):
+    began = time.monotonic()
+    answer = call()
+    return time.monotonic() - began, answer
+
+
+def test_rejects_with_long_reasons_are_grouped_in_a_moment(long_reasons, viewer):
+    path = "/exactbatch/data/pipelines/failing/rejects"
+    took, answer = min((seconds(lambda: viewer.get(path)) for _ in range(5)), key=itemgetter(0))
+    groups = answer.json()["groups"]
+    assert groups[0]["sampled"] == 10_000
+    assert took < 0.3
+    listed = {"kind": groups[0]["kind"]}
+    took, answer = min(
+        (seconds(lambda: viewer.get(f"{path}/list", params=listed)) for _ in range(5)), key=itemgetter(0)
+    )
+    assert answer.json()["rejects"]
+    assert took < 0.3
+
+
+def test_what_many_ask_of_the_page_at_once_leaves_airflow_its_threads(airflow, long_reasons, user):
+    """Each of 45 asks twice: previews that are refused, previews that are not, and rejects."""
+    page = "/exactbatch/data/pipelines"
+    listed = user.get(f"{page}/story/batches", params={"limit": 300}).json()["batches"]
+    ids = [each["batch_id"] for each in listed if each["status"] == "committed"][:30]
+    hostile = (
+        lambda client: client.post(f"{page}/story/preview", json={"batch_ids": ids[:1] * 4000}, headers=OURS),
+        lambda client: client.post(f"{page}/story/preview", json={"batch_ids": ids}, headers=OURS),
+        lambda client: client.get(f"{page}/failing/rejects"),
+    )
+    clients = [(client_of(airflow, "user"), ask) for _ in range(15) for ask in hostile]
+    together = threading.Barrier(len(clients) + 1)
+
+    def ask(client, call):
+        together.wait(60)
+        return [call(client).status_code for _ in range(2)]
+
+    def answer():
+        took, answered = seconds(lambda: user.get("/api/v2/dags"))
+        assert answered.status_code == 200
+        return took
+
+    idle = sorted(answer() for _ in range(20))
+    during = []
+    with ThreadPoolExecutor(len(clients)) as pool:
+        asked = [pool.submit(ask, *each) for each in clients]
+        together.wait(60)
+        while not all(each.done() for each in asked):
+            during.append(answer())
+    statuses = Counter(status for each in asked for status in each.result())
+    print(f"idle {idle[10]:.3f} s, at most {idle[-1]:.3f} s; during, at most {max(during):.3f} s; {statuses}")
+    assert set(statuses) <= {200, 422, 503}, statuses
+    assert statuses[422] + statuses[503] >= 30
+    assert max(during) <= 2 * idle[-1] + 1
 
 
 @pytest.mark.slow

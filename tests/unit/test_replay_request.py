@@ -82,7 +82,7 @@ def test_what_a_list_repeats_counts_once():
 
 @pytest.mark.parametrize(
     ("name", "entries"),
-    [("batch_ids", list(range(101))), ("batch_ids", [1] * 100_000), ("ranges", [RANGE] * 101)],
+    [("batch_ids", list(range(1, 102))), ("batch_ids", [1] * 100_000), ("ranges", [RANGE] * 101)],
 )
 def test_a_run_asks_for_so_many_ranges_or_batches_at_most(name, entries):
     """Airflow's form refuses them, too, before there is a run."""
