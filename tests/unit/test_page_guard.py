@@ -178,8 +178,8 @@ def test_more_requests_than_have_a_turn_wait_without_a_thread_and_are_told_to_co
             assert {each.result().status_code for each in refused} == {503}
             assert {each.result().headers["retry-after"] for each in refused} == {"2"}
             assert {each.result().headers["x-content-type-options"] for each in refused} == {"nosniff"}
-            assert len(refused) == 45 - 8
-            assert len(set(threads)) == len(held) == 8
+            assert len(refused) == 45 - 4
+            assert len(set(threads)) == len(held) == 4
             assert (await client.get("/static/page.js")).status_code == 200
             release.set()
             assert {each.status_code for each in await asyncio.gather(*held)} == {404}

@@ -8,7 +8,7 @@ from typing import Final
 from fastapi import HTTPException
 
 # All routes of the API server that may block share 40 threads, also those that running tasks ask.
-_AT_ONCE: Final = 8
+_AT_ONCE: Final = 4
 _WAIT: Final = 2.0  # seconds for which a request waits for its turn, without a thread
 _AGAIN: Final = "2"  # seconds after which a request that got no turn is to come again
 _TIME: Final = 15.0  # seconds from its turn after which a request begins no statement and waits for none
