@@ -1,7 +1,11 @@
 """What the page refuses before it asks any server, and that each of its answers has the headers."""
 
 import asyncio
+import json
+import shutil
+import subprocess
 import threading
+from pathlib import Path
 
 import httpx
 import pytest
@@ -9,7 +13,7 @@ from airflow.api_fastapi.app import create_auth_manager, purge_cached_app
 from airflow.models.dag import DagModel
 from jwt import InvalidTokenError
 
-from exactbatch.airflow.page import databases, room
+from exactbatch.airflow.page import app, databases, room
 from exactbatch.airflow.page.app import create_app
 from exactbatch.airflow.page.dags import PipelineDag, PipelineDags
 from exactbatch.errors import ConfigurationError
@@ -188,3 +192,39 @@ def test_more_requests_than_have_a_turn_wait_without_a_thread_and_are_told_to_co
             assert {each.status_code for each in await asyncio.gather(*again)} == {404}
 
     asyncio.run(ask_all())
+
+
+def asked(url, *statuses, method="GET"):
+    """The requests that api.js sends until it has an answer, whose statuses are given; time passes at once."""
+    code = """
+        const [url, method, ...statuses] = process.argv.slice(1);
+        const sent = [], waited = [];
+        globalThis.setTimeout = (call, milliseconds) => { waited.push(milliseconds); call(); };
+        globalThis.fetch = async (address) => {
+          sent.push(address);
+          const status = Number(statuses.shift());
+          return { status, ok: status < 300, headers: new Headers({ "Retry-After": "2" }), json: async () => ({}) };
+        };
+        const { pipeline, pipelines } = await import(url);
+        const call = method === "GET" ? pipelines() : pipeline("one").trigger({}, null);
+        const outcome = await call.then(() => "answered", (error) => error.status);
+        console.log(JSON.stringify([outcome, sent.length, waited]));
+    """
+    given = [url, method, *map(str, statuses)]
+    done = subprocess.run(
+        ["node", "--input-type=module", "-e", code, *given], capture_output=True, text=True, check=True
+    )
+    return json.loads(done.stdout)
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node, as the tests in a browser do")
+def test_the_page_asks_again_and_not_at_once_while_all_turns_are_taken(tmp_path):
+    script = tmp_path / "api.mjs"
+    script.write_text((Path(app.__file__).parent / "static" / "api.js").read_text())
+    outcome, sent, waited = asked(script.as_uri(), 503, 503, 200)
+    assert (outcome, sent) == ("answered", 3)
+    assert all(2000 <= each <= 4000 for each in waited)
+    assert asked(script.as_uri(), *[503] * 9)[:2] == [503, 4]
+    assert asked(script.as_uri(), 500, 200)[:2] == [500, 1]
+    # Airflow may have started the run, so it is not asked twice.
+    assert asked(script.as_uri(), 503, 200, method="POST")[:2] == [503, 1]
