@@ -13,6 +13,11 @@ _NAME_CHARACTERS: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQ
 _NAME_LENGTH: Final = 249
 
 
+def is_topic_name(text: str) -> bool:
+    """True if a topic can have this name."""
+    return 0 < len(text) <= _NAME_LENGTH and _NAME_CHARACTERS.issuperset(text) and text not in (".", "..")
+
+
 @dataclass(frozen=True)
 class ToTopic:
     """Forward what each batch commits to `topic`, exactly once for a consumer with isolation.level=read_committed.
@@ -40,12 +45,7 @@ class ToTopic:
 
     def __post_init__(self) -> None:
         check_types(self)
-        if (
-            not self.topic
-            or len(self.topic) > _NAME_LENGTH
-            or not _NAME_CHARACTERS.issuperset(self.topic)
-            or self.topic in (".", "..")
-        ):
+        if not is_topic_name(self.topic):
             raise ConfigurationError(
                 f"ToTopic: expected the name of a topic, 1 to {_NAME_LENGTH} letters, digits, '.', '_' and '-', found "
                 f"{self.topic!r}"

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
@@ -15,12 +16,13 @@ from exactbatch.batch.publishing.publish import _records_of
 from exactbatch.batch.staging.task import Staged
 from exactbatch.columns import Column
 from exactbatch.coverage import Coverage
-from exactbatch.errors import ConfigurationError
+from exactbatch.errors import BatchLost, ConfigurationError
 from exactbatch.ledger import Ledger, registration
 from exactbatch.model import Covered, FoundRecord, LogPartition, Plan, StoredOffset
+from exactbatch.planning.plan_tables import _requests
 from exactbatch.planning.request import ReplayRequest
 from exactbatch.planning.resolve_window import resolve_window
-from exactbatch.planning.situation import BEGINNING, Situation
+from exactbatch.planning.situation import BEGINNING, Situation, ranges_of_batches
 from exactbatch.postgres import connection as connections
 from exactbatch.postgres.connection import transaction
 from exactbatch.sinks import StagedRows
@@ -126,6 +128,22 @@ def test_scattered_ranges_of_replay_are_taken_back_in_few_statements(connection,
         with transaction(connection):
             rows = [(each.from_offset, each.batch_id) for each in ledger.coverage(pipeline)]
         assert rows == [(each, batch_id if each % 2 else 1) for each in range(2 * MANY)]
+
+
+def test_requested_batches_are_looked_up_in_few_statements(connection, few):
+    pipeline = Pipeline(name="s", topics=("t",), value=Json("id int"), sink=Append("public.s"))
+    batches, ledger = Batches(connection, pipeline), Ledger(connection)
+    ids = [batches.run((each,)).batch.batch_id for each in range(40)]
+    with few(), transaction(connection):
+        [asked] = ranges_of_batches(ledger, pipeline, ids)
+    assert (asked.from_offset, asked.until_offset) == (0, 40)
+    member, tables = SimpleNamespace(name="s"), SimpleNamespace(name="tables")
+    with few():
+        found = _requests(connection, tables, [member], {}, ReplayRequest(batch_ids=tuple(ids)))
+    assert found["s"].batch_ids == tuple(ids)
+    for lacking in ([999, *ids], [*ids, 999]):
+        with pytest.raises(BatchLost, match="batch 999 is not in the ledger"), transaction(connection):
+            ranges_of_batches(ledger, pipeline, lacking)
 
 
 def test_counts_of_scattered_ranges_are_found_in_their_order():

@@ -111,6 +111,28 @@ def test_a_ledger_moves_forward_and_keeps_what_it_knows(connection, ledger, tmp_
     assert query(connection, "select name, note from exactbatch.pipeline") == [("flights", "x")]
 
 
+def test_the_kinds_of_rejects_are_found_when_a_ledger_is_upgraded(empty, tmp_path):
+    for version, text in migrations():
+        if version < 20:
+            (tmp_path / f"{version:04d}_old.sql").write_text(text)
+    migrate(empty, tmp_path)
+    reasons = ["column id: 'x1' is not an int", 'column "a": 12 digits', "x" * 300, "it isn't 7"]
+    with transaction(empty) as cursor:
+        cursor.execute("set local session_replication_role = replica")
+        cursor.execute(
+            'insert into exactbatch.rejected_record (pipeline, topic_id, partition, "offset", topic, headers, reason, '
+            "batch_id) select 'p', %s, 0, n, 't', '[]', reason, 1 from unnest(%s) with ordinality r (reason, n)",
+            (str(ID), reasons),
+        )
+    migrate(empty)
+    kinds = query(empty, 'select kind from exactbatch.rejected_record order by "offset"')
+    assert [kind for (kind,) in kinds] == [
+        "column id: … is not an int", "column …: # digits", "x" * 200, "it isn't #"
+    ]  # fmt: skip
+    with pytest.raises(StatementRefused, match="kind"), transaction(empty) as cursor:
+        cursor.execute("update exactbatch.rejected_record set kind = 'other'")
+
+
 def test_a_migration_that_fails_leaves_the_ledger_as_it_was(connection, tmp_path):
     broken = with_another_version(tmp_path, "create table exactbatch.half (); select 1/0;")
     with pytest.raises(StatementRefused, match="division by zero .SQLSTATE 22012."):

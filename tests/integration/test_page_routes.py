@@ -2,9 +2,14 @@
 
 import json
 import re
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import distributions
+from operator import itemgetter
 from types import SimpleNamespace
 from urllib.parse import quote, urljoin
 from uuid import UUID
@@ -323,7 +328,7 @@ def databases(connection, database, monkeypatch):
 
 def test_when_postgres_has_restarted_one_request_fails_at_most(connection, databases):
     with ExitStack() as stack:
-        idle = [stack.enter_context(databases.connection("ledger")) for _ in range(3)]
+        idle = [stack.enter_context(databases.connection("ledger", time.monotonic() + 60)) for _ in range(3)]
         pids = [each.info.backend_pid for each in idle]
     with connection.cursor() as cursor:
         cursor.execute("select pg_terminate_backend(pid, 60000) from unnest(%s) pid", (pids,))
@@ -331,7 +336,7 @@ def test_when_postgres_has_restarted_one_request_fails_at_most(connection, datab
     outcomes = []
     for _ in range(4):
         try:
-            with databases.connection("ledger") as read, transaction(read) as cursor:
+            with databases.connection("ledger", time.monotonic() + 60) as read, transaction(read) as cursor:
                 cursor.execute("select 1")
             outcomes.append("answered")
         except PostgresUnavailable:
@@ -339,14 +344,123 @@ def test_when_postgres_has_restarted_one_request_fails_at_most(connection, datab
     assert outcomes == ["failed", "answered", "answered", "answered"]
 
 
+def sleep_often(connection):
+    for _ in range(1000):
+        with transaction(connection) as cursor:
+            cursor.execute("select pg_sleep(0.01)")
+
+
+def sleep_long(connection):
+    with transaction(connection) as cursor:
+        cursor.execute("select pg_sleep(9)")
+
+
+@pytest.mark.parametrize("work", [sleep_often, sleep_long])
+def test_many_short_statements_end_with_the_time_of_their_request_as_a_long_one_does(
+    connection, databases, work
+):
+    began = time.monotonic()
+    with (
+        pytest.raises(
+            PostgresUnavailable, match="the request took longer than a request of the page may take"
+        ),
+        databases.connection("ledger", began + 3) as read,
+    ):
+        work(read)
+    assert 3 <= time.monotonic() - began < 8
+    with (
+        pytest.raises(PostgresUnavailable, match="the request took longer than"),
+        databases.connection("ledger", began + 3) as read,
+    ):
+        work(read)  # it gets no connection any more
+    with databases.connection("ledger", time.monotonic() + 60) as read, transaction(read) as cursor:
+        cursor.execute("select 1")
+
+
 def test_the_page_cannot_write(databases):
     for _ in range(2):
         with (
             pytest.raises(psycopg2.errors.ReadOnlySqlTransaction),
-            databases.connection("ledger") as read,
+            databases.connection("ledger", time.monotonic() + 60) as read,
             read.cursor() as cursor,
         ):
             cursor.execute("delete from exactbatch.batch")
+
+
+@pytest.fixture(scope="module")
+def long_reasons(airflow, stack):
+    """10,000 rejects of the pipeline "failing", each with another reason, as long as a reason can be."""
+    reasons = [f"column id: {n}" + f"'{n}a'b\"" * 100 for n in range(10_000)]
+    with (
+        closing(connect(stack.postgres_dsn, application="tests")) as connection,
+        transaction(connection) as cursor,
+    ):
+        cursor.execute(
+            'insert into exactbatch.rejected_record (pipeline, topic_id, partition, "offset", topic, headers, '
+            "reason, batch_id) select 'failing', %s, 0, n, 'failing', '[]', left(reason, 500), "
+            "(select min(batch_id) from exactbatch.batch where pipeline = 'failing') "
+            "from unnest(%s) with ordinality r (reason, n)",
+            (str(UUID(int=8)), reasons),
+        )
+
+
+def seconds(call):
+    began = time.monotonic()
+    answer = call()
+    return time.monotonic() - began, answer
+
+
+def test_rejects_with_long_reasons_are_grouped_in_a_moment(long_reasons, viewer):
+    path = "/exactbatch/data/pipelines/failing/rejects"
+    took, answer = min((seconds(lambda: viewer.get(path)) for _ in range(5)), key=itemgetter(0))
+    groups = answer.json()["groups"]
+    assert groups[0]["sampled"] == 10_000
+    assert took < 0.3
+    listed = {"kind": groups[0]["kind"]}
+    took, answer = min(
+        (seconds(lambda: viewer.get(f"{path}/list", params=listed)) for _ in range(5)), key=itemgetter(0)
+    )
+    assert answer.json()["rejects"]
+    assert took < 0.3
+
+
+def test_what_many_ask_of_the_page_at_once_leaves_airflow_its_threads(airflow, long_reasons, user):
+    """They ask for previews that are refused, previews that are not, and rejects."""
+    page = "/exactbatch/data/pipelines"
+    listed = user.get(f"{page}/story/batches", params={"limit": 300}).json()["batches"]
+    ids = [each["batch_id"] for each in listed if each["status"] == "committed"][:30]
+    hostile = (
+        lambda client: client.post(f"{page}/story/preview", json={"batch_ids": ids[:1] * 4000}, headers=OURS),
+        lambda client: client.post(f"{page}/story/preview", json={"batch_ids": ids}, headers=OURS),
+        lambda client: client.get(f"{page}/failing/rejects"),
+    )
+    clients = [client_of(airflow, "user") for _ in range(45)]
+
+    def answer():
+        took, answered = seconds(lambda: user.get("/api/v2/dags"))
+        assert answered.status_code == 200
+        return took
+
+    def meanwhile(*asks):
+        """Airflow's longest answer while 45 ask twice, and how often the page answered with which status."""
+        together = threading.Barrier(len(clients) + 1)
+
+        def ask(number, client):
+            together.wait(60)
+            return [asks[number % len(asks)](client).status_code for _ in range(2)]
+
+        with ThreadPoolExecutor(len(clients)) as pool:
+            asked = [pool.submit(ask, *each) for each in enumerate(clients)]
+            together.wait(60)
+            took = [answer() for _ in iter(lambda: all(each.done() for each in asked), True)]
+        return max(took, default=0), Counter(status for each in asked for status in each.result())
+
+    # What so many connections at once cost, whatever they ask for, is no matter of the page.
+    idle, _ = meanwhile(lambda client: client.get("/exactbatch/static/page.js"))
+    took, statuses = meanwhile(*hostile)
+    assert statuses.keys() <= {200, 422, 503}, statuses
+    assert statuses[422] + statuses[503] >= 30, statuses
+    assert took <= 2 * max(idle, answer()) + 1, (took, idle, statuses)
 
 
 @pytest.mark.slow

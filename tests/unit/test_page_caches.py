@@ -243,7 +243,11 @@ def test_idle_connections_are_closed_also_those_whose_address_has_changed(monkey
 
     def connect(dsn, **_):
         connection = SimpleNamespace(
-            dsn=dsn, closed=False, rollback=lambda: None, set_session=lambda **_: None
+            dsn=dsn,
+            closed=False,
+            rollback=lambda: None,
+            set_session=lambda **_: None,
+            hang_up=lambda: None,
         )
         connection.close = lambda: setattr(connection, "closed", True)
         opened.append(connection)
@@ -257,7 +261,7 @@ def test_idle_connections_are_closed_also_those_whose_address_has_changed(monkey
     pool = databases.Databases()
 
     def use():
-        with pool.connection("ledger") as connection:
+        with pool.connection("ledger", clock.now + 60) as connection:
             return connection
 
     assert use() is use()

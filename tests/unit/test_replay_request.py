@@ -5,8 +5,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from airflow.sdk.exceptions import ParamValidationError
 
-from exactbatch.airflow.parameters import parameters, replay_of
+from exactbatch.airflow.parameters import parameters, replay_of, tables_of
 from exactbatch.errors import ConfigurationError
 from exactbatch.planning.request import ReplayRequest, RequestedRange, parse_range, request_of
 
@@ -45,11 +46,17 @@ def test_ranges_windows_and_batches():
         ({"ranges": [{**RANGE, "offset": 1}]}, "expected each of ranges as {topic, partition,"),
         (
             {"ranges": [{**RANGE, "partition": "one"}]},
-            "expected partition as a whole number of 0 or more, found 'one'",
+            "expected partition as a whole number from 0 to 9223372036854775807, found 'one'",
         ),
         ({"ranges": [{**RANGE, "from_offset": True}]}, "expected from_offset as a whole number"),
-        ({"ranges": [{**RANGE, "topic": 3}]}, "expected the topic of a range as text, found 3"),
-        ({"batch_ids": ["-1"]}, "expected a batch id as a whole number of 0 or more, found '-1'"),
+        (
+            {"ranges": [{**RANGE, "topic": 3}]},
+            "expected the topic of a range as the name of a topic, found 3",
+        ),
+        (
+            {"batch_ids": ["-1"]},
+            "expected a batch id as a whole number from 0 to 9223372036854775807, found '-1'",
+        ),
         ({"end": END}, "found only end"),
         ({"start": "yesterday", "end": END}, "expected start as an ISO 8601 time such as"),
         ({"start": START, "end": "9999-12-31T23:59:59-05:00"}, "expected end as an ISO 8601 time"),
@@ -66,6 +73,44 @@ def test_a_mistake_is_told(given, said):
     with pytest.raises(ConfigurationError) as caught:
         request_of(given)
     assert said in str(caught.value)
+
+
+def test_what_a_list_repeats_counts_once():
+    assert request_of({"batch_ids": [3, 1, "3", 1]}).batch_ids == (3, 1)
+    assert len(request_of({"ranges": [RANGE, RANGE]}).ranges) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "entries"),
+    [("batch_ids", list(range(1, 102))), ("batch_ids", [1] * 100_000), ("ranges", [RANGE] * 101)],
+)
+def test_a_run_asks_for_so_many_ranges_or_batches_at_most(name, entries):
+    """Airflow's form refuses them, too, before there is a run."""
+    with pytest.raises(
+        ConfigurationError, match=rf"expected at most 100 {name}, found {len(entries):,}\. Replay a"
+    ):
+        replay_of(run("manual", {name: entries}, hours=None), {})
+    parameters()[name].resolve(entries[:100])
+    with pytest.raises(ParamValidationError, match="is too long"):
+        parameters()[name].resolve(entries)
+
+
+def test_of_a_large_or_deep_value_a_message_shows_the_beginning():
+    deep: Any = 1
+    for _ in range(900):
+        deep = {"a": [deep]}
+    for value in ("x" * 10**6, ["x" * 10**6] * 90, {"x" * 10**6: 1}, deep, "\ud800\0", 10**4000):
+        with pytest.raises(ConfigurationError) as refused:
+            request_of({"batch_ids": [value]})
+        assert len(str(refused.value)) < 320
+        assert str(refused.value).isprintable()
+    for text in ("t:0:1-" + "9" * 5000, "t:" + "9" * 5000 + ":1-2"):
+        with pytest.raises(ConfigurationError, match="expected a range as"):
+            parse_range(text)
+
+
+def test_tables_that_a_run_names_twice_count_once():
+    assert tables_of(run(conf={"tables": ["b", "a", "b"]}), {}) == ["b", "a"]
 
 
 def test_a_range_of_the_command_line():

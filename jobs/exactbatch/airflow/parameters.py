@@ -2,14 +2,12 @@
 
 import logging
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from airflow.sdk import Param
 
 from exactbatch.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from exactbatch.planning.request import ReplayRequest
+from exactbatch.planning.request import MOST_ENTRIES, ReplayRequest, request_of, shown
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +45,7 @@ def parameters() -> dict[str, Param]:
             [],
             type="array",
             items={"type": "integer", "minimum": 1},
+            maxItems=MOST_ENTRIES,
             title="Batch ids",
             description_md="Committed batches whose exact ranges to process again, for example `[17, 18]`. "
             "The page *Browse → Pipelines* and `exactbatch batches` list them.",
@@ -70,6 +69,7 @@ def parameters() -> dict[str, Param]:
                 "required": ["topic", "partition", "from_offset", "until_offset"],
                 "additionalProperties": False,
             },
+            maxItems=MOST_ENTRIES,
             section=_SECTION,
         ),
         "available_only": Param(
@@ -104,12 +104,12 @@ def tables_of(dag_run: Any, params: Any) -> list[str]:
     given = {**dict(params), **(dag_run.conf or {})}.get(TABLES) or []
     if not isinstance(given, list | tuple) or not all(isinstance(table, str) for table in given):
         raise ConfigurationError(
-            f"expected {TABLES} as a list of names, such as ['customers'], found {given!r}"
+            f"expected {TABLES} as a list of names, such as ['customers'], found {shown(given)}"
         )
-    return list(given)
+    return list(dict.fromkeys(given))
 
 
-def replay_of(dag_run: Any, params: Any, others: Collection[str] = ()) -> "ReplayRequest | None":
+def replay_of(dag_run: Any, params: Any, others: Collection[str] = ()) -> ReplayRequest | None:
     """Return the replay that a run requests: a backfill its data interval, any other run what its parameters name.
 
     Airflow accepts keys without a parameter and does not check times; this function checks both. `others` are the
@@ -117,8 +117,6 @@ def replay_of(dag_run: Any, params: Any, others: Collection[str] = ()) -> "Repla
 
     Raises ConfigurationError.
     """
-    from exactbatch.planning.request import request_of
-
     given = {**dict(params), **(dag_run.conf or {})}
     given = {
         name: value

@@ -47,6 +47,12 @@ class Batches(OnConnection):
             )
         return read_row(Batch, row)
 
+    def batches_by_id(self, batch_ids: Sequence[int]) -> list[Batch]:
+        """Return batches in the order of the IDs, with one statement for all. Raises what batch() raises."""
+        rows = _QUERIES.get_batches(self._connection, batch_ids=list(batch_ids))
+        found = {batch.batch_id: batch for batch in read_rows(Batch, rows)}
+        return [found[batch_id] if batch_id in found else self.batch(batch_id) for batch_id in batch_ids]
+
     def _check_primary(self, batch_id: int) -> None:
         if _QUERIES.is_standby(self._connection):
             raise PostgresUnavailable(
@@ -137,7 +143,14 @@ class Batches(OnConnection):
 
     def committed_ranges(self, batch_id: int) -> tuple[OffsetRange, ...]:
         """Return the committed ranges of a batch: all or none, or some of them with commit="partition"."""
-        return tuple(read_rows(OffsetRange, _QUERIES.committed_ranges(self._connection, batch_id=batch_id)))
+        return self.committed_ranges_of([batch_id])[batch_id]
+
+    def committed_ranges_of(self, batch_ids: Sequence[int]) -> dict[int, tuple[OffsetRange, ...]]:
+        """Return what committed_ranges() does of each of the batches, by ID, with one statement for all."""
+        found: dict[int, list[OffsetRange]] = {batch_id: [] for batch_id in batch_ids}
+        for batch_id, *range_ in _QUERIES.committed_ranges(self._connection, batch_ids=list(batch_ids)):
+            found[batch_id].append(OffsetRange(*range_))
+        return {batch_id: tuple(ranges) for batch_id, ranges in found.items()}
 
     def uncommitted_ranges(self, batch_id: int) -> tuple[OffsetRange, ...]:
         """Return the ranges of a batch that are not committed."""

@@ -14,17 +14,14 @@ from exactbatch.postgres.connection import Connection
 
 Row = TypeVar("Row")
 
-# In a query, the name of a class in braces stands for the columns that are its fields, and the other names here for
-# these expressions.
+# In a query, the name of a class in braces stands for the columns that are its fields, and "Covered" for these
+# expressions.
 _COLUMNS: Final = {
     row.__name__: ", ".join(field.name for field in fields(row))
     for row in (Batch, Definition, JoinedTopic, OffsetRange, Stream)
 } | {
     "Covered": "c.topic, c.topic_id, c.partition, lower(c.offsets) as from_offset, "
     "upper(c.offsets) as until_offset, c.kind, c.batch_id, c.newest_batch_id",
-    # A reason without what differs from record to record: text in quotes, and numbers.
-    "ReasonKind": "regexp_replace(regexp_replace(left(reason, 2000), "
-    r"""'''[^'']*''|"[^"]*"', '…', 'g'), '\d+', '#', 'g')""",
 }
 
 

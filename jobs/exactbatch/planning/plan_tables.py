@@ -251,7 +251,7 @@ def _requests(
             found[name] = replace(request, ranges=(*ranges, range_))
         return found
     with transaction(connection):
-        batches = [Ledger(connection).batch(batch_id) for batch_id in request.batch_ids]
+        batches = Ledger(connection).batches_by_id(request.batch_ids)
     for batch in batches:
         if batch.pipeline in unmade:
             raise unmade[batch.pipeline]

@@ -4,13 +4,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
+from reprlib import Repr
 from typing import Any, Final
 
 from exactbatch.errors import ConfigurationError, Place
 from exactbatch.offsets import TopicPartition
+from exactbatch.to_topic import is_topic_name
 
 _UNITS: Final = {"d": timedelta(days=1), "h": timedelta(hours=1), "m": timedelta(minutes=1)}
 _DIGITS: Final = 5  # 99999 days ago is still a date
+_LARGEST: Final = 2**63 - 1  # the largest bigint
+_SHOWN: Final = 200  # characters of a value in a message
+# What somebody sends may be large or deeply nested: only its beginning is looked at.
+_REPR: Final = Repr()
+_REPR.maxstring = _REPR.maxother = _SHOWN
+_REPR.maxdict = 6
+MOST_ENTRIES: Final = 100  # of ranges and of batch_ids in one request
 _RANGE_KEYS: Final = ("topic", "partition", "from_offset", "until_offset")
 PARAMETERS: Final = ("ranges", "start", "end", "batch_ids", "available_only")
 
@@ -82,7 +91,7 @@ def request_of(parameters: Mapping[str, Any]) -> ReplayRequest | None:
 
     Keys: `ranges`, a list of {topic, partition, from_offset, until_offset}; `start` and `end`, ISO 8601, in UTC
     unless they have a UTC offset; `batch_ids`, a list of numbers; `available_only`, true or false. Empty and null
-    values count as not given.
+    values count as not given. A list has at most 100 entries; those that it repeats count once.
 
     Raises ConfigurationError for anything else.
     """
@@ -90,7 +99,7 @@ def request_of(parameters: Mapping[str, Any]) -> ReplayRequest | None:
         if name not in PARAMETERS:
             similar = get_close_matches(name, PARAMETERS, n=1)
             raise ConfigurationError(
-                f"expected the parameters {', '.join(PARAMETERS)}, found {name!r}"
+                f"expected the parameters {', '.join(PARAMETERS)}, found {shown(name)}"
                 + (f": did you mean {similar[0]!r}?" if similar else "")
             )
     start, end = parameters.get("start"), parameters.get("end")
@@ -100,9 +109,11 @@ def request_of(parameters: Mapping[str, Any]) -> ReplayRequest | None:
         )
     available_only = parameters.get("available_only") or False
     if not isinstance(available_only, bool):
-        raise ConfigurationError(f"expected available_only as true or false, found {available_only!r}")
-    ranges = tuple(map(_range, _list(parameters, "ranges")))
-    batch_ids = tuple(_whole_number(batch_id, "a batch id") for batch_id in _list(parameters, "batch_ids"))
+        raise ConfigurationError(f"expected available_only as true or false, found {shown(available_only)}")
+    ranges = tuple(dict.fromkeys(map(_range, _list(parameters, "ranges"))))
+    batch_ids = tuple(
+        dict.fromkeys(_whole_number(each, "a batch id") for each in _list(parameters, "batch_ids"))
+    )
     if not (ranges or start or batch_ids):
         if available_only:
             raise ConfigurationError(
@@ -132,8 +143,14 @@ def parse_time(text: Any, name: str) -> datetime:
         return (time if time.tzinfo else time.replace(tzinfo=UTC)).astimezone(UTC)
     except (TypeError, ValueError, OverflowError):
         raise ConfigurationError(
-            f"expected {name} as an ISO 8601 time such as 2026-11-21T08:00:00Z, found {text!r}"
+            f"expected {name} as an ISO 8601 time such as 2026-11-21T08:00:00Z, found {shown(text)}"
         ) from None
+
+
+def shown(value: Any) -> str:
+    """Return a value that somebody has sent as a message shows it: at most 200 characters, all of them printable."""
+    text = _REPR.repr(value)
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
 
 
 def parse_age(text: str) -> timedelta:
@@ -151,7 +168,7 @@ def parse_range(text: str) -> RequestedRange:
     topic, *rest = text.rsplit(":", 2)
     if len(rest) == 2:
         partition, (from_offset, dash, until_offset) = rest[0], rest[1].partition("-")
-        if topic and dash and all(map(str.isdecimal, (partition, from_offset, until_offset))):
+        if topic and dash and all(map(_is_number, (partition, from_offset, until_offset))):
             return RequestedRange(topic, int(partition), int(from_offset), int(until_offset))
     raise ConfigurationError(
         f"expected a range as topic:partition:from-until, until exclusive, for example flights:0:100-200; found "
@@ -162,7 +179,7 @@ def parse_range(text: str) -> RequestedRange:
 def parse_place(text: str) -> RequestedRange:
     """Parse a record written `topic:partition:offset`, as in "flights:0:100". Raises ConfigurationError."""
     topic, *rest = text.rsplit(":", 2)
-    if len(rest) == 2 and topic and all(map(str.isdecimal, rest)):
+    if len(rest) == 2 and topic and all(map(_is_number, rest)):
         partition, offset = map(int, rest)
         return RequestedRange(topic, partition, offset, offset + 1)
     raise ConfigurationError(
@@ -173,24 +190,37 @@ def parse_place(text: str) -> RequestedRange:
 def _range(value: Any) -> RequestedRange:
     if not isinstance(value, Mapping) or set(value) != set(_RANGE_KEYS):
         raise ConfigurationError(
-            f"expected each of ranges as {{{', '.join(_RANGE_KEYS)}}}, found "
-            f"{dict(value) if isinstance(value, Mapping) else value!r}"
+            f"expected each of ranges as {{{', '.join(_RANGE_KEYS)}}}, found {shown(value)}"
         )
-    if not isinstance(value["topic"], str):
-        raise ConfigurationError(f"expected the topic of a range as text, found {value['topic']!r}")
+    if not isinstance(value["topic"], str) or not is_topic_name(value["topic"]):
+        raise ConfigurationError(
+            f"expected the topic of a range as the name of a topic, found {shown(value['topic'])}"
+        )
     return RequestedRange(value["topic"], *(_whole_number(value[name], name) for name in _RANGE_KEYS[1:]))
 
 
 def _list(parameters: Mapping[str, Any], name: str) -> Sequence[Any]:
     value = parameters.get(name) or []
     if not isinstance(value, list | tuple):
-        raise ConfigurationError(f"expected {name} as a list, found {value!r}")
+        raise ConfigurationError(f"expected {name} as a list, found {shown(value)}")
+    if len(value) > MOST_ENTRIES:
+        raise ConfigurationError(
+            f"expected at most {MOST_ENTRIES} {name}, found {len(value):,}. Replay a time window (start and end), join "
+            f"adjacent ranges, or start several replays."
+        )
     return value
 
 
 def _whole_number(value: Any, name: str) -> int:
-    """Parse a whole number of 0 or more, which Airflow's form may send as text."""
-    text = str(value).strip()
-    if isinstance(value, bool) or not text.isdecimal():
-        raise ConfigurationError(f"expected {name} as a whole number of 0 or more, found {value!r}")
-    return int(text)
+    """Parse a whole number from 0 to the largest bigint, which Airflow's form may send as text."""
+    number = int(value) if isinstance(value, str) and _is_number(value.strip()) else value
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= _LARGEST:
+        raise ConfigurationError(
+            f"expected {name} as a whole number from 0 to {_LARGEST}, found {shown(value)}"
+        )
+    return number
+
+
+def _is_number(text: str) -> bool:
+    """True for digits, and not for more of them than a bigint has, which int() may refuse to read."""
+    return text.isdecimal() and len(text) <= len(str(_LARGEST))

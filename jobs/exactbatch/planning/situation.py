@@ -103,11 +103,13 @@ def ranges_of_batches(
 ) -> tuple[RequestedRange, ...]:
     """Return the committed ranges of the batches. Raises ReplayRefused for one without any."""
     ranges: list[OffsetRange] = []
-    for batch_id in batch_ids:
-        batch = ledger.batch(batch_id)
-        # With commit="partition", some ranges of a superseded batch may be committed.
-        committed = ledger.committed_ranges(batch_id)
-        if batch.pipeline == pipeline.name and ledger.folded_batches(pipeline, [batch_id]):
+    batches = ledger.batches_by_id(batch_ids)
+    # With commit="partition", some ranges of a superseded batch may be committed.
+    committed_of = ledger.committed_ranges_of(batch_ids)
+    folded = ledger.folded_batches(pipeline, batch_ids)
+    for batch in batches:
+        batch_id, committed = batch.batch_id, committed_of[batch.batch_id]
+        if batch_id in folded:
             raise ReplayRefused(
                 f"batch {batch_id}: exactbatch prune has folded it, so its ranges are not known any more. Replay by "
                 f"offsets (--range) or by time (--start, --end) instead.",

@@ -77,15 +77,15 @@ class Connection(psycopg2.extensions.connection):
             if self.answer_timeout is None:
                 yield
             else:
-                with deadlines.within(self.answer_timeout, self._hang_up):
+                with deadlines.within(self.answer_timeout, self.hang_up):
                     yield
         except psycopg2.DatabaseError as error:
             if type(error) is psycopg2.DatabaseError and error.pgcode is None:
                 raise psycopg2.OperationalError(str(error)) from error
             raise
 
-    def _hang_up(self) -> None:
-        """Wake libpq, which waits on its socket in another thread: it sees the end of the stream at once.
+    def hang_up(self) -> None:
+        """Wake libpq, which may wait on its socket in another thread: it sees the end of the stream at once.
 
         A duplicate of the file descriptor is closed here, and the socket only shut down: libpq owns it.
         """

@@ -4,15 +4,15 @@ It writes nothing. A replay is started by the browser, which asks Airflow's own 
 in one function; what they answer is in the modules beside this one.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib import resources
 from typing import Annotated, Any, Final
 from uuid import UUID
 
-from fastapi import Body, FastAPI, HTTPException, Query, Request, Response
-from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi import APIRouter, Body, Depends, FastAPI, HTTPException, Query, Response
+from fastapi.responses import JSONResponse
 
 from exactbatch.airflow.connections import kafka_properties
 from exactbatch.airflow.page.access import (
@@ -31,8 +31,10 @@ from exactbatch.airflow.page.airflow_connections import airflow_connection, erro
 from exactbatch.airflow.page.brokers import Brokers, LogState
 from exactbatch.airflow.page.dags import PipelineDag, PipelineDags, task_times
 from exactbatch.airflow.page.databases import Databases
+from exactbatch.airflow.page.guard import GuardedApp, refusal
 from exactbatch.airflow.page.members import with_members
 from exactbatch.airflow.page.past_ends import PastEnds
+from exactbatch.airflow.page.room import Room
 from exactbatch.airflow.page.views import (
     batch_view,
     overview_view,
@@ -42,7 +44,7 @@ from exactbatch.airflow.page.views import (
     record_view,
     strip_view,
 )
-from exactbatch.errors import ExactbatchError, NotRegistered
+from exactbatch.errors import ConfigurationError, NotRegistered
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger
 from exactbatch.ledger.overview import OverviewRows, Position
@@ -55,14 +57,6 @@ from exactbatch.postgres.connection import transaction
 
 _STATIC: Final = resources.files("exactbatch.airflow.page") / "static"
 _TYPES: Final = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
-_HEADERS: Final = {
-    # Only files of this page run and are shown; only pages of the same Airflow embed it.
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'self'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "same-origin",
-    "Cache-Control": "no-store",
-}
 _RECORD_BYTES: Final = 20_000  # of a rejected record's value that are sent
 # Lag over the last day, as far as the newest batches reach back.
 _LAG_EVERY, _LAG_POINTS, _LAG_BATCHES = 1800, 48, 600  # seconds, points, batches
@@ -73,18 +67,12 @@ Offset = Annotated[int, Query(ge=0, le=_MOST)]
 
 def create_app() -> FastAPI:
     """Return the application."""
-    app = FastAPI(title="exactbatch", docs_url=None, redoc_url=None, openapi_url=None)
+    app = GuardedApp(title="exactbatch", docs_url=None, redoc_url=None, openapi_url=None)
+    turn = Depends(Room(), scope="function")  # ends before the answer is sent, however slowly it is read
+    EndsAt = Annotated[float, turn]
+    data = APIRouter(prefix="/data/pipelines", dependencies=[turn])
+    files = {file.name: file.read_bytes() for file in _STATIC.iterdir() if file.is_file()}
     dags, databases, brokers, past_ends = PipelineDags(), Databases(), Brokers(), PastEnds()
-
-    @app.middleware("http")
-    async def add_headers(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
-        response = await call_next(request)
-        response.headers.update(_HEADERS)
-        return response
-
-    @app.exception_handler(ExactbatchError)
-    def refuse(request: Request, error: Exception) -> JSONResponse:  # noqa: ARG001
-        return JSONResponse({"error": type(error).__name__, "message": str(error)}, status_code=409)
 
     def dag_of(dag_id: str) -> PipelineDag:
         found = dags.find([dag_id])
@@ -120,15 +108,18 @@ def create_app() -> FastAPI:
         return brokers.state(dag.kafka)
 
     @app.get("/", dependencies=[SignedIn])
-    def page() -> Response:
-        return _file("index.html")
+    async def page() -> Response:
+        return await static("index.html")
 
+    # Needs no thread: also while every turn is taken, the page loads, and tries again by itself.
     @app.get("/static/{name}", dependencies=[SignedIn])
-    def static(name: str) -> Response:
-        return _file(name)
+    async def static(name: str) -> Response:
+        if name not in files:
+            raise HTTPException(404, "not found")
+        return Response(files[name], media_type=_TYPES.get(name[name.rfind(".") :], "text/plain"))
 
-    @app.get("/data/pipelines")
-    def pipelines(user: User) -> JSONResponse:
+    @data.get("")
+    def pipelines(user: User, ends_at: EndsAt) -> JSONResponse:
         found = dags.find(readable_dags(user))
         seen = with_readable_runs(user, [dag.dag_id for dag in found])
         found = [dag for dag in found if dag.dag_id in seen]
@@ -139,7 +130,7 @@ def create_app() -> FastAPI:
         for conn_id in sorted({dag.postgres for dag in found}):
             of_database = [dag for dag in found if dag.postgres == conn_id]
             try:
-                with databases.connection(conn_id) as connection:
+                with databases.connection(conn_id, ends_at) as connection:
                     of_database = with_members(connection, of_database, owners)
                     summaries |= load_summaries(connection, [dag.pipeline for dag in of_database])
             except Exception as error:
@@ -164,10 +155,10 @@ def create_app() -> FastAPI:
                 row["error"] = _hidden(row)
         return JSONResponse({"pipelines": rows, "now": now.isoformat()})
 
-    @app.get("/data/pipelines/{dag_id}", dependencies=[MaySee])
-    def pipeline(dag_id: str, user: User) -> JSONResponse:
+    @data.get("/{dag_id}", dependencies=[MaySee])
+    def pipeline(dag_id: str, user: User, ends_at: EndsAt) -> JSONResponse:
         dag, may, now = dag_of(dag_id), allowed(user, dag_id), datetime.now(UTC)
-        with databases.connection(dag.postgres) as connection:
+        with databases.connection(dag.postgres, ends_at) as connection:
             summary = summary_of(connection, dag_id)
             with transaction(connection):
                 forwarding = load_forwarding(Ledger(connection), dag_id)
@@ -177,17 +168,18 @@ def create_app() -> FastAPI:
             view["error"] = _hidden(view)
         return JSONResponse({**view, "may": may, "now": now.isoformat()})
 
-    @app.get("/data/pipelines/{dag_id}/strips", dependencies=[MaySee])
+    @data.get("/{dag_id}/strips", dependencies=[MaySee])
     def strips(
         dag_id: str,
+        ends_at: EndsAt,
         first: Offset | None = None,
         until: Offset | None = None,
         steps: Annotated[int, Query(ge=1, le=2000)] = 300,
-        skip: Annotated[int, Query(ge=0)] = 0,
+        skip: Offset = 0,
         partitions: Annotated[int, Query(ge=1, le=50)] = 20,
     ) -> JSONResponse:
         dag = dag_of(dag_id)
-        with databases.connection(dag.postgres) as connection:
+        with databases.connection(dag.postgres, ends_at) as connection:
             summary = summary_of(connection, dag_id, batches=0)
             positions = summary.positions
             places = partition_views(positions, watched(dag, summary))
@@ -207,16 +199,17 @@ def create_app() -> FastAPI:
             }
         )
 
-    @app.get("/data/pipelines/{dag_id}/gaps", dependencies=[MaySee])
+    @data.get("/{dag_id}/gaps", dependencies=[MaySee])
     def gaps(
         dag_id: str,
-        skip: Annotated[int, Query(ge=0)] = 0,
+        ends_at: EndsAt,
+        skip: Offset = 0,
         partitions: Annotated[int, Query(ge=1, le=50)] = 20,
         first: Offset = 0,
     ) -> JSONResponse:
         """Some rows at a time: `next` is where the next request goes on, with fewer partitions to skip and look at."""
         dag = dag_of(dag_id)
-        with databases.connection(dag.postgres) as connection:
+        with databases.connection(dag.postgres, ends_at) as connection:
             with transaction(connection):
                 positions = OverviewRows(connection).positions([dag_id])[skip : skip + partitions]
             found = look_for_gaps(connection, dag_id, positions, first=first)
@@ -236,15 +229,16 @@ def create_app() -> FastAPI:
             }
         )
 
-    @app.get("/data/pipelines/{dag_id}/batches", dependencies=[MaySee])
+    @data.get("/{dag_id}/batches", dependencies=[MaySee])
     def batches(
         dag_id: str,
         user: User,
+        ends_at: EndsAt,
         before: Offset = _MOST,
         limit: Annotated[int, Query(ge=1, le=300)] = 50,
     ) -> JSONResponse:
         dag, may = dag_of(dag_id), allowed(user, dag_id)
-        with databases.connection(dag.postgres) as connection, transaction(connection):
+        with databases.connection(dag.postgres, ends_at) as connection, transaction(connection):
             listed = OverviewRows(connection).page_of_batches(dag_id, before=before, limit=limit)
         run_ids = sorted({each.batch.run_id for each in listed if each.batch.run_id})
         times = task_times(dag_id, run_ids)
@@ -257,10 +251,10 @@ def create_app() -> FastAPI:
             }
         )
 
-    @app.get("/data/pipelines/{dag_id}/lag", dependencies=[MaySee])
-    def lag(dag_id: str) -> JSONResponse:
+    @data.get("/{dag_id}/lag", dependencies=[MaySee])
+    def lag(dag_id: str, ends_at: EndsAt) -> JSONResponse:
         dag, now = dag_of(dag_id), datetime.now(UTC)
-        with databases.connection(dag.postgres) as connection:
+        with databases.connection(dag.postgres, ends_at) as connection:
             summary = summary_of(connection, dag_id, batches=0)
             with transaction(connection):
                 newest = OverviewRows(connection).page_of_batches(dag_id, before=_MOST, limit=_LAG_BATCHES)
@@ -278,32 +272,35 @@ def create_app() -> FastAPI:
             points.append((now.timestamp(), total_lag(positions, logs, state.taken_at).records))
         return JSONResponse({"series": [[at for at, _ in points], [records for _, records in points]]})
 
-    @app.get("/data/pipelines/{dag_id}/rejects", dependencies=[MaySee, MayReadLogs])
-    def rejects(dag_id: str) -> JSONResponse:
+    @data.get("/{dag_id}/rejects", dependencies=[MaySee, MayReadLogs])
+    def rejects(dag_id: str, ends_at: EndsAt) -> JSONResponse:
         dag = dag_of(dag_id)
-        with databases.connection(dag.postgres) as connection, transaction(connection):
+        with databases.connection(dag.postgres, ends_at) as connection, transaction(connection):
             groups = OverviewRows(connection).reject_reasons(dag_id, limit=50)
         return JSONResponse({"groups": list(map(asdict, groups))})
 
-    @app.get("/data/pipelines/{dag_id}/rejects/list", dependencies=[MaySee, MayReadLogs])
+    @data.get("/{dag_id}/rejects/list", dependencies=[MaySee, MayReadLogs])
     def rejects_of_kind(
         dag_id: str,
+        ends_at: EndsAt,
         kind: str | None = None,
         topic_id: UUID = UUID(int=0),  # noqa: B008 - immutable
-        partition: int = -1,
-        offset: int = -1,
+        partition: Annotated[int, Query(ge=-1, le=_MOST)] = -1,
+        offset: Annotated[int, Query(ge=-1, le=_MOST)] = -1,
     ) -> JSONResponse:
         dag = dag_of(dag_id)
-        with databases.connection(dag.postgres) as connection, transaction(connection):
+        with databases.connection(dag.postgres, ends_at) as connection, transaction(connection):
             rows = OverviewRows(connection).rejects_of_kind(
                 dag_id, kind, after=(topic_id, partition, offset), limit=100
             )
         return JSONResponse({"rejects": [{**asdict(row), "topic_id": str(row.topic_id)} for row in rows]})
 
-    @app.get("/data/pipelines/{dag_id}/rejects/record", dependencies=[MaySee, MayReadLogs, MayEdit])
-    def rejected_record(dag_id: str, topic_id: UUID, partition: int, offset: int) -> JSONResponse:
+    @data.get("/{dag_id}/rejects/record", dependencies=[MaySee, MayReadLogs, MayEdit])
+    def rejected_record(
+        dag_id: str, ends_at: EndsAt, topic_id: UUID, partition: Offset, offset: Offset
+    ) -> JSONResponse:
         dag = dag_of(dag_id)
-        with databases.connection(dag.postgres) as connection, transaction(connection):
+        with databases.connection(dag.postgres, ends_at) as connection, transaction(connection):
             record = OverviewRows(connection).rejected_record(
                 dag_id, topic_id, partition, offset, limit=_RECORD_BYTES
             )
@@ -311,13 +308,18 @@ def create_app() -> FastAPI:
             raise HTTPException(404, "no such reject: a replay may have replaced it")
         return JSONResponse(record_view(record))
 
-    @app.post("/data/pipelines/{dag_id}/preview", dependencies=[MaySee, MayTrigger])
-    def preview(dag_id: str, _: SameOrigin, conf: Annotated[dict[str, Any], Body()]) -> JSONResponse:
+    @data.post("/{dag_id}/preview", dependencies=[MaySee, MayTrigger])
+    def preview(
+        dag_id: str, ends_at: EndsAt, _: SameOrigin, conf: Annotated[dict[str, Any], Body()]
+    ) -> JSONResponse:
         dag = dag_of(dag_id)
-        request = request_of(conf)
+        try:
+            request = request_of(conf)
+        except ConfigurationError as error:
+            return refusal(422, type(error).__name__, str(error))
         if request is None or request.window is not None:
             raise HTTPException(422, "give ranges or batch_ids")
-        with databases.connection(dag.postgres) as connection:
+        with databases.connection(dag.postgres, ends_at) as connection:
             definition = summary_of(connection, dag_id).definition
             broker = KafkaBroker(kafka_properties(airflow_connection(dag.kafka)), settle=0)
             found = preview_registered(
@@ -325,6 +327,7 @@ def create_app() -> FastAPI:
             )
             return JSONResponse(preview_view(found, definition))
 
+    app.include_router(data)
     return app
 
 
@@ -344,12 +347,3 @@ def _scale(
     begin = min(starts) if first is None else first
     end = max(ends) if until is None else until
     return begin, max(end, begin + 1)
-
-
-def _file(name: str) -> Response:
-    """Return a static file. Raises an HTTP error 404 for any other name than that of a file of the folder."""
-    for file in _STATIC.iterdir():
-        if file.name == name and file.is_file():
-            suffix = name[name.rfind(".") :]
-            return Response(file.read_bytes(), media_type=_TYPES.get(suffix, "text/plain"))
-    return PlainTextResponse("not found", status_code=404)

@@ -10,13 +10,22 @@ import psycopg2
 
 from exactbatch.airflow.connections import postgres_dsn
 from exactbatch.airflow.page.airflow_connections import airflow_connection
+from exactbatch.errors import PostgresUnavailable
 from exactbatch.ledger import check_schema
 from exactbatch.postgres.connection import Connection, connect
+from exactbatch.postgres.deadlines import deadlines
 
 _TIMEOUT: Final = 5.0  # seconds until Postgres must answer a connection
 _STATEMENT_TIMEOUT: Final = 10.0  # seconds
 _IDLE: Final = 60.0  # seconds for which an idle connection is kept
 _SPARE: Final = 4  # idle connections to one database
+
+
+def _time_is_over() -> PostgresUnavailable:
+    return PostgresUnavailable(
+        "the request took longer than a request of the page may take, so its connection to Postgres was closed. Ask "
+        "again later, or for less: fewer offsets, or fewer batches."
+    )
 
 
 class Databases:
@@ -27,15 +36,18 @@ class Databases:
         self._idle: dict[str, list[tuple[float, Connection]]] = {}
 
     @contextmanager
-    def connection(self, conn_id: str) -> Iterator[Connection]:
+    def connection(self, conn_id: str, ends_at: float) -> Iterator[Connection]:
         """Yield a connection that only reads, and whose statements may take ten seconds.
 
-        It is kept for the next request.
+        It is kept for the next request. At `ends_at`, a time of the monotonic clock, it is closed, whatever it does
+        then: many short statements end as one long one does.
 
         Raises ConfigurationError for an incomplete connection, NotRegistered without a ledger of this version, and
-        PostgresUnavailable.
+        PostgresUnavailable, also at `ends_at`.
         """
         dsn = postgres_dsn(airflow_connection(conn_id))
+        if (left := ends_at - time.monotonic()) <= 0:
+            raise _time_is_over()
         connection = self._take(dsn)
         if connection is None:
             connection = connect(
@@ -49,8 +61,12 @@ class Databases:
                 connection.close()
                 raise
         try:
-            yield connection
-        except BaseException:
+            with deadlines.within(left, connection.hang_up):
+                yield connection
+        except BaseException as error:
+            if isinstance(error, PostgresUnavailable) and time.monotonic() >= ends_at:
+                connection.close()
+                raise _time_is_over() from error
             if connection.closed:
                 self._close_idle(dsn)
             connection.close()

@@ -5,6 +5,11 @@
 select {Batch}
 from exactbatch.batch where batch_id = :batch_id;
 
+-- name: get_batches
+-- Some batches.
+select {Batch}
+from exactbatch.batch where batch_id = any(:batch_ids::bigint[]);
+
 -- name: lock_batch^
 -- One batch, locked until this transaction ends.
 select {Batch}
@@ -92,10 +97,10 @@ from exactbatch.batch_range where batch_id = :batch_id
 order by topic, partition, from_offset;
 
 -- name: committed_ranges
--- The committed ranges of a batch: all or none, or some of them with commit="partition".
-select {OffsetRange}
+-- The committed ranges of some batches: all or none of a batch, or some of them with commit="partition".
+select batch_id, {OffsetRange}
 from exactbatch.batch_range r join exactbatch.batch b using (batch_id)
-where r.batch_id = :batch_id and (b.status = 'committed' or r.records is not null)
+where r.batch_id = any(:batch_ids::bigint[]) and (b.status = 'committed' or r.records is not null)
 order by topic, partition, from_offset;
 
 -- name: partly_committed

@@ -53,17 +53,26 @@ select batch_id, count(*) as ranges, sum(until_offset - from_offset)::bigint as 
 from exactbatch.batch_range where batch_id = any(:batch_ids) group by batch_id;
 
 -- name: reject_reasons
--- The reasons of the first :sample rejects of a pipeline, by frequency, each with its first record and its latest
--- batch. A reason often contains the value, so text in quotes and numbers are left out of the reason of a group.
+-- The kinds of the first :sample rejects of a pipeline, by frequency, each with the reason of its first record and its
+-- latest batch. Reasons may be long, so only those that are shown are read, and compared byte by byte.
 with sample as materialized (
-    select topic, partition, "offset", reason, batch_id,
-           {ReasonKind} as kind
+    select topic_id, partition, "offset", kind, batch_id,
+           row_number() over (order by topic_id, partition, "offset") as number
     from exactbatch.rejected_record where pipeline = :pipeline
     order by topic_id, partition, "offset" limit :sample
+), groups as (
+    select kind, count(*) as records, max(batch_id) as newest_batch_id, min(number) as first,
+           sum(count(*)) over ()::bigint as sampled
+    from sample group by kind order by count(*) desc, kind collate "C" limit :limit
 )
-select kind, count(*) as records, min(reason) as example, max(batch_id) as newest_batch_id,
-       (select count(*) from sample) as sampled
-from sample group by kind order by count(*) desc, kind limit :limit;
+select g.kind, g.records, r.reason as example, g.newest_batch_id, g.sampled
+from groups g join sample s on s.number = g.first
+-- With `offset 0`, Postgres looks each of them up, instead of reading all rejects.
+cross join lateral (
+    select reason from exactbatch.rejected_record
+    where pipeline = :pipeline and topic_id = s.topic_id and partition = s.partition and "offset" = s."offset" offset 0
+) r
+order by g.records desc, g.kind collate "C";
 
 -- name: rejects_of_kind
 -- The first rejects of a group of reasons after a record, without their contents.
@@ -74,7 +83,7 @@ from (
     order by topic_id, partition, "offset" limit :sample
 ) r
 where :kind::text is null
-   or {ReasonKind} = :kind
+   or kind = :kind
 order by topic_id, partition, "offset" limit :limit;
 
 -- name: rejected_record^

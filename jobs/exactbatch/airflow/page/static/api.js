@@ -8,12 +8,20 @@ export class Refused extends Error {
   }
 }
 
-async function ask(url, options = {}) {
+const TRIES = 4;
+
+/** Ask for JSON. The page's own routes write nothing: while all their turns are taken (503), ask again, not all at once. */
+async function ask(url, options = {}, tries = url.startsWith("data/") ? TRIES : 1) {
   let answer;
   try {
     answer = await fetch(url, { credentials: "same-origin", ...options });
   } catch {
     throw new Refused(0, "Airflow does not answer. The page tries again by itself.");
+  }
+  if (answer.status === 503 && tries > 1) {
+    const seconds = Number(answer.headers.get("Retry-After")) || 2;
+    await new Promise((resolve) => setTimeout(resolve, (1 + Math.random()) * seconds * 1000));
+    return ask(url, options, tries - 1);
   }
   const body = await answer.json().catch(() => null);
   if (answer.ok) return body;
