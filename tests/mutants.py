@@ -888,15 +888,15 @@ MUTANTS: Final = (
     Mutant(
         "tables of live launches are dropped",
         "batch/staging/staging_tables.py",
-        "        if ledger.try_lock_launch(launch):\n",
-        "        if ledger.try_lock_launch(launch) or True:\n",
+        "        except psycopg2.errors.LockNotAvailable:\n            return True\n",
+        "        except psycopg2.errors.LockNotAvailable:\n            return False\n",
         (f"{_BATCH}::test_leftovers_of_dead_launch_are_dropped_and_those_of_live_one_never",),
     ),
     Mutant(
         "a launch is no transaction that stays open",
         "batch/staging/staging_tables.py",
-        "    ledger.try_lock_launch(launch)\n    with",
-        "    ledger.try_lock_launch(launch)\n    lock_connection.commit()\n    with",
+        '            cursor.execute("set local idle_in_transaction_session_timeout to 0")\n',
+        "            lock_connection.commit()\n",
         (f"{_SETTINGS}::test_launch_holds_up_no_vacuum_and_is_not_ended_while_it_says_nothing",),
     ),
     Mutant(
@@ -1219,7 +1219,7 @@ MUTANTS: Final = (
     Mutant(
         "two pipelines create the index of their changes at the same time",
         "sinks/upsert/change_index.py",
-        "\"select pg_try_advisory_xact_lock(hashtextextended('exactbatch index ' || %s, 0))\"",
+        "\"select exactbatch.try_lock('index of ' || %s)\"",
         "\"select %s <> ''\"",
         (f"{_CREATED}::test_two_pipelines_write_their_first_changes_at_the_same_time",),
     ),

@@ -192,7 +192,9 @@ def _begin_launch(connection: Connection, lock_connection: Connection, tables: S
             create_rejects(cursor, tables)
         with clear_errors(lock_connection), lock_connection.cursor() as cursor:
             try:
-                cursor.execute(sql.SQL("lock table {} in access share mode").format(identifier(tables.rejects)))
+                cursor.execute(
+                    sql.SQL("lock table {} in access share mode").format(identifier(tables.rejects))
+                )
             except psycopg2.errors.UndefinedTable:
                 lock_connection.rollback()  # another launch took it for a leftover before it was locked
                 continue
