@@ -1,5 +1,6 @@
 """What code of a target's owner, and a login for some pipelines, can do to the rows of other pipelines: nothing."""
 
+import re
 from contextlib import closing
 from typing import Any
 
@@ -187,7 +188,9 @@ def mal(topic: Any, **changes: Any) -> Pipeline:
 
 def give_to_mallory(deployment: Deployment, kind: str) -> None:
     deployment.execute(
-        "alter table shop.mal owner to test_mallory; "
+        "do $$ declare part regclass; begin for part in select relid from pg_partition_tree('shop.mal') "
+        "union select 'shop.mal'::regclass loop "
+        "execute format('alter table %s owner to test_mallory', part); end loop; end $$; "
         "grant select, insert, update, delete on shop.mal to exactbatch_job"
     )
     deployment.execute(f"{evil('null')}; {KINDS[kind]}", "mallory")
@@ -368,9 +371,21 @@ def test_a_login_without_rights_holds_up_no_batch_and_one_that_does_is_named(sho
             with pytest.raises(PostgresUnavailable) as caught, transaction(job) as own:
                 target.lock(own)
             named = f"login test_job (pid {holder.info.backend_pid}, application somebody's session)"
-            assert f"the lock shop.mal is held by {named}" in str(caught.value)
+            assert f"the lock shop.mal is held by {named} (SQLSTATE 55P03)" in str(caught.value)
+            mallory.rollback()
+            cursor.execute("select pg_advisory_unlock_all()")
+            held.execute("select exactbatch.take_lock('shop.mal')")
+            with closing(psycopg2.connect(dsn)) as another, transaction(job) as own:
+                another.cursor().execute("select exactbatch.take_lock('shop.another')")
+                with pytest.raises(
+                    psycopg2.errors.LockNotAvailable, match=re.escape(f"is held by {named}\n")
+                ):
+                    target.lock(own)
+                job.rollback()
             with transaction(job) as own:
-                own.execute("select exactbatch.try_lock('shop.mal'), exactbatch.try_lock('shop.other')")
+                own.execute(
+                    "select exactbatch.try_lock('shop.mal'), exactbatch.try_lock('shop.other') as other"
+                )
                 assert tuple(own.fetchone()) == (False, True)
 
 
@@ -405,6 +420,7 @@ def test_doctor_names_whose_code_runs_as_the_jobs_login(shop, topic):
             "pipelines"
         ]
         shop.execute(role.format(taken) if taken else "revoke trigger on shop.mal from test_mallory")
+    shop.execute("grant usage, create on schema shop to test_mallory")
     shop.execute(evil("null"), "mallory")
     shop.execute("alter table shop.mal add check (shop.evil())")
     assert "'test_mallory' owns function shop.evil()" in found()[0]

@@ -124,15 +124,20 @@ begin
     -- It excludes nobody: it shows others which session has the row.
     perform pg_try_advisory_xact_lock_shared(key);
 exception when lock_not_available then
-    select string_agg(format('login %s (pid %s, application %s)', a.usename, a.pid, a.application_name), ', ')
+    -- Anybody may prevent that advisory lock; then all sessions that have a named lock come into question.
+    with sessions as (
+        select distinct l.pid, exists (
+            select from pg_locks a where a.pid = l.pid and a.locktype = 'advisory' and a.granted and a.objsubid = 1
+              and a.mode = 'ShareLock' and (a.classid::bigint << 32 | a.objid::bigint) = key) as has_it
+        from pg_locks l
+        where l.relation = 'exactbatch.named_lock'::regclass and l.granted and l.pid <> pg_backend_pid()
+    )
+    select string_agg(format('login %s (pid %s, application %s)', a.usename, a.pid, a.application_name), ' or ')
     into holders
-    from pg_locks l join pg_stat_activity a using (pid)
-    where l.locktype = 'advisory' and l.granted and l.mode = 'ShareLock' and l.objsubid = 1
-      and (l.classid::bigint << 32 | l.objid::bigint) = key
-      and exists (select from pg_locks r where r.pid = l.pid and r.granted
-                  and r.relation = 'exactbatch.named_lock'::regclass);
+    from sessions s join pg_stat_activity a using (pid)
+    where s.has_it or not exists (select from sessions where has_it);
     raise lock_not_available using message =
-        format('the lock %s is held by %s', take_lock.name, coalesce(holders, 'another session'));
+        format('the lock %s is held by %s', take_lock.name, coalesce(holders, 'a session that has ended'));
 end $$;
 comment on function exactbatch.take_lock is
     'Locks a name until the transaction ends. If lock_timeout passes, the error names the login, the process and the application that have the lock.';
