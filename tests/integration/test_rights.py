@@ -277,6 +277,10 @@ def test_a_login_for_some_pipelines_writes_no_row_of_others(spark, confined, top
         ConfigurationError, match="this login is for other pipelines: login test_job may not write"
     ):
         run(spark, confined, other)
+    with pytest.raises(psycopg2.DatabaseError, match="rows of pipeline "):  # of a stream that is still to come
+        confined.execute(
+            "insert into exactbatch.outbox (stream_id, sequence, batch_id, change) values (99, 1, 1, 'row')", "job"
+        )
     # A member of Tables is registered by the plan in which it joins.
     insert = "insert into exactbatch.pipeline (name, target, sink, lineage) values ('{}', 'shop.{}', 'append', 'record')"
     assert confined.execute(insert.format("mall.a", "a"), "job") == 1
@@ -430,3 +434,20 @@ def test_doctor_names_whose_code_runs_as_the_jobs_login(shop, topic):
     shop.execute("alter table shop.mal owner to test_mallory")
     shop.execute("insert into exactbatch.login_pipeline values ('test_job', 'mal')")
     assert found() == []
+
+
+def test_whatever_the_job_writes_is_checked(shop):
+    """A table of a later migration, too."""
+    written = query(
+        shop,
+        "select c.relname, p.privilege from pg_class c, unnest(array['insert', 'update', 'delete']) p (privilege) "
+        "where c.relnamespace = 'exactbatch'::regnamespace and c.relkind = 'r' and (has_table_privilege('exactbatch_job', "
+        "c.oid, p.privilege) or p.privilege <> 'delete' and has_any_column_privilege('exactbatch_job', c.oid, "
+        "p.privilege)) order by 1, 2",
+    )
+    checked = query(
+        shop,
+        "select tgrelid::regclass::text, tgname from pg_trigger where tgfoid = 'exactbatch.check_writer'::regproc "
+        "and tgenabled = 'O'",
+    )
+    assert {(f"exactbatch.{table}", f"writer_{privilege}s") for table, privilege in written} <= set(checked)

@@ -55,8 +55,9 @@ begin
         select array_agg(distinct b.pipeline) into names
         from (select distinct w.batch_id from written w) w join exactbatch.batch b using (batch_id);
     elsif tg_table_name = 'outbox' then
-        select array_agg(distinct f.pipeline) into names
-        from (select distinct w.stream_id from written w) w join exactbatch.forward f using (stream_id);
+        -- Results of a stream that does not exist belong to no pipeline, and a later stream may get its number.
+        select array_agg(distinct coalesce(f.pipeline, '')) into names
+        from (select distinct w.stream_id from written w) w left join exactbatch.forward f using (stream_id);
     else
         select array_agg(distinct w.pipeline) into names from written w;
     end if;
