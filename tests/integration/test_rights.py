@@ -277,15 +277,18 @@ def test_a_login_for_some_pipelines_writes_no_row_of_others(spark, confined, top
         ConfigurationError, match="this login is for other pipelines: login test_job may not write"
     ):
         run(spark, confined, other)
-    with pytest.raises(psycopg2.DatabaseError, match="rows of pipeline "):  # of a stream that is still to come
+    with pytest.raises(
+        psycopg2.DatabaseError, match="rows of pipeline "
+    ):  # of a stream that is still to come
         confined.execute(
-            "insert into exactbatch.outbox (stream_id, sequence, batch_id, change) values (99, 1, 1, 'row')", "job"
+            "insert into exactbatch.outbox (stream_id, sequence, batch_id, change) values (99, 1, 1, 'row')",
+            "job",
         )
     # A member of Tables is registered by the plan in which it joins.
-    insert = "insert into exactbatch.pipeline (name, target, sink, lineage) values ('{}', 'shop.{}', 'append', 'record')"
-    assert confined.execute(insert.format("mall.a", "a"), "job") == 1
+    insert = "insert into exactbatch.pipeline (name, target, sink, lineage) values ('{}', 'x.x', 'append', 'record')"
+    assert confined.execute(insert.format("mall.a"), "job") == 1
     with pytest.raises(psycopg2.DatabaseError, match="rows of pipeline malls"):
-        confined.execute(insert.format("malls", "b"), "job")
+        confined.execute(insert.format("malls"), "job")
     with pytest.raises(psycopg2.errors.InsufficientPrivilege):
         confined.execute("delete from exactbatch.login_pipeline", "job")
 
@@ -441,9 +444,9 @@ def test_whatever_the_job_writes_is_checked(shop):
     written = query(
         shop,
         "select c.relname, p.privilege from pg_class c, unnest(array['insert', 'update', 'delete']) p (privilege) "
-        "where c.relnamespace = 'exactbatch'::regnamespace and c.relkind = 'r' and (has_table_privilege('exactbatch_job', "
-        "c.oid, p.privilege) or p.privilege <> 'delete' and has_any_column_privilege('exactbatch_job', c.oid, "
-        "p.privilege)) order by 1, 2",
+        "where c.relnamespace = 'exactbatch'::regnamespace and c.relkind = 'r' "
+        "and (has_table_privilege('exactbatch_job', c.oid, p.privilege) "
+        "or p.privilege <> 'delete' and has_any_column_privilege('exactbatch_job', c.oid, p.privilege)) order by 1, 2",
     )
     checked = query(
         shop,
