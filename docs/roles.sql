@@ -7,6 +7,10 @@
 --   exactbatch_reporter  reads the views for dashboards (docs/dashboards.md), and no table: no contents of records
 --
 -- These roles cannot log in. Create logins as members: create role airflow login password '…' in role exactbatch_job;
+-- A login of exactbatch_job writes all pipelines. For one that writes some only, with the tables of Tables of such a name:
+--   create role shop_job login password '…' in role exactbatch_job;
+--   insert into exactbatch.login_pipeline values ('shop_job', 'orders'), ('shop_job', 'invoices');
+-- Code of whoever owns a target runs as the job's login: give the pipelines of each owner a login (docs/security.md).
 --
 -- This script grants nothing on targets. Grant on their schemas and tables:
 --   to exactbatch_job     usage on the schema, and create if it is to create missing targets there;
@@ -87,4 +91,9 @@ begin
     grant update (clear_number, planned_at), delete on exactbatch.empty_run to exactbatch_job;
     -- A replay retracts what its ranges had produced.
     grant delete on exactbatch.coverage, exactbatch.rejected_record to exactbatch_job;
+    -- Functions are executable by everybody who may use the schema, unless this is revoked.
+    revoke execute on all functions in schema exactbatch from public;
+    grant execute on function exactbatch.take_lock(text), exactbatch.try_lock(text),
+        exactbatch.bind_transaction(text) to exactbatch_job;
+    grant execute on function exactbatch.log_key(text, uuid, integer) to exactbatch_job, exactbatch_reader;
 end $$;

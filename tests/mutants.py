@@ -28,6 +28,7 @@ _TIMEOUT_S: Final = 1200
 _OPTIONS: Final = "-p", "no:cacheprovider", "-m", "not slow", "--hypothesis-profile", "unshrunk"
 _BATCH: Final = "tests/integration/test_batch.py"
 _MOVING: Final = "tests/integration/test_moving_values.py"
+_RIGHTS: Final = "tests/integration/test_rights.py"
 _CREATED: Final = "tests/integration/test_created_together.py"
 _WRITES: Final = "tests/integration/test_target_writes.py"
 _AGGREGATE: Final = "tests/integration/test_aggregate.py"
@@ -886,17 +887,68 @@ MUTANTS: Final = (
         (f"{_BATCH}::test_topic_created_again_while_it_is_read_gives_no_rows",),
     ),
     Mutant(
+        "code of a target writes rows of other pipelines when a batch is published",
+        "batch/publishing/publish.py",
+        "        ledger.bind(pipeline)\n",
+        "",
+        (f"{_RIGHTS}::test_code_of_a_targets_owner_reaches_no_other_pipeline[trigger]",),
+    ),
+    Mutant(
+        "code of a target writes rows of other pipelines when a range is committed",
+        "batch/by_partition/range_copy.py",
+        "    one_row(cursor, BIND_TRANSACTION, (task.pipeline.name,))\n",
+        "",
+        (f"{_RIGHTS}::test_nor_does_it_where_executors_copy_into_the_target",),
+    ),
+    Mutant(
+        "code of a target writes rows of other pipelines when a partition is staged",
+        "batch/staging/stage_partition.py",
+        "        query(BIND_TRANSACTION, (task.pipeline,))\n",
+        "",
+        (f"{_RIGHTS}::test_nor_does_it_where_executors_copy_into_the_target",),
+    ),
+    Mutant(
+        "a bound transaction writes rows of any pipeline",
+        "ledger/migrations/0021_rights.sql",
+        "from unnest(names) name where name <> bound limit 1;",
+        "from unnest(names) name where false limit 1;",
+        (f"{_RIGHTS}::test_code_of_a_targets_owner_reaches_no_other_pipeline[trigger]",),
+    ),
+    Mutant(
+        "a transaction is bound again to another pipeline",
+        "ledger/migrations/0021_rights.sql",
+        "    elsif bound <> bind_transaction.pipeline then\n",
+        "    elsif bound <> bind_transaction.pipeline then\n"
+        "        update exactbatch.bound_transaction b set pipeline = bind_transaction.pipeline\n"
+        "        where b.xid = pg_current_xact_id() and b.begun_at = now();\n        return;\n",
+        (f"{_RIGHTS}::test_code_of_a_targets_owner_reaches_no_other_pipeline[trigger]",),
+    ),
+    Mutant(
+        "a login for some pipelines writes all",
+        "ledger/migrations/0021_rights.sql",
+        "    where exists (select from exactbatch.login_pipeline l where l.login = session_user)\n",
+        "    where false\n",
+        (f"{_RIGHTS}::test_a_login_for_some_pipelines_writes_no_row_of_others",),
+    ),
+    Mutant(
+        "a login without rights holds a lock of the ledger",
+        "sinks/tables/target.py",
+        '"select exactbatch.take_lock(%s)", (".".join(self.name),)',
+        '"select pg_advisory_xact_lock(hashtextextended(%s, 0))", (".".join(self.name),)',
+        (f"{_RIGHTS}::test_a_login_without_rights_holds_up_no_batch_and_one_that_does_is_named",),
+    ),
+    Mutant(
         "tables of live launches are dropped",
         "batch/staging/staging_tables.py",
-        "        if ledger.try_lock_launch(launch):\n",
-        "        if ledger.try_lock_launch(launch) or True:\n",
+        "        except psycopg2.errors.LockNotAvailable:\n            return True\n",
+        "        except psycopg2.errors.LockNotAvailable:\n            return False\n",
         (f"{_BATCH}::test_leftovers_of_dead_launch_are_dropped_and_those_of_live_one_never",),
     ),
     Mutant(
         "a launch is no transaction that stays open",
         "batch/staging/staging_tables.py",
-        "    ledger.try_lock_launch(launch)\n    with",
-        "    ledger.try_lock_launch(launch)\n    lock_connection.commit()\n    with",
+        '            cursor.execute("set local idle_in_transaction_session_timeout to 0")\n',
+        "            lock_connection.commit()\n",
         (f"{_SETTINGS}::test_launch_holds_up_no_vacuum_and_is_not_ended_while_it_says_nothing",),
     ),
     Mutant(
@@ -1219,7 +1271,7 @@ MUTANTS: Final = (
     Mutant(
         "two pipelines create the index of their changes at the same time",
         "sinks/upsert/change_index.py",
-        "\"select pg_try_advisory_xact_lock(hashtextextended('exactbatch index ' || %s, 0))\"",
+        "\"select exactbatch.try_lock('index of ' || %s)\"",
         "\"select %s <> ''\"",
         (f"{_CREATED}::test_two_pipelines_write_their_first_changes_at_the_same_time",),
     ),
@@ -2423,7 +2475,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "the past can be given to another pipeline by hand",
-        "ledger/migrations/0010_growth.sql",
+        "ledger/migrations/0021_rights.sql",
         " and pg_trigger_depth() > 1 then",
         " then",
         (f"{_RENAMING}::test_nobody_moves_the_past_to_another_pipeline_by_hand",),
@@ -3374,8 +3426,8 @@ MUTANTS: Final = (
     Mutant(
         "a later attempt copies a piece that is in the table",
         "batch/staging/stage_partition.py",
-        "    if earlier is None:\n        staged = copied()",
-        "    if True:\n        staged = copied()",
+        "    if earlier is None:\n        query(",
+        "    if True:\n        query(",
         (f"{_BY_BATCH}::test_a_late_attempt_reads_nothing",),
     ),
     Mutant(

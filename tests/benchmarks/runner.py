@@ -83,8 +83,10 @@ class Servers:
         with self._cursor() as cursor:
             for suffix in ("", *way.derived) if way.target else ():
                 cursor.execute(f"drop table if exists {way.target}{suffix}")
+            cursor.execute("set session_replication_role to replica")
             for table in ("coverage", "stored_offset", "batch_range", "rejected_record", "batch"):
                 cursor.execute(f"truncate exactbatch.{table} cascade")
+            cursor.execute("reset session_replication_role")
             cursor.execute("checkpoint")
         if way.target and way.is_prepared and not way.derived:
             with (

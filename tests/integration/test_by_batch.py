@@ -199,7 +199,7 @@ def piece_of(world: BatchRunner, pipeline: Pipeline, batch_id: int) -> tuple[Par
         create_rejects(cursor, tables)
         staged_pieces.create_partition(cursor, tables, staging)
     [task, *_] = stage_tasks(pipeline, ranges, {}, tables, world.settings, 2)
-    return PartitionTask(task, staging.columns), tables
+    return PartitionTask(task, staging.columns, pipeline.name), tables
 
 
 @pytest.fixture(params=["off", "1"])

@@ -187,7 +187,7 @@ def test_an_unknown_pipeline_is_told_which_there_are(connection, ledger):
     assert "pipeline 'flihgts' is not in the ledger of database" in str(caught.value)
     assert "which has flights. If this is the right database, run `exactbatch init`" in str(caught.value)
     with transaction(connection) as cursor:
-        cursor.execute("truncate exactbatch.pipeline cascade")
+        cursor.execute("set local session_replication_role to replica; truncate exactbatch.pipeline cascade")
     with transaction(connection), pytest.raises(NotRegistered, match="which has no pipeline at all"):
         ledger.lock(pipeline())
 

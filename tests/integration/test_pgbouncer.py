@@ -140,11 +140,12 @@ def staging(connection: Any) -> set[str]:
 
 
 def locks(connection: Any) -> list[Any]:
-    """Advisory locks that any session holds in the test's database."""
+    """Locks that any other session holds on staging tables of the test's database."""
     with transaction(connection) as cursor:
         cursor.execute(
             "select l.* from pg_locks l join pg_database d on d.oid = l.database "
-            "where locktype = 'advisory' and datname = current_database()"
+            "where datname = current_database() and l.pid <> pg_backend_pid() "
+            "and l.relation in (select oid from pg_class where relnamespace = 'exactbatch_staging'::regnamespace)"
         )
         return list(cursor.fetchall())
 

@@ -236,6 +236,7 @@ def _stage_and_publish(launch: _Launch, *, may_attach: bool) -> Published:
 def _prepare_target(cursor: Cursor, launch: _Launch, columns: Sequence[Column]) -> None:
     """Create or check the target, and forget what it holds of topics that the pipeline no longer loads."""
     pipeline, batch, ledger = launch.pipeline, launch.batch, Ledger(launch.connection)
+    ledger.bind(pipeline)
     check_results_exist(cursor, ledger, pipeline, batch)
     pipeline.sink.prepare(cursor, columns, evolve=pipeline.evolve)
     check_expressions(cursor, pipeline.name, columns, pipeline.checks)
@@ -345,6 +346,7 @@ def _stage_partition(
     close_partition(connection, pipeline, tables)
     failpoint("job.after_close")
     with transaction(connection) as cursor:
+        Ledger(connection).bind(pipeline)
         staging.complete(cursor, identifier(tables.partition))
     return staged
 
@@ -446,12 +448,14 @@ def _check_rejects(launch: _Launch, tables: StagingTables, staged: StagedBatch, 
 def _process_ranges(launch: _Launch) -> Published:
     """Commit each range that is not committed yet, on the executors, and then the batch."""
     pipeline, batch, connection = launch.pipeline, launch.batch, launch.connection
+    ledger = Ledger(connection)
     with transaction(connection) as cursor:
-        check_results_exist(cursor, Ledger(connection), pipeline, batch)
+        ledger.bind(pipeline)
+        check_results_exist(cursor, ledger, pipeline, batch)
         pipeline.sink.prepare(cursor, pipeline.value.columns, evolve=pipeline.evolve)
         pipeline.sink.check_copyable(cursor, pipeline.value.columns)
         seen = pipeline.sink.tables[-1].unusual_facts(cursor)
-        ranges = Ledger(connection).uncommitted_ranges(batch.batch_id)
+        ranges = ledger.uncommitted_ranges(batch.batch_id)
     if ranges:
         topics = sorted({range_.topic for range_ in ranges})
         topic_ids, cluster_id = KafkaBroker(launch.settings.kafka).cluster(topics)

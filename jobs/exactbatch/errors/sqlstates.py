@@ -24,6 +24,9 @@ UNIQUE_VIOLATION: Final = "23505"
 EXCLUSION_VIOLATION: Final = "23P01"
 FOREIGN_KEY_VIOLATION: Final = "23503"
 RESTRICT_VIOLATION: Final = "23001"
+# What the ledger raises about rows of pipelines that a transaction, or a login, does not write.
+FOREIGN_PIPELINE: Final = "EX001"
+FOREIGN_LOGIN: Final = "EX002"
 DATA_EXCEPTION: Final = "22"  # the class of errors about a value
 LOST_CONNECTION: Final = "08"  # the class of errors about a connection
 # A regular expression: errors of the server, the session, a privilege or a missing staging table, not of a value.
@@ -266,6 +269,18 @@ MEANINGS: Final[Mapping[str, Meaning]] = {
     ),
     "58": _SERVER_ERROR,
     "72": _ROLLED_BACK,
+    FOREIGN_PIPELINE: Meaning(
+        StatementRefused,
+        "code of the target writes into the ledger",
+        "Drop the trigger, default, check, domain or index expression of the target that does this, and ask its owner "
+        "why it is there.",
+    ),
+    FOREIGN_LOGIN: Meaning(
+        ConfigurationError,
+        "this login is for other pipelines",
+        "exactbatch.login_pipeline has the pipelines that it may write, and docs/security.md the statement that adds "
+        "one.",
+    ),
     "F0": _SERVER_ERROR,
     "HV": _FOREIGN,
     "HV001": _FOREIGN_AWAY,

@@ -1,4 +1,4 @@
-"""Lock launches, list staging tables, and count staged records."""
+"""List staging tables, and count staged records."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -11,14 +11,10 @@ _QUERIES: Final = load_queries("launches")
 
 
 class Launches(OnConnection):
-    """The advisory locks of launches, and their staging tables."""
-
-    def try_lock_launch(self, launch: int) -> bool:
-        """Lock a launch until this transaction ends; return False if another open transaction holds the lock."""
-        return bool(_QUERIES.try_lock_launch(self._connection, launch=launch))
+    """The staging tables of launches."""
 
     def staging_tables(self) -> Sequence[str]:
-        """Return the names of all staging tables, of every launch."""
+        """Return the names of the staging tables of every launch that this login may drop."""
         return [row.relname for row in _QUERIES.staging_tables(self._connection)]
 
     def staged_records(

@@ -12,6 +12,7 @@ def _text(name: str) -> str:
     return str(getattr(_QUERIES, name).sql).rstrip(";")
 
 
+BIND_TRANSACTION: Final = _text("bind_transaction")
 RANGE_STATE: Final = _text("range_state")
 SHARE_BATCH: Final = _text("share_batch")
 LOCK_STORED_OFFSET: Final = _text("lock_stored_offset")

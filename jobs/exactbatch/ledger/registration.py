@@ -117,6 +117,13 @@ class Registration(Forwards):
         """Lock the pipeline until the transaction ends, and check as check_registered() does."""
         self._check(pipeline, _QUERIES.lock_pipeline(self._connection, pipeline=pipeline.name))
 
+    def bind(self, pipeline: Pipeline) -> None:
+        """Let the open transaction write rows of this pipeline only, until it ends; nothing can undo this.
+
+        For a transaction on a target: code of whoever owns the target runs in it with the rights of this login.
+        """
+        _QUERIES.bind_transaction(self._connection, pipeline=pipeline.name)
+
     def try_lock_all(self, pipeline: Pipeline) -> bool:
         """Lock the pipeline, and all others that write to its tables, until the transaction ends.
 

@@ -5,9 +5,11 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 
 import psycopg2.errors
+from psycopg2 import sql
 
 from exactbatch.errors import ConfigurationError, NotRegistered
 from exactbatch.postgres.connection import Connection, Cursor, transaction
+from exactbatch.postgres.creation import create_named, create_schema
 
 _MIGRATIONS = resources.files("exactbatch.ledger") / "migrations"
 _OLDEST_POSTGRES = 160000  # pg_input_is_valid() came with 16
@@ -47,14 +49,17 @@ def apply_migrations(
 ) -> list[int]:
     """Migrate as migrate() does, within the caller's transaction."""
     applied = []
-    # If two `exactbatch init` run at the same time, the second waits here and then has nothing to do.
-    cursor.execute("select pg_advisory_xact_lock(hashtext('exactbatch.schema_version'))")
-    cursor.execute("create schema if not exists exactbatch")
-    cursor.execute("create schema if not exists exactbatch_staging")
-    cursor.execute(
-        "create table if not exists exactbatch.schema_version "
-        "(version integer primary key, applied_at timestamptz not null default now())"
+    create_schema(cursor, "exactbatch")
+    create_schema(cursor, "exactbatch_staging")
+    create_named(
+        cursor,
+        sql.SQL(
+            "create table if not exists exactbatch.schema_version "
+            "(version integer primary key, applied_at timestamptz not null default now())"
+        ),
     )
+    # If two `exactbatch init` run at the same time, the second waits here and then has nothing to do.
+    cursor.execute("lock table exactbatch.schema_version in exclusive mode")
     current, known = _version(cursor), migrations(folder)
     if current > known[-1][0]:
         raise _newer(known[-1][0], current)

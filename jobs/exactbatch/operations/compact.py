@@ -95,6 +95,7 @@ def compact_changes(
     compactor, ledger = _compactor_of(connection, pipeline), Ledger(connection)
     situation = _observe(connection, broker, pipeline, before)
     with transaction(connection) as cursor:
+        ledger.bind(pipeline)
         ledger.lock(pipeline)
         previous = ledger.horizons(pipeline)
         below = _below(cursor, ledger, pipeline, compactor, situation, previous)

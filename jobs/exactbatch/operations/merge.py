@@ -66,6 +66,7 @@ def merge_partitions(
 def _merge(connection: Connection, pipeline: Pipeline, merger: Merger, group: MergeGroup) -> int | None:
     ledger = Ledger(connection)
     with transaction(connection) as cursor:
+        ledger.bind(pipeline)
         rows = merger.copy(cursor, group)
         if rows is None:
             return None

@@ -108,7 +108,9 @@ class LedgerMachine(RuleBasedStateMachine):
         sink = Append("public.target", lineage=self.lineage)
         with transaction(self.connection) as cursor:
             # The same numbers in each example, so that one that fails is told as it was found.
+            cursor.execute("set local session_replication_role to replica")
             cursor.execute("truncate exactbatch.pipeline restart identity cascade")
+            cursor.execute("set local session_replication_role to origin")
             cursor.execute("drop table if exists public.target")
             for name, start, loss in zip(("one", "two"), starts, on_loss, strict=True):
                 pipeline = Pipeline(

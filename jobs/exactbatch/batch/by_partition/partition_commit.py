@@ -154,6 +154,7 @@ def commit_staged(
     """
     pipeline = task.pipeline
     with transaction(connection) as cursor:
+        Ledger(connection).bind(pipeline)
         cursor.most_refused = most_refused(may_reject)
         lock_target(cursor, pipeline.sink, task.seen)
         rows = insert_rows(cursor, pipeline.sink, tables, staged, columns)

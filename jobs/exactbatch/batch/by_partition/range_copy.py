@@ -19,6 +19,7 @@ from exactbatch.errors.translation import refusal_of
 from exactbatch.failpoints import failpoint
 from exactbatch.formats import Format, WithMessage, with_registry
 from exactbatch.kafka.shared_reads import SharedReads
+from exactbatch.ledger.partition_commit import BIND_TRANSACTION
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.catalog import (
@@ -115,6 +116,7 @@ def copy_range(
     """
     schema_name, table = task.pipeline.sink.tables[-1].name
     target = '"{}"."{}"'.format(*(part.replace('"', '""') for part in (schema_name, table)))
+    one_row(cursor, BIND_TRANSACTION, (task.pipeline.name,))
     before = WriteCounts(*one_row(cursor, _WRITES, (target,)))
     sent = stored = 0
 

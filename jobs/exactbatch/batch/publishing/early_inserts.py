@@ -202,6 +202,7 @@ class EarlyInserts:
         if batch.status == "committed":
             self._end("another launch has committed the batch")
             return False
+        ledger.bind(self._pipeline)
         try:
             lock_target(cursor, self._pipeline.sink, self._seen, wait=False)
         except psycopg2.errors.LockNotAvailable:

@@ -86,6 +86,7 @@ def publish(
         times.enter("publish")
     ledger = Ledger(connection)
     with transaction(connection) as cursor:
+        ledger.bind(pipeline)
         cursor.most_refused = most_refused(may_reject)
         rows = 0
         if early is not None:

@@ -24,6 +24,7 @@ from exactbatch.errors import ExactbatchError, StagedRowsDiffer, TargetMismatch
 from exactbatch.errors.sqlstates import is_refusal
 from exactbatch.errors.translation import adbc_detail, adbc_message
 from exactbatch.failpoints import failpoint
+from exactbatch.ledger.partition_commit import BIND_TRANSACTION
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Connection, Cursor
@@ -43,10 +44,12 @@ _LINE: Final = re.compile(r"COPY [^,]+, line (\d+)")
 
 @dataclass(frozen=True, slots=True)
 class PartitionTask:
-    """A task whose rows go into the future partition. `columns` are those of the target, with its lineage."""
+    """A task whose rows go into the future partition. `columns` are those of the target, with its lineage; `pipeline`
+    is the name of the pipeline."""
 
     stage: StageTask
     columns: tuple[Column, ...]
+    pipeline: str
 
     @property
     def range(self) -> OffsetRange:
@@ -66,7 +69,7 @@ class PartitionStager:
         self, executors: Executors, pipeline: Pipeline, tasks: Sequence[StageTask], staging: PartitionStaging
     ) -> None:
         self._executors, self._limit = executors, pipeline.max_connections
-        self._tasks = [PartitionTask(task, staging.columns) for task in tasks]
+        self._tasks = [PartitionTask(task, staging.columns, pipeline.name) for task in tasks]
         self.columns: tuple[Column, ...] = pipeline.value.columns
 
     def stage(self) -> StagedBatch:
@@ -109,7 +112,7 @@ def _stage_batches(task: PartitionTask, attempt: int) -> Staged:
                 return [tuple(row) for row in cursor.fetchall()]
 
         outcomes.append(
-            _enter(connection, query, stage, lambda: _copy_batches(connection, task, attempt, timeout))
+            _enter(connection, query, task, lambda: _copy_batches(connection, task, attempt, timeout))
         )
 
     stage.postgres.run(copy, where=f"{stage.range}, staging its rows")
@@ -137,7 +140,7 @@ def _stage_encoded(task: PartitionTask, attempt: int) -> Staged | None:
             return Staged.read_by(reader, stage.range, attempt)
 
         try:
-            outcomes.append(_enter(connection, query, stage, copied))
+            outcomes.append(_enter(connection, query, task, copied))
         except psycopg2.Error as error:
             if not is_refusal(error.pgcode):
                 raise
@@ -150,13 +153,15 @@ def _stage_encoded(task: PartitionTask, attempt: int) -> Staged | None:
 def _enter(
     connection: "ArrowConnection | Connection",
     query: Query,
-    stage: StageTask,
+    task: PartitionTask,
     copied: Callable[[], Staged],
 ) -> Staged:
     """Copy a piece and enter it, unless another attempt has entered it; return what is in the table."""
+    stage = task.stage
     earlier = entered_piece(query, stage.tables, stage.range)
     connection.rollback()  # what follows may take long, and that query needs no longer transaction
     if earlier is None:
+        query(BIND_TRANSACTION, (task.pipeline,))
         staged = copied()
         if enter_piece(query, stage.tables, staged):
             failpoint("stage.before_copy_commit")

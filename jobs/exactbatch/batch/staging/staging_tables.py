@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import psycopg2
+import psycopg2.errors
 import pyarrow as pa
 from psycopg2 import sql
 
@@ -28,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 SCHEMA: Final = "exactbatch_staging"
 _NAME: Final = re.compile(r"batch_\d+_([0-9a-f]+)_(?:rows(?:_\d+)?|rejects|lineage|pieces|partition)")
+_REJECTS: Final = "_rejects"
 _DROP_LOCK_TIMEOUT: Final = "2s"
 # The task_attempt, which no attempt or note has, of a row that the table of rejects holds from the start. If it is
 # gone, a crash has emptied the launch's unlogged tables, including the notes, which are not counted.
@@ -84,7 +86,7 @@ class StagingTables:
     @property
     def rejects(self) -> str:
         """The table of rejected records and of notes of records that will be rejected."""
-        return f"batch_{self.batch_id}_{self.launch:x}_rejects"
+        return f"batch_{self.batch_id}_{self.launch:x}{_REJECTS}"
 
     @property
     def lineage(self) -> str:
@@ -167,29 +169,37 @@ def hold_launch(
     """Hold a launch; drop its staging tables at the end, whatever happens. The table of rejects exists from the
     start: a transform may start Spark jobs while it is planned.
 
-    A launch is an advisory lock of a transaction that stays open on a separate connection. While it is held, no
-    other launch takes these tables for leftovers. A pooler in any mode keeps a transaction on one server
+    A launch is a transaction that stays open on a separate connection, and locks the table of rejects against being
+    dropped: no other launch takes these tables for leftovers. A pooler in any mode keeps a transaction on one server
     connection, and the lock ends with the transaction. The transaction has neither a snapshot nor a transaction
     id, so it does not delay vacuum.
     """
     with ledger_session(settings.postgres, "exactbatch launch", pipeline) as lock_connection:
         try:
             with clear_errors(lock_connection):
-                ledger = Ledger(lock_connection)
-                drop_leftovers(lock_connection, ledger)
-                _lock_launch(lock_connection, ledger, tables.launch)
-            with transaction(connection) as cursor:
-                create_rejects(cursor, tables)
+                drop_leftovers(lock_connection, Ledger(lock_connection))
+            _begin_launch(connection, lock_connection, tables)
             yield
         finally:
             _drop(lock_connection, *_tables_of(lock_connection, tables))
 
 
-def _lock_launch(lock_connection: Connection, ledger: Ledger, launch: int) -> None:
-    """Begin the transaction that holds the launch; the driver sends nothing in it while executors read."""
-    ledger.try_lock_launch(launch)
-    with lock_connection.cursor() as cursor:
-        cursor.execute("set local idle_in_transaction_session_timeout to 0")
+def _begin_launch(connection: Connection, lock_connection: Connection, tables: StagingTables) -> None:
+    """Create the table of rejects, and begin the transaction that locks it; the driver sends nothing in it while
+    executors read."""
+    while True:
+        with transaction(connection) as cursor:
+            create_rejects(cursor, tables)
+        with clear_errors(lock_connection), lock_connection.cursor() as cursor:
+            try:
+                cursor.execute(
+                    sql.SQL("lock table {} in access share mode").format(identifier(tables.rejects))
+                )
+            except psycopg2.errors.UndefinedTable:
+                lock_connection.rollback()  # another launch took it for a leftover before it was locked
+                continue
+            cursor.execute("set local idle_in_transaction_session_timeout to 0")
+        return
 
 
 def _tables_of(lock_connection: Connection, tables: StagingTables) -> list[str]:
@@ -209,11 +219,25 @@ def drop_leftovers(lock_connection: Connection, ledger: Ledger) -> None:
     for table in ledger.staging_tables():
         if (launch := StagingTables.launch_of(table)) is not None:
             by_launch.setdefault(launch, []).append(table)
-    for launch, names in by_launch.items():
-        # A launch holds its lock before it creates tables: one whose lock is free does not come back.
-        if ledger.try_lock_launch(launch):
+    for names in by_launch.values():
+        lock_connection.rollback()
+        if not any(_is_held(lock_connection, name) for name in names if name.endswith(_REJECTS)):
             _drop(lock_connection, *names)
     lock_connection.rollback()
+
+
+def _is_held(lock_connection: Connection, rejects: str) -> bool:
+    """True if a launch, or a task of a launch, uses a table of rejects: the first one that a launch creates."""
+    with lock_connection.cursor() as cursor:
+        try:
+            cursor.execute(
+                sql.SQL("lock table {} in access exclusive mode nowait").format(identifier(rejects))
+            )
+        except psycopg2.errors.LockNotAvailable:
+            return True
+        except psycopg2.errors.UndefinedTable:
+            return False  # another launch has dropped it
+        return False
 
 
 def _drop(lock_connection: Connection, *tables: str) -> None:

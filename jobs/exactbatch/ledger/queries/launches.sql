@@ -1,13 +1,9 @@
 -- Launches and their staging tables.
 
--- name: try_lock_launch$
--- Lock a launch until this transaction ends; false if another open transaction holds the lock.
-select pg_try_advisory_xact_lock(:launch);
-
 -- name: staging_tables
--- The names of all staging tables.
+-- The names of all staging tables that this login, or a role that it has, owns.
 select c.relname from pg_class c join pg_namespace n on n.oid = c.relnamespace
-where n.nspname = 'exactbatch_staging' and c.relkind = 'r';
+where n.nspname = 'exactbatch_staging' and c.relkind = 'r' and pg_has_role(c.relowner, 'usage');
 
 -- name: staged_records
 -- The number of records from which the staged rows and notes of some task attempts come, and one of them that is in

@@ -2,6 +2,10 @@
 -- them $1 is the batch_id and, where they are used, $2, $3 and $4 are the topic, partition and from_offset of the range.
 -- A transaction takes its locks in the order batch, then stored offset; it never locks the pipeline.
 
+-- name: bind_transaction
+-- Let this transaction write rows of one pipeline ($1) only. ADBC reads no column of the type void.
+select 1 from exactbatch.bind_transaction($1);
+
 -- name: range_state
 -- The plan that has the number of the batch, the state of the batch, and whether the range is committed.
 select b.plan_id, b.status, r.records is not null

@@ -2,7 +2,11 @@
 
 -- name: lock_registrations!
 -- Block every other registration until this transaction ends: what one checks about the others must hold.
-select pg_advisory_xact_lock(hashtext('exactbatch.pipeline'));
+select exactbatch.take_lock('registrations');
+
+-- name: bind_transaction!
+-- Let this transaction write rows of one pipeline only.
+select exactbatch.bind_transaction(:pipeline);
 
 -- name: lock_pipeline^
 -- Block every other plan and publish of this pipeline until this transaction ends.
@@ -68,7 +72,10 @@ select name, unnest(topics), :pattern, 'earliest' from registered;
 select distinct pipeline from exactbatch.joined_topic where pipeline = any(:names::text[]);
 
 -- name: rename_pipeline!
--- Rename a pipeline; the foreign keys update all its rows.
+-- Rename a pipeline; the foreign keys update all its rows. Logins may write it under its new name.
+with renamed as (
+    update exactbatch.login_pipeline set pipeline = :new where pipeline = :old
+)
 update exactbatch.pipeline set name = :new where name = :old;
 
 -- name: stored_topics

@@ -65,6 +65,10 @@ from pg_namespace n join (values ('exactbatch', 'usage'), ('exactbatch_staging',
                                  ('exactbatch_staging', 'create')) p (name, privilege) on p.name = n.nspname
 where not has_schema_privilege(n.oid, p.privilege)
 union all
+select format('execute on %%s', p.oid::regprocedure) from pg_proc p
+where p.pronamespace = to_regnamespace('exactbatch') and not has_function_privilege(p.oid, 'execute')
+  and p.proname in ('take_lock', 'try_lock', 'bind_transaction', 'log_key')
+union all
 select format('temporary on database %%s', current_database())
 where not has_database_privilege(current_database(), 'temporary')
 order by 1

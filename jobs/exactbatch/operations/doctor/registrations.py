@@ -8,6 +8,7 @@ from exactbatch.discovery import load_named, split_table
 from exactbatch.errors import ExactbatchError, IdentityChanged, NotRegistered
 from exactbatch.ledger import Ledger
 from exactbatch.operations.doctor.finding import Finding, of_error
+from exactbatch.operations.doctor.owners import check_owners
 from exactbatch.operations.freshness import differing_freshness
 from exactbatch.pipeline import Pipeline
 from exactbatch.planning.members import registered_members
@@ -151,6 +152,7 @@ def check_targets(connection: Connection, pipelines: dict[str, Pipeline]) -> Ite
     for pipeline in pipelines.values():
         try:
             yield from _check_target(connection, pipeline)
+            yield from check_owners(connection, pipeline)
         except ExactbatchError as error:
             yield of_error("targets", error)
 

@@ -116,8 +116,11 @@ class TargetTable:
         return TargetTable(f"{quoted(schema)}.{quoted(name)}")
 
     def lock(self, cursor: Cursor) -> None:
-        """Lock this table's name until the transaction ends; wait for other transactions that hold it."""
-        cursor.execute("select pg_advisory_xact_lock(hashtextextended(%s, 0))", (".".join(self.name),))
+        """Lock this table's name in the ledger until the transaction ends; wait for others that hold it.
+
+        Raises psycopg2's LockNotAvailable, which names their logins, after lock_timeout.
+        """
+        cursor.execute("select exactbatch.take_lock(%s)", (".".join(self.name),))
 
     def lock_definition(self, cursor: Cursor, *, wait: bool = True) -> None:
         """Prevent changes to the table's definition until the transaction ends. Others may write rows.

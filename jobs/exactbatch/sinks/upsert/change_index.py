@@ -61,8 +61,7 @@ class ChangeIndex:
         # Two pipelines with one target may write their first changes at the same time. An index locks out the changes
         # of others, so that each would wait for the other one to end.
         cursor.execute(
-            "select pg_try_advisory_xact_lock(hashtextextended('exactbatch index ' || %s, 0))",
-            (self.changes.identifier.as_string(cursor),),
+            "select exactbatch.try_lock('index of ' || %s)", (self.changes.identifier.as_string(cursor),)
         )
         return bool(cursor.fetchone()[0])
 
