@@ -14,6 +14,9 @@
 --                         for a target with layout="by_batch", membership in the role that owns it
 --   to exactbatch_reader  usage on the schema, and select on the targets
 
+-- Nothing here runs a function or operator that somebody else has created in a schema of the superuser's path.
+set search_path = pg_catalog, pg_temp;
+
 do $$
 declare name text;
 begin
@@ -88,3 +91,5 @@ begin
     -- A replay retracts what its ranges had produced.
     grant delete on exactbatch.coverage, exactbatch.rejected_record to exactbatch_job;
 end $$;
+
+reset search_path;
