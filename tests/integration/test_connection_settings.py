@@ -34,7 +34,7 @@ def documented() -> str:
     return (Path(__file__).parents[2] / "docs" / "settings.md").read_text()
 
 
-def asked(connection: Any, query: str) -> list[tuple[Any, ...]]:
+def asked(connection: Any, query: str | bytes) -> list[tuple[Any, ...]]:
     """The rows of a query, on either kind of connection, in the transaction that is open."""
     with connection.cursor() as cursor:
         cursor.execute(query)
@@ -87,20 +87,20 @@ def test_function_that_changes_session_changes_one_transaction(database, opener)
         assert asked(connection, "select current_setting('timezone')") == [("UTC",)]
 
 
-def paths(connection: Any) -> tuple[str, str]:
-    """The search path of the program's own statements, and that of statements over targets."""
+def target_path(connection: Any) -> str:
+    """The search path of statements over targets, after a check that others have the program's own."""
     query = "select current_setting('search_path')"
-    ((own,),) = asked(connection, query)
-    if isinstance(connection, psycopg2.extensions.connection):
-        ((of_targets,),) = asked(connection, sql.SQL(query))
-    else:
+    is_arrow = not isinstance(connection, psycopg2.extensions.connection)
+    own = query if is_arrow else query.encode()  # not a statement of a user: support/user_statements.py
+    assert asked(connection, own) == [(OWN,)]
+    if is_arrow:
         with connection.cursor() as cursor:
             cursor.execute(connection.target_path)
-        ((of_targets,),) = asked(connection, query)
+    ((of_targets,),) = asked(connection, query)
     connection.rollback()
-    assert asked(connection, query) == [(own,)]  # each transaction begins with its own path
+    assert asked(connection, own) == [(OWN,)]  # each transaction begins with it
     connection.rollback()
-    return own, of_targets
+    return str(of_targets)
 
 
 @pytest.mark.parametrize("opener", OPENERS)
@@ -110,7 +110,7 @@ def test_the_users_own_options_stay_where_they_do_no_harm(database, opener):
         query = "select current_setting('timezone') as zone, current_setting('work_mem') as memory"
         assert asked(connection, query) == [("UTC", "123kB")]
         connection.rollback()
-        assert paths(connection) == (OWN, "public")
+        assert target_path(connection) == "public"
 
 
 @pytest.mark.parametrize("opener", OPENERS)
@@ -128,7 +128,7 @@ def test_statements_over_targets_have_the_logins_path_after_pg_catalog(database,
         with other, other.cursor() as cursor:
             cursor.execute('create schema if not exists "A b"')
         with closing(opener(database, application="tests")) as connection:
-            assert paths(connection) == (OWN, expected)
+            assert target_path(connection) == expected
 
 
 # Who may create in a schema of the path, and whether statements over targets still search it.
@@ -139,6 +139,18 @@ CREATORS: Final = {
     "a role of nobody else": ("grant create on schema s to {group}; grant {group} to {me}", True),
     "another login": ("grant create on schema s to {other}", False),
     "everybody": ("grant create on schema s to public", False),
+    "another login has created a function": (
+        "grant create on schema s to {other}; set role {other}; create function s.f(name) returns int return 1; "
+        "reset role; revoke create on schema s from {other}",
+        False,
+    ),
+    "another login has created an operator": (
+        "grant create on schema s to {other}; create schema t authorization {other}; set role {other}; "
+        "create function t.f(name, name) returns bool return true; "
+        "create operator s.=== (leftarg = name, rightarg = name, function = t.f); "
+        "reset role; revoke create on schema s from {other}",
+        False,
+    ),
     "a role of another login": (
         "grant create on schema s to {group}; grant {group} to {other}; grant {group} to {me}",
         False,
@@ -156,7 +168,7 @@ def test_a_schema_in_which_another_login_may_create_is_not_searched(database, cr
         dsn = make_dsn(database, user=names["me"], options="-c search_path=s,public")
         for opener in OPENERS:
             with closing(opener(dsn, application="tests")) as connection:
-                assert paths(connection) == (OWN, "s, public" if is_searched else "public")
+                assert target_path(connection) == ("s, public" if is_searched else "public")
         with closing(connect(dsn, application="tests")) as connection:
             assert (connection.left_out is None) == is_searched
 
@@ -170,26 +182,26 @@ def test_a_schema_that_others_have_given_the_logins_name_is_not_searched(databas
             f"grant usage on schema {names['me']} to public",
         )
         with closing(connect(make_dsn(database, user=names["me"]), application="tests")) as connection:
-            assert paths(connection) == (OWN, "public")
+            assert target_path(connection) == "public"
             assert connection.left_out == f"{names['me']} (role {names['other']})"
         run_as_superuser(database, f"alter schema {names['me']} owner to {names['me']}")
         with closing(connect(make_dsn(database, user=names["me"]), application="tests")) as connection:
-            assert paths(connection) == (OWN, f"{names['me']}, public")
+            assert target_path(connection) == f"{names['me']}, public"
 
 
 def test_after_an_error_each_statement_still_has_its_path(connection):
     """A savepoint takes back the path that was set after it."""
     query = "select current_setting('search_path')"
     with transaction(connection) as cursor:
-        for rolled_back in ("select 1 / 0", sql.SQL("select 1 / 0"), sql.SQL("select 1")):
-            cursor.execute("savepoint here")
+        for rolled_back in (b"select 1 / 0", sql.SQL("select 1 / 0"), sql.SQL("select 1")):
+            cursor.execute(b"savepoint here")
             cursor.execute(sql.SQL(query))
             with suppress(psycopg2.errors.DivisionByZero):
                 cursor.execute(rolled_back)
-            cursor.execute("rollback to savepoint here")
+            cursor.execute(b"rollback to savepoint here")
             cursor.execute(sql.SQL(query))
             assert cursor.fetchone() == ("public",)
-            cursor.execute(query)
+            cursor.execute(query.encode())
             assert cursor.fetchone() == (OWN,)
 
 

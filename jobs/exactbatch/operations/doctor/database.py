@@ -177,7 +177,9 @@ def check_settings(connection: Connection) -> Iterator[Finding]:
 def check_search_path(connection: Connection) -> Iterator[Finding]:
     """Look for schemas of the login's search path in which other roles may create functions and operators."""
     if connection.left_out is None:
-        yield Finding("search path", "ok", f"no other role may create functions on that of {connection.info.user!r}")
+        yield Finding(
+            "search path", "ok", f"no other role may create functions on that of {connection.info.user!r}"
+        )
         return
     yield Finding(
         "search path",
