@@ -66,7 +66,7 @@ class Connection(psycopg2.extensions.connection):
         if self.left_out is None:
             return ""
         return (
-            f" Not searched are schemas of the path of {self.info.user!r} in which other roles may create functions, or "
+            f" Not searched are schemas of the path of {self.info.user!r} in which others may create functions, or "
             f"have done so: {self.left_out}. docs/settings.md says what to do about them."
         )
 
@@ -162,7 +162,7 @@ class Cursor(psycopg2.extras.NamedTupleCursor):
                 connection._path = OWN_PATH
             path = connection.target_path if isinstance(query, sql.Composable) else OWN_PATH
             try:
-                if path != connection._path and connection.pins:
+                if path != connection._path:
                     super().execute(path)  # type: ignore[no-untyped-call]  # as above
                     connection._path = path
                 yield

@@ -188,11 +188,11 @@ OWN_PATH: Final = "set local search_path to pg_catalog, pg_temp"
 _NAMES: Final = "', '".join(
     [*(setting.name for setting in (*_FIXED, _TEMPORARY_TABLES)), *_TIMEOUTS, "synchronous_commit"]
 )
-# The settings in effect; the schemas of the login's path that exist, without those where another role may create, or has
-# created, functions and operators; and these, with such a role. Trusted are superusers, the login itself and the roles
-# that own the schema; but not an owner who has given a schema the name of the login, so that "$user" puts it first on
-# the path. A role counts only if another login can act as it. The query runs while the login's path is in effect: hence
-# the qualified names and operators.
+# The settings in effect; the schemas of the login's path that exist, without those where another role may create
+# functions and operators, or has created some; and these, with such a role. Trusted are superusers, the login itself
+# and the roles that own the schema; but not an owner who has given a schema the name of the login, so that "$user" puts
+# it first on the path. A role counts only if another login can act as it. The query runs while the login's path is in
+# effect: hence the qualified names and operators.
 EFFECTIVE_SETTINGS: Final = f"""
 select s.name, s.setting, p.schemas, p.left_out
 from pg_catalog.pg_settings s cross join (
