@@ -69,8 +69,8 @@ class Doctor:
 
 CHECKS = {
     "java", "packages", "fast path", "class archive", "Kafka connection", "Postgres connection", "server settings",
-    "search path", "clocks", "ledger", "privileges", "pipelines", "targets", "topics", "retention", "freshness", "open transactions",
-    "forwarding", "Airflow's pools",
+    "search path", "clocks", "ledger", "privileges", "pipelines", "targets", "topics", "retention", "freshness",
+    "open transactions", "forwarding", "Airflow's pools",
 }  # fmt: skip
 
 

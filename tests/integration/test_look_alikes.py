@@ -58,6 +58,7 @@ def planted(deployment: Deployment, stranger: str) -> Deployment:
     return deployment
 
 
+@pytest.mark.slow
 def test_no_look_alike_is_called(spark: Any, planted: Deployment, make_topic: Any, monkeypatch: Any) -> None:
     module = ModuleType("pipelines_among_look_alikes")
     monkeypatch.setitem(sys.modules, module.__name__, module)

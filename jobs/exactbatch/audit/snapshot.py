@@ -38,12 +38,17 @@ class Snapshot:
         self.execute(sql.SQL("set transaction snapshot {}").format(sql.Literal(name)))
         # JIT compilation takes longer than it saves.
         self.execute(sql.SQL("set local jit to off"))
-        self.execute(sql.SQL(self._arrow.target_path))
+        self._search(self._arrow.target_path)
 
     def lock(self, tables: Iterable[sql.Composable]) -> None:
         """Keep partitions of tables from being detached for the rest of this connection's transaction."""
         for table in tables:
             self.execute(sql.SQL("lock table {} in access share mode").format(table))
+
+    def _search(self, path: str) -> None:
+        """Run a statement that sets the search path: what is compared has the operators of the login's."""
+        with self._arrow.cursor() as cursor:
+            cursor.execute(path)
 
     def execute(self, statement: sql.Composable) -> None:
         """Run a statement that returns no rows."""
@@ -91,9 +96,9 @@ class Snapshot:
             "select attname, format_type(atttypid, atttypmod) from pg_attribute "
             "where attrelid = $1::regclass and attnum > 0 and not attisdropped order by attnum"
         )
-        self.execute(sql.SQL(OWN_PATH))
+        self._search(OWN_PATH)
         types = dict(self.rows(query, table.as_string(self.connection)))
-        self.execute(sql.SQL(self._arrow.target_path))
+        self._search(self._arrow.target_path)
         return types
 
 

@@ -144,17 +144,26 @@ class Cursor(psycopg2.extras.NamedTupleCursor):
 
     def execute(self, query: str | bytes | sql.Composable, vars: Any = None) -> None:
         """Execute a statement; if it is the first of its transaction, pin the settings before it."""
-        with self._prepared(query):
+        with self._prepared(query) as path:
+            if path:  # in one message, which takes no longer
+                path = path.replace("%", "%%") if vars is not None else path
+                if isinstance(query, sql.Composable):
+                    query = sql.SQL(path) + query
+                else:
+                    query = path + query if isinstance(query, str) else path.encode() + query
             super().execute(query, vars)  # type: ignore[no-untyped-call]  # as above
 
     def copy_expert(self, sql: str | bytes | sql.Composable, file: Any, size: int = 8192) -> None:
         """Run a COPY; if it is the first statement of its transaction, pin the settings before it."""
-        with self._prepared(sql):
+        with self._prepared(sql) as path:
+            if path:
+                super().execute(path)  # type: ignore[no-untyped-call]  # as above
             super().copy_expert(sql, file, size)
 
     @contextmanager
-    def _prepared(self, query: str | bytes | sql.Composable) -> Iterator[None]:
-        """Wait for the server in the block, in a transaction with the settings, and with the query's search path."""
+    def _prepared(self, query: str | bytes | sql.Composable) -> Iterator[str]:
+        """Yield the start of a query that sets its search path, "" if that is in effect, in a transaction with the
+        settings; in the block, wait for the server no longer than the deadline."""
         connection = self.connection
         with connection.deadline():
             if not connection.autocommit and connection.info.transaction_status == TRANSACTION_STATUS_IDLE:
@@ -162,10 +171,8 @@ class Cursor(psycopg2.extras.NamedTupleCursor):
                 connection._path = OWN_PATH
             path = connection.target_path if isinstance(query, sql.Composable) else OWN_PATH
             try:
-                if path != connection._path:
-                    super().execute(path)  # type: ignore[no-untyped-call]  # as above
-                    connection._path = path
-                yield
+                yield f"{path}; " if path != connection._path else ""
+                connection._path = path
             finally:
                 # The next statement rolls back to a savepoint, which was set on this path, being a constant text.
                 if connection.info.transaction_status == TRANSACTION_STATUS_INERROR:
