@@ -10,8 +10,8 @@ import pytest
 PACKAGE: Final = Path(__file__).parents[2] / "jobs" / "exactbatch"
 # What sql.SQL() takes beside constants: names of types, as columns.py checks and Postgres spells them, digits
 # of such a type, the text that Postgres itself keeps of a constraint or an index, a number of a column, the text of
-# ledger/queries, the search path with its schemas as Postgres quotes them, what the class or function has itself chosen from constants, and the checks of a pipeline, which are
-# SQL of its author.
+# ledger/queries, the search path, whose schemas Postgres has quoted, what the class or function has itself chosen from
+# constants, and the checks of a pipeline, which are SQL of its author.
 TAKEN: Final = {
     "audit/violations.py": {"check", "column.type"},
     "sinks/values/checks.py": {"cast.type", "each.type", "check"},
