@@ -18,6 +18,9 @@
 --                         for a target with layout="by_batch", membership in the role that owns it
 --   to exactbatch_reader  usage on the schema, and select on the targets
 
+-- Nothing here runs a function or operator that somebody else has created in a schema of the superuser's path.
+set search_path = pg_catalog, pg_temp;
+
 do $$
 declare name text;
 begin
@@ -97,3 +100,5 @@ begin
         exactbatch.bind_transaction(text) to exactbatch_job;
     grant execute on function exactbatch.log_key(text, uuid, integer) to exactbatch_job, exactbatch_reader;
 end $$;
+
+reset search_path;

@@ -29,9 +29,12 @@ from support.jvm import quick_kafka, quick_spark
 from support.readers import READERS, read_with
 from support.stacks import new_stack
 from support.topics import Topic, await_leaders
+from support.user_statements import let_tests_use_the_path_of_the_login
 
 # SIGTERM ends a run like Ctrl-C, so that it stops its servers.
 signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+let_tests_use_the_path_of_the_login()
 
 # Importing Airflow creates this folder, by default in the user's home.
 os.environ.setdefault("AIRFLOW_HOME", str(HOME / "airflow"))

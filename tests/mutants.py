@@ -763,7 +763,7 @@ MUTANTS: Final = (
     Mutant(
         "a range is counted before its deferred triggers run",
         "batch/by_partition/range_copy.py",
-        '        cursor.execute("set constraints all immediate")\n',
+        "        copy.check_constraints(cursor)\n",
         "        pass\n",
         (f"{_PARTITION}::test_what_waits_for_commit_is_done_before_rows_are_counted",),
     ),
@@ -957,6 +957,27 @@ MUTANTS: Final = (
         "            super().execute(connection.pins)",
         "            pass",
         (f"{_SETTINGS}::test_function_that_changes_session_changes_one_transaction[connect]",),
+    ),
+    Mutant(
+        "a statement of the program finds what is on the login's path",
+        "postgres/connection.py",
+        "            path = connection.target_path if isinstance(query, sql.Composable) else OWN_PATH\n",
+        "            path = connection.target_path\n",
+        (f"{_SETTINGS}::test_after_an_error_each_statement_still_has_its_path",),
+    ),
+    Mutant(
+        "an error takes the path back, and nobody notices",
+        "postgres/connection.py",
+        "                    connection._path = OWN_PATH\n",
+        "                    pass\n",
+        (f"{_SETTINGS}::test_after_an_error_each_statement_still_has_its_path",),
+    ),
+    Mutant(
+        "statements over targets search a schema in which others may create",
+        "postgres/session_settings.py",
+        "               filter (where other.name is null),\n",
+        "               ,\n",
+        (f"{_SETTINGS}::test_a_schema_in_which_another_login_may_create_is_not_searched[everybody]",),
     ),
     Mutant(
         "a task reads the columns of all tables as it connects",

@@ -385,7 +385,7 @@ def test_tables_that_cannot_keep_what_is_committed_are_named(make_world, topic):
     world.execute("alter table {t} set unlogged")
     found = world.audit()
     assert findings(found) == {"unsafe": (1, [])}
-    assert found.target.notes == [f"{topic.name} is unlogged: a crash of the server empties it"]
+    assert found.target.notes == [f"public.{topic.name} is unlogged: a crash of the server empties it"]
 
 
 def test_a_foreign_partition_is_named(make_world, topic, database):

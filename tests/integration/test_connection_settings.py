@@ -4,7 +4,7 @@ import fnmatch
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any, Final
 import psycopg2
 import pytest
 from adbc_driver_manager import Error as AdbcError
+from psycopg2 import sql
 from psycopg2.extensions import make_dsn
 
 from exactbatch.batch.rows.arrow_copy import PostgresAccess
@@ -25,6 +26,7 @@ from exactbatch.postgres.session_settings import SessionSettings
 from support.topics import Topic
 
 OPENERS: Final = (connect, connect_arrow)
+OWN: Final = "pg_catalog, pg_temp"  # the path of the program's own statements
 
 
 def documented() -> str:
@@ -32,7 +34,7 @@ def documented() -> str:
     return (Path(__file__).parents[2] / "docs" / "settings.md").read_text()
 
 
-def asked(connection: Any, query: str) -> list[tuple[Any, ...]]:
+def asked(connection: Any, query: str | bytes) -> list[tuple[Any, ...]]:
     """The rows of a query, on either kind of connection, in the transaction that is open."""
     with connection.cursor() as cursor:
         cursor.execute(query)
@@ -85,13 +87,30 @@ def test_function_that_changes_session_changes_one_transaction(database, opener)
         assert asked(connection, "select current_setting('timezone')") == [("UTC",)]
 
 
+def target_path(connection: Any) -> str:
+    """The search path of statements over targets, after a check that others have the program's own."""
+    query = "select current_setting('search_path')"
+    is_arrow = not isinstance(connection, psycopg2.extensions.connection)
+    own = query if is_arrow else query.encode()  # not a statement of a user: support/user_statements.py
+    assert asked(connection, own) == [(OWN,)]
+    if is_arrow:
+        with connection.cursor() as cursor:
+            cursor.execute(connection.target_path)
+    ((of_targets,),) = asked(connection, query)
+    connection.rollback()
+    assert asked(connection, own) == [(OWN,)]  # each transaction begins with it
+    connection.rollback()
+    return str(of_targets)
+
+
 @pytest.mark.parametrize("opener", OPENERS)
 def test_the_users_own_options_stay_where_they_do_no_harm(database, opener):
     own = "-c timezone=Asia/Tokyo -c work_mem=123kB -c search_path=public"
     with closing(opener(make_dsn(database, options=own), application="tests")) as connection:
-        names = ("timezone", "work_mem", "search_path")
-        query = "select " + ", ".join(f"current_setting('{name}') as {name}" for name in names)
-        assert asked(connection, query) == [("UTC", "123kB", "public")]
+        query = "select current_setting('timezone') as zone, current_setting('work_mem') as memory"
+        assert asked(connection, query) == [("UTC", "123kB")]
+        connection.rollback()
+        assert target_path(connection) == "public"
 
 
 @pytest.mark.parametrize("opener", OPENERS)
@@ -104,13 +123,110 @@ def test_the_users_own_options_stay_where_they_do_no_harm(database, opener):
         ("public, pg_catalog", "public"),
     ],
 )
-def test_pg_catalog_comes_first(database, opener, path, expected):
+def test_statements_over_targets_have_the_logins_path_after_pg_catalog(database, opener, path, expected):
     with set_for_all(database, search_path=path), closing(psycopg2.connect(database)) as other:
         with other, other.cursor() as cursor:
             cursor.execute('create schema if not exists "A b"')
         with closing(opener(database, application="tests")) as connection:
-            query = "select current_setting('search_path') as path, (current_schemas(true))[1]::text as first"
-            assert asked(connection, query) == [(expected, "pg_catalog")]
+            assert target_path(connection) == expected
+
+
+# Who may create in a schema of the path, and whether statements over targets still search it.
+CREATORS: Final = {
+    "the login itself": ("grant create on schema s to {me}", True),
+    "a superuser": ("grant create on schema s to postgres", True),
+    "the schema's owner": ("alter schema s owner to {other}", True),
+    "a role of nobody else": ("grant create on schema s to {group}; grant {group} to {me}", True),
+    "another login": ("grant create on schema s to {other}", False),
+    "everybody": ("grant create on schema s to public", False),
+    "another login has created a function": (
+        "grant create on schema s to {other}; set role {other}; create function s.f(name) returns int return 1; "
+        "reset role; revoke create on schema s from {other}",
+        False,
+    ),
+    "another login has created an operator": (
+        "grant create on schema s to {other}; create schema t authorization {other}; set role {other}; "
+        "create function t.f(name, name) returns bool return true; "
+        "create operator s.=== (leftarg = name, rightarg = name, function = t.f); "
+        "reset role; revoke create on schema s from {other}",
+        False,
+    ),
+    "a role of another login": (
+        "grant create on schema s to {group}; grant {group} to {other}; grant {group} to {me}",
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("creator", CREATORS)
+def test_a_schema_in_which_another_login_may_create_is_not_searched(database, creator):
+    grant, is_searched = CREATORS[creator]
+    with logins(database) as names:
+        run_as_superuser(
+            database, "create schema s; grant usage on schema s to public; " + grant.format(**names)
+        )
+        dsn = make_dsn(database, user=names["me"], options="-c search_path=s,public")
+        for opener in OPENERS:
+            with closing(opener(dsn, application="tests")) as connection:
+                assert target_path(connection) == ("s, public" if is_searched else "public")
+        with closing(connect(dsn, application="tests")) as connection:
+            assert (connection.left_out is None) == is_searched
+
+
+def test_a_schema_that_others_have_given_the_logins_name_is_not_searched(database):
+    """It is first on the default path."""
+    with logins(database) as names:
+        run_as_superuser(
+            database,
+            f"create schema {names['me']} authorization {names['other']}; "
+            f"grant usage on schema {names['me']} to public",
+        )
+        with closing(connect(make_dsn(database, user=names["me"]), application="tests")) as connection:
+            assert target_path(connection) == "public"
+            assert connection.left_out == f"{names['me']} (role {names['other']})"
+        run_as_superuser(database, f"alter schema {names['me']} owner to {names['me']}")
+        with closing(connect(make_dsn(database, user=names["me"]), application="tests")) as connection:
+            assert target_path(connection) == f"{names['me']}, public"
+
+
+def test_after_an_error_each_statement_still_has_its_path(connection):
+    """A savepoint takes back the path that was set after it."""
+    query = "select current_setting('search_path')"
+    with transaction(connection) as cursor:
+        for rolled_back in (b"select 1 / 0", sql.SQL("select 1 / 0"), sql.SQL("select 1")):
+            cursor.execute(b"savepoint here")
+            cursor.execute(sql.SQL(query))
+            with suppress(psycopg2.errors.DivisionByZero):
+                cursor.execute(rolled_back)
+            cursor.execute(b"rollback to savepoint here")
+            cursor.execute(sql.SQL(query))
+            assert cursor.fetchone() == ("public",)
+            cursor.execute(query.encode())
+            assert cursor.fetchone() == (OWN,)
+
+
+@contextmanager
+def logins(database: str) -> Iterator[dict[str, str]]:
+    """Two logins, and a role that cannot log in."""
+    name = psycopg2.extensions.parse_dsn(database)["dbname"]
+    names = {"me": f"me_{name}", "other": f"other_{name}", "group": f"group_{name}"}
+    run_as_superuser(
+        database,
+        "create role {me} login; create role {other} login; create role {group}; "
+        "grant {other} to postgres".format(**names),
+    )
+    try:
+        yield names
+    finally:
+        run_as_superuser(database, "drop owned by {me}, {other}, {group} cascade".format(**names))
+        run_as_superuser(database, "drop role {me}, {other}, {group}".format(**names))
+
+
+def run_as_superuser(database: str, statements: str) -> None:
+    with closing(psycopg2.connect(database)) as superuser:
+        superuser.autocommit = True
+        with superuser.cursor() as cursor:
+            cursor.execute(statements)
 
 
 @pytest.mark.parametrize("opener", OPENERS)

@@ -5,7 +5,7 @@ import socket
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -69,8 +69,8 @@ class Doctor:
 
 CHECKS = {
     "java", "packages", "fast path", "class archive", "Kafka connection", "Postgres connection", "server settings",
-    "clocks", "ledger", "privileges", "pipelines", "targets", "topics", "retention", "freshness", "open transactions",
-    "forwarding", "Airflow's pools",
+    "search path", "clocks", "ledger", "privileges", "pipelines", "targets", "topics", "retention", "freshness",
+    "open transactions", "forwarding", "Airflow's pools",
 }  # fmt: skip
 
 
@@ -283,6 +283,17 @@ def test_a_server_setting_prevents_writing(doctor, pipeline, settings):
     ]
     assert "default_transaction_read_only is on" in found[0]["found"]
     assert found[0]["remedy"].startswith("Reset it for the login or the database")
+
+
+def test_others_may_create_functions_on_the_search_path(doctor, pipeline, settings):
+    with closing(psycopg2.connect(settings.postgres)) as superuser, superuser, superuser.cursor() as cursor:
+        cursor.execute("grant create on schema public to public")
+    found = of(doctor(pipeline), "search path")
+    assert found["level"] == "warning"
+    assert "may create functions and operators, or have done so: public (role public)" in found["found"]
+    assert found["remedy"].startswith(
+        "Run revoke create on schema … from …, and drop what the role has created"
+    )
 
 
 def test_the_clock_is_wrong(doctor, pipeline):

@@ -3,7 +3,6 @@
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
 
 import psycopg2
 import psycopg2.errors
@@ -11,18 +10,14 @@ import pytest
 
 from exactbatch import Append, Json, Pipeline, Upsert
 from exactbatch.audit.audit import audit
-from exactbatch.batch.engines.driver_engine import DriverEngine
-from exactbatch.batch.job import process_batch
 from exactbatch.errors import ConfigurationError, TargetMismatch
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger, migrate
 from exactbatch.operations.status import load_status
-from exactbatch.planning.freeze_advance import freeze_advance
-from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.postgres.connection import connect, transaction
 from support.dashboard import VIEWS, queries
-from support.roles import ROLES, Deployment
+from support.roles import ROLES
 from support.topics import record
 
 
@@ -31,22 +26,6 @@ def topic(make_topic):
     topic = make_topic()
     topic.produce(*(record(n) for n in range(5)), b"bad")
     return topic
-
-
-def run(spark: Any, deployment: Deployment, pipeline: Pipeline, request: ReplayRequest | None = None) -> int:
-    """A batch from plan to commit, by the job's login."""
-    settings = deployment.settings("job")
-    connection, log = connect(settings.postgres, application="tests"), KafkaBroker(settings.kafka)
-    try:
-        if request is None:
-            batch_id = freeze_advance(connection, log, pipeline, origin="cli")
-        else:
-            batch_id = freeze_replay(connection, log, pipeline, request, origin="cli").batch_id
-        assert batch_id is not None
-        process_batch(DriverEngine(spark), pipeline, batch_id, settings)
-        return batch_id
-    finally:
-        connection.close()
 
 
 @pytest.mark.parametrize("kind", ["append", "upsert", "partition"])
@@ -62,10 +41,10 @@ def test_each_role_can_do_its_work(spark, deployment, topic, kind):
     )
     deployment.init(pipeline)
     deployment.execute(ROLES)
-    run(spark, deployment, pipeline)
+    deployment.run(spark, pipeline)
     topic.produce(record(7))
-    run(spark, deployment, pipeline)
-    run(spark, deployment, pipeline, ReplayRequest(ranges=(RequestedRange(topic.name, 0, 2, 6),)))
+    deployment.run(spark, pipeline)
+    deployment.run(spark, pipeline, ReplayRequest(ranges=(RequestedRange(topic.name, 0, 2, 6),)))
     deployment.execute("grant usage on schema shop to exactbatch_reader")
     deployment.execute("grant select on all tables in schema shop to exactbatch_reader")
     reader = deployment.settings("reader")
@@ -84,7 +63,7 @@ def committed(spark, deployment, topic):
     )
     deployment.init(pipeline)
     deployment.execute(ROLES)
-    run(spark, deployment, pipeline)
+    deployment.run(spark, pipeline)
     return deployment
 
 
@@ -97,13 +76,13 @@ def test_a_privilege_that_is_missing_is_named(spark, deployment, topic):
         ConfigurationError,
         match=r"login 'test_job': a privilege is missing: permission",
     ):
-        run(spark, deployment, pipeline)
+        deployment.run(spark, pipeline)
     deployment.execute(ROLES)
     with pytest.raises(
         ConfigurationError,
         match=r"permission denied for database \S+ \(SQLSTATE 42501\)\. .* docs/roles\.sql",
     ):
-        run(spark, deployment, pipeline)
+        deployment.run(spark, pipeline)
 
 
 def test_what_the_jobs_login_lacks_is_named_with_its_grant(spark, committed, topic):
@@ -113,7 +92,7 @@ def test_what_the_jobs_login_lacks_is_named_with_its_grant(spark, committed, top
     topic.produce(record(8))
     committed.execute("revoke usage on schema exactbatch_staging from exactbatch_job, test_job")
     with pytest.raises(ConfigurationError, match="permission denied for schema exactbatch_staging"):
-        run(spark, committed, pipeline)
+        committed.run(spark, pipeline)
     committed.execute(ROLES)
     committed.execute("alter table shop.item owner to test_owner; grant usage on schema shop to test_owner")
     committed.execute("grant select, update on shop.item to test_job")
@@ -122,7 +101,7 @@ def test_what_the_jobs_login_lacks_is_named_with_its_grant(spark, committed, top
         match=r"target shop\.item: the login test_job lacks a privilege: permission denied for table item "
         r"\(SQLSTATE 42501\)\. .* grant select, insert, update, delete on shop\.item to test_job;",
     ):
-        run(spark, committed, pipeline)
+        committed.run(spark, pipeline)
 
 
 def test_what_the_login_lacks_is_named_also_if_its_search_path_leads_elsewhere(spark, deployment, topic):
@@ -135,12 +114,12 @@ def test_what_the_login_lacks_is_named_also_if_its_search_path_leads_elsewhere(s
     deployment.execute(
         "do $$ begin execute format('alter database %I set search_path to shop', current_database()); end $$"
     )
-    run(spark, deployment, pipeline)
+    deployment.run(spark, pipeline)
     topic.produce(record(8))
     deployment.execute("alter table public.item owner to test_owner")
     deployment.execute("grant select, update on public.item to test_job")
     with pytest.raises(TargetMismatch, match=r"grant select, insert, update, delete on item to test_job;"):
-        run(spark, deployment, pipeline)
+        deployment.run(spark, pipeline)
 
 
 def test_nobody_changes_the_past_and_a_reader_writes_nothing(committed):

@@ -79,9 +79,9 @@ KINDS = [
          "create table p1 partition of t for values from (0) to (3)", "no partition of relation"),
     Kind("an inheritance child", "create table parent ({columns}); create table t ({unique_only}) inherits "
          "(parent)",
-         "has the inheritance parent parent"),
+         "has the inheritance parent public.parent"),
     Kind("an inheritance parent", PLAIN + "; create table child () inherits (t)", "has the inheritance "
-         "child child",
+         "child public.child",
          core=True),
     Kind("with dropped columns", "create table t (gone int, {columns}{unique}); alter table t drop column gone"),
     Kind("with a column that has a default", "create table t ({columns}, more text default 'x'{unique})"),

@@ -1,6 +1,7 @@
 """What the statements of a block do in Postgres: their plans, as executed, through auto_explain."""
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -61,6 +62,10 @@ _REMOVED: Final = (
 )
 
 
+# What a message to the server may begin with.
+_PATH: Final = re.compile(r"^set local search_path to [^;]*; ")
+
+
 class _Notices(list[str]):
     """Keeps all notices of a connection; psycopg2 would keep the last 50."""
 
@@ -78,6 +83,6 @@ def executed_plans(connection: Any) -> Iterator[list[ExecutedPlan]]:
     for notice in connection.notices:
         if "plan:" in notice:
             explained = json.loads(notice.partition("plan:")[2])
-            plans.append(ExecutedPlan(explained["Query Text"], explained["Plan"]))
+            plans.append(ExecutedPlan(_PATH.sub("", explained["Query Text"]), explained["Plan"]))
     with connection, connection.cursor() as cursor:
         cursor.execute("set auto_explain.log_min_duration = -1")

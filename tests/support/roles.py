@@ -9,7 +9,13 @@ import psycopg2.errors
 from psycopg2.extensions import make_dsn
 
 from exactbatch import Pipeline
+from exactbatch.batch.engines.driver_engine import DriverEngine
+from exactbatch.batch.job import process_batch
+from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger, migrate
+from exactbatch.planning.freeze_advance import freeze_advance
+from exactbatch.planning.freeze_replay import freeze_replay
+from exactbatch.planning.request import ReplayRequest
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
 
@@ -45,3 +51,18 @@ class Deployment:
         with transaction(connection):
             Ledger(connection).register(pipeline)
         connection.close()
+
+    def run(self, spark: Any, pipeline: Pipeline, request: ReplayRequest | None = None) -> int:
+        """Run a batch from plan to commit, as the job; return its ID."""
+        settings = self.settings("job")
+        connection, log = connect(settings.postgres, application="tests"), KafkaBroker(settings.kafka)
+        try:
+            if request is None:
+                batch_id = freeze_advance(connection, log, pipeline, origin="cli")
+            else:
+                batch_id = freeze_replay(connection, log, pipeline, request, origin="cli").batch_id
+            assert batch_id is not None
+            process_batch(DriverEngine(spark), pipeline, batch_id, settings)
+            return batch_id
+        finally:
+            connection.close()

@@ -10,8 +10,8 @@ import pytest
 PACKAGE: Final = Path(__file__).parents[2] / "jobs" / "exactbatch"
 # What sql.SQL() takes beside constants: names of types, as columns.py checks and Postgres spells them, digits
 # of such a type, the text that Postgres itself keeps of a constraint or an index, a number of a column, the text of
-# ledger/queries, what the class or function has itself chosen from constants, and the checks of a pipeline, which are
-# SQL of its author.
+# ledger/queries, the search path, whose schemas Postgres has quoted, what the class or function has itself chosen from
+# constants, and the checks of a pipeline, which are SQL of its author.
 TAKEN: Final = {
     "audit/violations.py": {"check", "column.type"},
     "sinks/values/checks.py": {"cast.type", "each.type", "check"},
@@ -49,6 +49,7 @@ TAKEN: Final = {
         "index.definition.removeprefix(index.prefix)",
     },
     "sinks/upsert/audit.py": {"type_"},
+    "postgres/connection.py": {"path"},
     "postgres/types.py": {"type_.sql_name"},
     "batch/staging/staging_tables.py": {"type_"},
     "operations/try_records.py": {"column.staged_type"},

@@ -10,6 +10,7 @@ from psycopg2 import sql
 from exactbatch.ledger import ledger_session
 from exactbatch.postgres.arrow import ArrowConnection, connect_arrow
 from exactbatch.postgres.connection import Connection, Cursor
+from exactbatch.postgres.session_settings import OWN_PATH
 
 
 class Snapshot:
@@ -37,11 +38,17 @@ class Snapshot:
         self.execute(sql.SQL("set transaction snapshot {}").format(sql.Literal(name)))
         # JIT compilation takes longer than it saves.
         self.execute(sql.SQL("set local jit to off"))
+        self._search(self._arrow.target_path)
 
     def lock(self, tables: Iterable[sql.Composable]) -> None:
         """Keep partitions of tables from being detached for the rest of this connection's transaction."""
         for table in tables:
             self.execute(sql.SQL("lock table {} in access share mode").format(table))
+
+    def _search(self, path: str) -> None:
+        """Run a statement that sets the search path: what is compared has the operators of the login's."""
+        with self._arrow.cursor() as cursor:
+            cursor.execute(path)
 
     def execute(self, statement: sql.Composable) -> None:
         """Run a statement that returns no rows."""
@@ -89,7 +96,10 @@ class Snapshot:
             "select attname, format_type(atttypid, atttypmod) from pg_attribute "
             "where attrelid = $1::regclass and attnum > 0 and not attisdropped order by attnum"
         )
-        return dict(self.rows(query, table.as_string(self.connection)))
+        self._search(OWN_PATH)
+        types = dict(self.rows(query, table.as_string(self.connection)))
+        self._search(self._arrow.target_path)
+        return types
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from exactbatch.errors.translation import adbc_message, is_not_connected, transl
 from exactbatch.postgres.dsn import complete_dsn, connecting_errors, refused_connection
 from exactbatch.postgres.session_settings import (
     EFFECTIVE_SETTINGS,
+    OWN_PATH,
     EffectiveSettings,
     SessionSettings,
     milliseconds,
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     class ArrowCursor(dbapi.Cursor):
         """A cursor of an ArrowConnection. Rows are tuples, typed `Any`: their fields depend on the statement."""
 
+        connection: "ArrowConnection"
+
         def fetchone(self) -> Any:
             """Return the next row, or None."""
 
@@ -35,8 +38,13 @@ else:
 
 
 class ArrowConnection(dbapi.Connection):
-    """A dbapi connection that sets its settings in each transaction. ADBC begins the next as soon as one ends."""
+    """A dbapi connection that sets its settings in each transaction. ADBC begins the next as soon as one ends.
 
+    Its statements find only Postgres's own functions, operators and types, unless `target_path` has been executed in
+    the transaction.
+    """
+
+    target_path = OWN_PATH
     _pins = ""
     _pinned = True
 
@@ -120,6 +128,7 @@ def _open(dsn: str, settings: SessionSettings) -> ArrowConnection:
             effective = EffectiveSettings.of(cursor.fetchall())
         effective.check(settings.all(version))
         connection.begin_with(settings.statements(version, effective))
+        connection.target_path = effective.target_path
     except BaseException:
         connection.close()
         raise

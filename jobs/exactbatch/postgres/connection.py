@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg2
 import psycopg2.extras
 from psycopg2 import sql
-from psycopg2.extensions import TRANSACTION_STATUS_IDLE
+from psycopg2.extensions import TRANSACTION_STATUS_IDLE, TRANSACTION_STATUS_INERROR
 
 from exactbatch.errors import PostgresUnavailable
 from exactbatch.errors.sqlstates import INSUFFICIENT_PRIVILEGE
@@ -18,6 +18,7 @@ from exactbatch.postgres.deadlines import deadlines
 from exactbatch.postgres.dsn import complete_dsn, connecting_errors
 from exactbatch.postgres.session_settings import (
     EFFECTIVE_SETTINGS,
+    OWN_PATH,
     EffectiveSettings,
     SessionSettings,
     milliseconds,
@@ -27,6 +28,8 @@ from exactbatch.postgres.written_rows import WrittenRows
 STATEMENT_TIMEOUT: Final = 3600.0  # seconds
 # Seconds that the server gets to report that it has cancelled a statement at its statement_timeout.
 _GRACE: Final = 2.0
+# Triggers and expressions of targets run in it, so that it is no constant text: see Cursor.
+CHECK_CONSTRAINTS: Final = sql.SQL("set constraints all immediate")
 psycopg2.extras.register_uuid()  # type: ignore[no-untyped-call]  # an incomplete stub
 
 
@@ -40,16 +43,32 @@ class Connection(psycopg2.extensions.connection):
     answer_timeout: seconds; None on a connection whose caller limits the waits
     hung_up: true once a deadline has passed; the connection is lost then
     pins: the statements that set, at the beginning of each transaction, the settings that apply to it
+    target_path: the statement that sets the search path of statements over targets; see Cursor
+    left_out: schemas of the login's path that are not in it, each with a role that may create functions there, or has
+        done so; None if there are none
     """
 
     answer_timeout: float | None = STATEMENT_TIMEOUT + _GRACE
     hung_up = False
     pins = ""
+    target_path = OWN_PATH
+    left_out: str | None = None
+    _path = OWN_PATH  # the statement that has set the search path that is in effect
 
     if TYPE_CHECKING:
 
         def cursor(self, *args: Any, **kwargs: Any) -> "Cursor":  # type: ignore[override]  # no other factory is used
             """Return a cursor whose rows are named tuples."""
+
+    @property
+    def left_out_remark(self) -> str:
+        """A sentence about left_out for a message, after a space; "" if there is none."""
+        if self.left_out is None:
+            return ""
+        return (
+            f" Not searched are schemas of the path of {self.info.user!r} in which others may create functions, or "
+            f"have done so: {self.left_out}. docs/settings.md says what to do about them."
+        )
 
     def commit(self) -> None:
         """Commit, and wait for the answer no longer than the deadline."""
@@ -101,6 +120,10 @@ class Connection(psycopg2.extensions.connection):
 class Cursor(psycopg2.extras.NamedTupleCursor):
     """A cursor of a Connection. Rows are named tuples, typed `Any`: their fields depend on the statement.
 
+    A statement that is a constant text finds only Postgres's own functions, operators and types (OWN_PATH). One that is
+    composed (`sql.Composable`) names a table of a target or one made like it, and finds those of the login's path, too:
+    its triggers, expressions and types may need them.
+
     written_rows: what sinks note of the rows that they write; None: nothing
     most_refused: how many records with rows that a target refuses a search may find; 0: none is made
     """
@@ -121,20 +144,39 @@ class Cursor(psycopg2.extras.NamedTupleCursor):
 
     def execute(self, query: str | bytes | sql.Composable, vars: Any = None) -> None:
         """Execute a statement; if it is the first of its transaction, pin the settings before it."""
-        with self.connection.deadline():
-            self._pin()
+        with self._prepared(query) as path:
+            if path:  # in one message, which takes no longer
+                path = path.replace("%", "%%") if vars is not None else path
+                if isinstance(query, sql.Composable):
+                    query = sql.SQL(path) + query
+                else:
+                    query = path + query if isinstance(query, str) else path.encode() + query
             super().execute(query, vars)  # type: ignore[no-untyped-call]  # as above
 
     def copy_expert(self, sql: str | bytes | sql.Composable, file: Any, size: int = 8192) -> None:
         """Run a COPY; if it is the first statement of its transaction, pin the settings before it."""
-        with self.connection.deadline():
-            self._pin()
+        with self._prepared(sql) as path:
+            if path:
+                super().execute(path)  # type: ignore[no-untyped-call]  # as above
             super().copy_expert(sql, file, size)
 
-    def _pin(self) -> None:
+    @contextmanager
+    def _prepared(self, query: str | bytes | sql.Composable) -> Iterator[str]:
+        """Yield the start of a query that sets its search path, "" if that is in effect, in a transaction with the
+        settings; in the block, wait for the server no longer than the deadline."""
         connection = self.connection
-        if not connection.autocommit and connection.info.transaction_status == TRANSACTION_STATUS_IDLE:
-            super().execute(connection.pins)  # type: ignore[no-untyped-call]  # as above
+        with connection.deadline():
+            if not connection.autocommit and connection.info.transaction_status == TRANSACTION_STATUS_IDLE:
+                super().execute(connection.pins)  # type: ignore[no-untyped-call]  # as above
+                connection._path = OWN_PATH
+            path = connection.target_path if isinstance(query, sql.Composable) else OWN_PATH
+            try:
+                yield f"{path}; " if path != connection._path else ""
+                connection._path = path
+            finally:
+                # The next statement rolls back to a savepoint, which was set on this path, being a constant text.
+                if connection.info.transaction_status == TRANSACTION_STATUS_INERROR:
+                    connection._path = OWN_PATH
 
 
 def connect(
@@ -187,6 +229,7 @@ def _verify(connection: Connection, settings: SessionSettings) -> None:
     connection.rollback()
     effective.check(settings.all(version))
     connection.pins = settings.statements(version, effective)
+    connection.target_path, connection.left_out = effective.target_path, effective.left_out
 
 
 @contextmanager

@@ -166,45 +166,88 @@ class SessionSettings:
     def statements(self, version: int, effective: "EffectiveSettings | None" = None) -> str:
         """Return the statements that pin the settings of a transaction that has just begun.
 
-        With `effective`, they also pin the login's search path, and that a commit waits until it is on disk. None of
-        them takes a snapshot, so the transaction can still choose its isolation level.
+        The search path is OWN_PATH; without `effective`, it is that of the login, which EFFECTIVE_SETTINGS reads. With
+        `effective`, they also pin that a commit waits until it is on disk. None of them takes a snapshot, so the
+        transaction can still choose its isolation level.
         """
         settings = [setting for setting in self.all(version) if setting.scope == "transaction"]
         # The texts are constants and numbers of this module.
         local = [f"set local {setting.name} to '{setting.value}'" for setting in settings]
-        local.append(f"set local search_path to {effective.search_path if effective else 'default'}")
+        local.append(OWN_PATH if effective else "set local search_path to default")
         if effective and not effective.waits_for_commits:
             local.append("set local synchronous_commit to on")
         return "; ".join(local)
 
 
+# The path of all statements but those over targets. On any other, a function or operator that somebody has created for
+# the very types of its arguments would take the place of Postgres's own, which takes them after a conversion. Postgres
+# would search pg_temp first if it were not listed.
+OWN_PATH: Final = "set local search_path to pg_catalog, pg_temp"
+
+
 _NAMES: Final = "', '".join(
     [*(setting.name for setting in (*_FIXED, _TEMPORARY_TABLES)), *_TIMEOUTS, "synchronous_commit"]
 )
-# The settings in effect, and the search path without schemas that do not exist. The query runs while that path is
-# in effect, on which other schemas may precede pg_catalog: hence the qualified names and operators.
+# The settings in effect; the schemas of the login's path that exist, without those where another role may create
+# functions and operators, or has created some; and these, with such a role. Trusted are superusers, the login itself
+# and the roles that own the schema; but not an owner who has given a schema the name of the login, so that "$user" puts
+# it first on the path. A role counts only if another login can act as it. The query runs while the login's path is in
+# effect: hence the qualified names and operators.
 EFFECTIVE_SETTINGS: Final = f"""
-select s.name, s.setting,
-       (select pg_catalog.string_agg(pg_catalog.quote_ident(name), ', ' order by at)
-        from pg_catalog.unnest(pg_catalog.current_schemas(false)) with ordinality path (name, at)
-        where name operator(pg_catalog.<>) 'pg_catalog')
-from pg_catalog.pg_settings s
+select s.name, s.setting, p.schemas, p.left_out
+from pg_catalog.pg_settings s cross join (
+    select pg_catalog.string_agg(pg_catalog.quote_ident(path.name), ', ' order by path.at)
+               filter (where other.name is null),
+           pg_catalog.string_agg(
+               pg_catalog.format('%s (role %s)', pg_catalog.quote_ident(path.name), other.name), ', ' order by path.at)
+               filter (where other.name is not null)
+    from pg_catalog.unnest(pg_catalog.current_schemas(false)) with ordinality path (name, at)
+    join pg_catalog.pg_namespace n on n.nspname operator(pg_catalog.=) path.name
+    left join lateral (
+        select coalesce(pg_catalog.quote_ident(r.rolname), 'public') as name
+        from (
+            select n.nspowner, false where n.nspname operator(pg_catalog.=) current_user
+            union all
+            select a.grantee, false from pg_catalog.aclexplode(n.nspacl) a
+            where a.privilege_type operator(pg_catalog.=) 'CREATE'
+            union all
+            select f.proowner, true from pg_catalog.pg_proc f where f.pronamespace operator(pg_catalog.=) n.oid
+            union all
+            select o.oprowner, true from pg_catalog.pg_operator o where o.oprnamespace operator(pg_catalog.=) n.oid
+        ) creator (oid, has_created)
+        left join pg_catalog.pg_roles r on r.oid operator(pg_catalog.=) creator.oid
+        where r.oid is null
+        or r.rolname operator(pg_catalog.<>) current_user and not r.rolsuper
+        and (n.nspname operator(pg_catalog.=) current_user or not pg_catalog.pg_has_role(r.oid, n.nspowner, 'member'))
+        and (creator.has_created or exists (
+            select from pg_catalog.pg_roles login where login.rolcanlogin and not login.rolsuper
+            and login.rolname operator(pg_catalog.<>) current_user
+            and pg_catalog.pg_has_role(login.oid, r.oid, 'member')))
+        limit 1
+    ) other on true
+    where path.name operator(pg_catalog.<>) 'pg_catalog'
+) p (schemas, left_out)
 where s.name operator(pg_catalog.=) any (array['{_NAMES}'])
 """  # noqa: S608 - constants of this module
 
 
 @dataclass(frozen=True, slots=True)
 class EffectiveSettings:
-    """The settings in effect in a transaction of a login, by name, and the schemas of its path as SQL text."""
+    """The settings in effect in a transaction of a login, by name, and the schemas of its path as SQL text.
+
+    `left_out` are the schemas of the path that are not in `schemas`: each with a role that may create functions there,
+    or has done so.
+    """
 
     values: Mapping[str, str]
     schemas: str | None
+    left_out: str | None
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[str | bytes | None]]) -> "EffectiveSettings":
         """Read rows of EFFECTIVE_SETTINGS. ADBC returns bytes where quote_all_identifiers hides the types from it."""
         texts = [[cell.decode() if isinstance(cell, bytes) else cell for cell in row] for row in rows]
-        return cls({str(name): str(setting) for name, setting, _ in texts}, texts[0][2])
+        return cls({str(name): str(setting) for name, setting, *_ in texts}, *texts[0][2:])
 
     def check(self, settings: Iterable[Setting]) -> None:
         """Raise ConfigurationError, which names the setting and the remedy, unless all have their values."""
@@ -216,12 +259,14 @@ class EffectiveSettings:
                 )
 
     @property
-    def search_path(self) -> str:
-        """The login's own path, which users' functions and operators need.
+    def target_path(self) -> str:
+        """The statement that sets the path of statements over targets: the login's own, for users' functions, operators
+        and types.
 
         It leaves out pg_catalog, which Postgres then searches first and creates nothing in.
         """
-        return self.schemas or "''"
+        schemas = self.schemas or "''"
+        return f"set local search_path to {schemas}"
 
     @property
     def waits_for_commits(self) -> bool:

@@ -138,7 +138,7 @@ def copy_range(
     facts = _check_seen(cursor, task, target)
     try:
         # Deferred triggers and constraints would act at the commit, after what has arrived was counted.
-        cursor.execute("set constraints all immediate")
+        copy.check_constraints(cursor)
     except DATABASE_ERRORS as error:
         _raise_refused(task, error)
         raise

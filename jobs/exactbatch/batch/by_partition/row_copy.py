@@ -8,13 +8,14 @@ import pyarrow as pa
 from adbc_driver_manager import Error as AdbcError
 from psycopg2 import sql
 
-from exactbatch.batch.rows.arrow_copy import PostgresAccess, copy_batches
+from exactbatch.batch.rows.arrow_copy import PostgresAccess, copy_batches, on_target_path
 from exactbatch.batch.rows.binary_copy import Copied, copy_encoded, send_encoded
 from exactbatch.batch.rows.decode import RangeReader, ReadTask
 from exactbatch.batch.rows.fast_path import encoder_for
 from exactbatch.batch.rows.rejects import REJECT_SCHEMA
 from exactbatch.batch.rows.watchdog import StallTimeout
 from exactbatch.batch.staging.staging_tables import definitions
+from exactbatch.postgres.connection import CHECK_CONSTRAINTS
 from exactbatch.postgres.numbered import NumberedConnection
 from exactbatch.postgres.task_cursor import TaskConnection
 
@@ -41,6 +42,10 @@ class RowCopy(Protocol):
 
     def copy_rows(self, cursor: Any, schema_name: str, table: str, rows: Iterator[Any]) -> Copied:
         """COPY rows into a table. Raises one of DATABASE_ERRORS, and whatever the iterator raises."""
+        ...
+
+    def check_constraints(self, cursor: Any) -> None:
+        """Check the deferred constraints of the rows. Raises one of DATABASE_ERRORS."""
         ...
 
     def copy_rejects(self, cursor: Any, table: str, rejects: list[pa.RecordBatch]) -> None:
@@ -71,8 +76,14 @@ class ArrowCopy:
 
     def copy_rows(self, cursor: Any, schema_name: str, table: str, rows: Iterator[pa.RecordBatch]) -> Copied:
         """See RowCopy. ADBC reports what it sent, not what has arrived."""
-        sent = copy_batches(cursor, table, self._schema, rows, mode="append", db_schema_name=schema_name)
+        with on_target_path(cursor):
+            sent = copy_batches(cursor, table, self._schema, rows, mode="append", db_schema_name=schema_name)
         return Copied(sent, sent)
+
+    def check_constraints(self, cursor: Any) -> None:
+        """See RowCopy."""
+        with on_target_path(cursor):
+            cursor.execute(CHECK_CONSTRAINTS.string)
 
     def copy_rejects(self, cursor: Any, table: str, rejects: list[pa.RecordBatch]) -> None:
         """See RowCopy."""
@@ -101,6 +112,10 @@ class EncodedCopy:
         """See RowCopy."""
         names = self._encoder.schema.names
         return send_encoded(cursor.psycopg2, sql.Identifier(schema_name, table), names, rows)
+
+    def check_constraints(self, cursor: Any) -> None:
+        """See RowCopy."""
+        cursor.psycopg2.execute(CHECK_CONSTRAINTS)
 
     def copy_rejects(self, cursor: Any, table: str, rejects: list[pa.RecordBatch]) -> None:
         """See RowCopy. Raises StagedRowsDiffer as well, if Postgres has stored more or fewer."""

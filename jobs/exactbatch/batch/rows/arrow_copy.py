@@ -1,7 +1,7 @@
 """COPY of Arrow batches into Postgres through ADBC, on an executor or the driver."""
 
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -10,6 +10,7 @@ import pyarrow as pa
 from exactbatch.batch.rows.rejects import PendingRejects
 from exactbatch.batch.rows.watchdog import StallTimeout, run_with_stall_timeout
 from exactbatch.postgres.connection import Connection, connect
+from exactbatch.postgres.session_settings import OWN_PATH
 
 if TYPE_CHECKING:  # not imported by the driver: ADBC imports pandas
     from exactbatch.postgres.arrow import ArrowConnection, ArrowCursor
@@ -60,6 +61,14 @@ class PostgresAccess:
                 work(connection, timeout)
 
         run_with_stall_timeout(self.statement_timeout, connect_and_work, where=where)
+
+
+@contextmanager
+def on_target_path(cursor: "ArrowCursor") -> Iterator[None]:
+    """Write into a target in the block: its triggers, expressions and types find what is on the login's path."""
+    cursor.execute(cursor.connection.target_path)
+    yield
+    cursor.execute(OWN_PATH)  # after an error, the transaction ends
 
 
 def copy_batches(

@@ -9,7 +9,7 @@ import psycopg2
 import pyarrow as pa
 from adbc_driver_manager import Error as AdbcError
 
-from exactbatch.batch.rows.arrow_copy import copy_batches, copy_in_turns
+from exactbatch.batch.rows.arrow_copy import copy_batches, copy_in_turns, on_target_path
 from exactbatch.batch.rows.binary_copy import EncodedRows, copy_encoded
 from exactbatch.batch.rows.decode import RangeReader, pause_garbage_collector
 from exactbatch.batch.rows.fast_path import encoder_for
@@ -205,14 +205,15 @@ def _copy_batches(
             nonlocal sent
             offsets = _OffsetsOfRows()
             try:
-                sent += copy_batches(
-                    cursor,
-                    stage.tables.rows,
-                    reader.schema,
-                    offsets.noted(batches),
-                    mode="append",
-                    db_schema_name=SCHEMA,
-                )
+                with on_target_path(cursor):
+                    sent += copy_batches(
+                        cursor,
+                        stage.tables.rows,
+                        reader.schema,
+                        offsets.noted(batches),
+                        mode="append",
+                        db_schema_name=SCHEMA,
+                    )
             except AdbcError as error:
                 _raise_refused(stage, error, offsets)
                 raise

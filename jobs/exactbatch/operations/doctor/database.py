@@ -178,6 +178,23 @@ def check_settings(connection: Connection) -> Iterator[Finding]:
     yield from bad or [Finding("server settings", "ok", f"{row.free_sessions} sessions are free")]
 
 
+def check_search_path(connection: Connection) -> Iterator[Finding]:
+    """Look for schemas of the login's search path in which other roles may create functions and operators."""
+    if connection.left_out is None:
+        yield Finding(
+            "search path", "ok", f"no other role may create functions on that of {connection.info.user!r}"
+        )
+        return
+    yield Finding(
+        "search path",
+        "warning",
+        f"{connection.info.user!r} has schemas on it in which other roles may create functions and operators, or have "
+        f"done so: {connection.left_out}. Statements over targets do not search these schemas, other programs do",
+        "Run revoke create on schema … from …, and drop what the role has created there; or leave the schema out: "
+        "alter role … set search_path = ….",
+    )
+
+
 def check_clock(connection: Connection) -> Iterator[Finding]:
     """Compare the clocks of this machine and of Postgres. Kafka has no request for a broker's clock."""
     with transaction(connection) as cursor:

@@ -48,6 +48,7 @@ _MACHINE: Final = (
 )
 _DATABASE: Final = (
     ("server settings", database.check_settings),
+    ("search path", database.check_search_path),
     ("clocks", database.check_clock),
     ("ledger", database.check_ledger),
 )

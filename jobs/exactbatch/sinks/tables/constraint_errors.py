@@ -37,7 +37,7 @@ def constraint_error(
     mismatch = TargetMismatch(
         f"target {target.spec}{where}: it refuses what the batch writes: {psycopg2_message(error)}"
         f"{_shown(refused, cursor.most_refused)} (SQLSTATE {error.pgcode}). Nothing was written. Correct the target, "
-        f"or what the pipeline writes.{_remedy(target, error)}"
+        f"or what the pipeline writes.{_remedy(target, error)}{_path_remark(cursor, error)}"
         f"{_NO_RECORD if candidates is None else ''}{_REJECTS if refused else ''}",
         topic=first.topic if first else None,
         partition=first.partition if first else None,
@@ -77,6 +77,16 @@ def _remedy(target: TargetTable, error: psycopg2.Error) -> str:
     if isinstance(error, psycopg2.errors.ProgramLimitExceeded):
         return " An index over a hash of a long value, such as md5(value), takes values of any length."
     return ""
+
+
+def _path_remark(cursor: Cursor, error: psycopg2.Error) -> str:
+    """Say which schemas Postgres does not search, if it does not find something that a trigger or expression names."""
+    not_found = (
+        psycopg2.errors.UndefinedFunction,
+        psycopg2.errors.UndefinedTable,
+        psycopg2.errors.UndefinedObject,
+    )
+    return cursor.connection.left_out_remark if isinstance(error, not_found) else ""
 
 
 def _missing_privilege(cursor: Cursor, target: TargetTable, error: psycopg2.Error) -> TargetMismatch:

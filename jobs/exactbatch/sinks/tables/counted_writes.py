@@ -12,7 +12,7 @@ from psycopg2 import sql
 
 from exactbatch.errors import TargetMismatch
 from exactbatch.errors.sqlstates import is_refusal
-from exactbatch.postgres.connection import Cursor
+from exactbatch.postgres.connection import CHECK_CONSTRAINTS, Cursor
 from exactbatch.sinks.tables.candidates import Candidates
 from exactbatch.sinks.tables.constraint_errors import constraint_error
 from exactbatch.sinks.tables.target import TargetTable, quoted
@@ -43,7 +43,7 @@ def write_rows(
         cursor.execute(_noting(cursor, table, statement, removed=False, removal=removal))
         written, rows = _reported(cursor)
         # A deferred constraint would fail at the commit, when the rows that break it are no longer known.
-        cursor.execute("set constraints all immediate")
+        cursor.execute(CHECK_CONSTRAINTS)
     except psycopg2.Error as error:
         if not is_refusal(error.pgcode):
             raise

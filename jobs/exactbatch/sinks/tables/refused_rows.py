@@ -17,7 +17,7 @@ from psycopg2 import sql
 from exactbatch.errors import RefusedRecord
 from exactbatch.errors.sqlstates import is_of_a_row
 from exactbatch.errors.translation import psycopg2_message
-from exactbatch.postgres.connection import Cursor
+from exactbatch.postgres.connection import CHECK_CONSTRAINTS, Cursor
 from exactbatch.sinks.tables.candidates import PLACE, Candidates
 from exactbatch.sinks.tables.row_rules import row_rules
 from exactbatch.sinks.tables.target import TargetTable
@@ -189,7 +189,7 @@ class _Trial:
         try:
             cursor.execute(statement)
             left_out = [number for (number,) in cursor.fetchall()] if by_conflict else []
-            cursor.execute("set constraints all immediate")
+            cursor.execute(CHECK_CONSTRAINTS)
         except psycopg2.Error as error:
             if not is_of_a_row(error.pgcode) and error.pgcode not in _NOT_ASKED:
                 raise

@@ -7,6 +7,8 @@ import re
 from collections.abc import Sequence
 from typing import Final, NoReturn
 
+from psycopg2 import sql
+
 from exactbatch.columns import Column
 from exactbatch.errors import TargetMismatch
 from exactbatch.postgres.catalog import check_copied_unaltered
@@ -187,14 +189,15 @@ def check_operators(cursor: Cursor, table: TargetTable, key: Sequence[str]) -> N
 
     Postgres would then use the `=` of another type, such as text's for citext, and an index of the key would not.
     """
-    cursor.execute(_HIDDEN_OPERATORS, (table.identifier.as_string(cursor), list(key)))
+    cursor.execute(sql.SQL(_HIDDEN_OPERATORS), (table.identifier.as_string(cursor), list(key)))
     if (row := cursor.fetchone()) is not None:
         column, schema, type_ = row
         raise TargetMismatch(
             f"target {table.spec}, column {column}: the operators of its type {schema}.{type_} are in the "
             f"schema {schema}, which is not on the login's search_path, so Postgres would compare the values "
             f"as those of another type. Nothing was written. Put the schema on the search_path of every login "
-            f"that runs the pipeline or audits it: alter role … set search_path = public, {quoted(schema)};",
+            f"that runs the pipeline or audits it: alter role … set search_path = public, {quoted(schema)};"
+            f"{cursor.connection.left_out_remark}",
             column=column,
         )
 
