@@ -283,7 +283,7 @@ MUTANTS: Final = (
     Mutant(
         "records with replaced text are not counted",
         "batch/rows/decode.py",
-        "        self.replaced += replaced\n",
+        "            self.replaced += decoded.replaced\n",
         "",
         (
             "tests/integration/test_unstorable_text.py::test_text_that_postgres_cannot_hold_is_replaced_and_counted",

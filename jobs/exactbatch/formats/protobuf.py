@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from exactbatch.columns import Column, Field, parse_fields
 from exactbatch.errors import ConfigurationError
+from exactbatch.formats.bounds import check_size
 from exactbatch.formats.format import Decoded, decode_several
 from exactbatch.formats.json_blocks import stored_schema
 from exactbatch.formats.json_fields import (
@@ -129,7 +130,7 @@ class Protobuf:
         if not len(values):
             return pa.RecordBatch.from_pylist([], schema), None
         messages = [self._message_of(value, files_of) for value in values.to_pylist()]
-        members = []
+        members, size = [], 0
         for number, each in enumerate(self.fields):
             found, is_missing = _members([(message, type_.ways[number]) for message, type_ in messages], each)
             found.values = _column(each.column, found.values)
@@ -139,6 +140,7 @@ class Protobuf:
                     partial(pa.array, is_missing, pa.bool_()),
                     self._defaults[each.column.name],
                 )
+                check_size(0, size := size + found.values.nbytes)
             members.append(found)
         columns, origins = in_rows(members, len(values))
         rows = pa.RecordBatch.from_arrays(columns, schema=schema)
