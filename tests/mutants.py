@@ -1603,10 +1603,10 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a value of Avro may be of any depth",
-        "formats/avro_depth.py",
-        "    return _marked(schema, recursive) if recursive else schema\n",
+        "formats/avro_bounds.py",
+        "    return _marked(schema, recursive, _Widths(schema))\n",
         "    return schema\n",
-        ("tests/unit/test_avro_depth.py::test_a_deep_record_is_a_reject_and_crashes_nothing",),
+        ("tests/unit/test_avro_bounds.py::test_a_deep_record_is_a_reject_and_crashes_nothing",),
     ),
     Mutant(
         "numbers of Avro do not become text for a numeric that Postgres reads",

@@ -5,7 +5,7 @@ repeats what is around them, or by values that take no bytes. Arrow's arrays of 
 before that.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Protocol, Self, TypeVar
 
@@ -26,6 +26,10 @@ MOST_ROWS: Final = 1_000_000
 MOST_BYTES: Final = 256 * 1024 * 1024
 # Bytes of the rows that records decoded together should have; records are cut by what those before them became.
 _TOGETHER: Final = 64 * 1024 * 1024
+# Bytes of values that Python decodes together: it may take hundreds of bytes for one of theirs.
+_OF_OBJECTS: Final = 1024 * 1024
+_MOST_CHARACTERS: Final = 255  # of a name in a schema
+_SHOWN: Final = 50  # characters of it
 _REASON_LENGTH: Final = 500  # characters
 
 R = TypeVar("R", bound="_Records")
@@ -47,6 +51,23 @@ def check_size(rows: int, bytes_: int = 0) -> None:
         raise TooLarge(
             f"the record becomes rows of {bytes_:,} bytes, and a record may become at most {MOST_BYTES:,}"
         )
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Raise ValueError for long names in a schema: a small value could repeat them in JSON and text until these fill
+    the memory."""
+    for name in names:
+        if len(name) > _MOST_CHARACTERS:
+            raise ValueError(
+                f"expected names of fields and enums of at most {_MOST_CHARACTERS} characters, found one of "
+                f"{len(name):,}: {name[:_SHOWN]}…"
+            )
+
+
+def check_together(values: "pa.BinaryArray") -> None:
+    """Raise ValueError for several values of which Python would create too many objects: each half has fewer."""
+    if len(values) > 1 and values.nbytes > _OF_OBJECTS:
+        raise ValueError
 
 
 def size_of(values: "pa.Array", at: "npt.NDArray[np.int64]") -> int:

@@ -60,7 +60,7 @@ class NativeRecords(Records):
         sizes: Int64s,
         values: Addresses,
     ) -> None:
-        """`values` are the addresses of the values, 0 for a null value."""
+        """`sizes` and `values` are the sizes and the addresses of the values, 0 for a null value."""
         self._library, self._messages, self._all_addresses = library, messages, addresses
         self.offset_array, self._sizes, self._values = offsets, sizes, values
 
@@ -69,9 +69,18 @@ class NativeRecords(Records):
         self._messages.check_alive()
         return self._all_addresses
 
+    @property
+    def _header_functions(self) -> tuple[np.uint64, np.uint64]:
+        library = self._library
+        return np.uint64(address_of(library.message_headers)), np.uint64(address_of(library.header_get_all))
+
     def sizes(self) -> Int64s:
         """See Records."""
-        return self._sizes
+        sizes, place = self._sizes.copy(), np.zeros(4, np.uint64)
+        compiled.add_keys_and_headers(
+            self._addresses, *self._header_functions, np.uint64(place.ctypes.data), sizes
+        )
+        return sizes
 
     @cached_property
     def _milliseconds(self) -> Int64s:
@@ -116,8 +125,7 @@ class NativeRecords(Records):
         place = np.zeros(4, np.uint64)
         none = compiled.find_headers(
             self._addresses,
-            np.uint64(address_of(self._library.message_headers)),
-            np.uint64(address_of(self._library.header_get_all)),
+            *self._header_functions,
             np.array(list(name.encode()), np.uint8),
             np.uint64(place.ctypes.data),
             found,
@@ -182,12 +190,12 @@ def _gather(addresses: Addresses, sizes: Int64s) -> tuple[Bytes, Int64s]:
 
 
 def _binary(data: Bytes, ends: Int64s, addresses: Addresses) -> pa.BinaryArray:
-    """Return bytes as an array without copying them; null where the address is 0."""
-    # 32 bits suffice: a batch has 32 MB, or a single record, and a response of a broker has less than 2 GB.
-    offsets = pa.py_buffer(ends.astype(np.int32))
+    """Return bytes as an array without copying them; null where the address is 0. Raises ValueError for 2 GiB and more,
+    which an array's offsets of 32 bits cannot reach."""
     nulls = addresses == 0
     validity = pa.array(~nulls).buffers()[1] if nulls.any() else None
-    return pa.Array.from_buffers(pa.binary(), len(addresses), [validity, offsets, pa.py_buffer(data)])
+    buffers = [validity, pa.py_buffer(ends), pa.py_buffer(data)]
+    return pa.Array.from_buffers(pa.large_binary(), len(addresses), buffers).cast(pa.binary())
 
 
 def _headers(library: Any, message: int) -> Any:

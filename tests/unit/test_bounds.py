@@ -1,0 +1,1 @@
+"""What a record may become is bounded, and no value ends a batch."""
