@@ -3,7 +3,7 @@
 import ctypes as c
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +13,8 @@ from exactbatch.formats.record_headers import Header, Unreadable, last_headers
 from exactbatch.kafka.native_client import Addresses
 from exactbatch.kafka.native_library import MessageStruct, address_of
 from exactbatch.kafka.records import NO_TIMESTAMP, Bytes, Flags, Int64s, Record, Records
+
+_MOST_BYTES: Final = 2**31 - 1
 
 
 class NativeMessages:
@@ -190,12 +192,14 @@ def _gather(addresses: Addresses, sizes: Int64s) -> tuple[Bytes, Int64s]:
 
 
 def _binary(data: Bytes, ends: Int64s, addresses: Addresses) -> pa.BinaryArray:
-    """Return bytes as an array without copying them; null where the address is 0. Raises ValueError for 2 GiB and more,
-    which an array's offsets of 32 bits cannot reach."""
+    """Return bytes as an array without copying them; null where the address is 0. Raises ValueError for more bytes than
+    the offsets of an array count."""
+    if len(data) > _MOST_BYTES:
+        raise ValueError(f"{len(addresses)} keys, values or headers have {len(data):,} bytes: an array has less than 2 GiB")
+    offsets = pa.py_buffer(ends.astype(np.int32))
     nulls = addresses == 0
     validity = pa.array(~nulls).buffers()[1] if nulls.any() else None
-    buffers = [validity, pa.py_buffer(ends), pa.py_buffer(data)]
-    return pa.Array.from_buffers(pa.large_binary(), len(addresses), buffers).cast(pa.binary())
+    return pa.Array.from_buffers(pa.binary(), len(addresses), [validity, offsets, pa.py_buffer(data)])
 
 
 def _headers(library: Any, message: int) -> Any:
