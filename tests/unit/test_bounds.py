@@ -84,7 +84,11 @@ LARGER = [
     (Json("note text, note2 text from 'note', note3 jsonb from 'note'"), LONG_NOTE, BYTES),
     (Json("s int from 'items[].s', t text from 'items[].t' default 'zzzz'"), MANY, ROWS),
     (Json("id int", encoding="gzip", documents="lines"), gzip.compress(b"{}\n" * 1001), ROWS),
-    (Json("id int", encoding=("base64",), documents="array"), base64.b64encode(b"[" + b"{}," * 1000 + b"{}]"), ROWS),
+    (
+        Json("id int", encoding=("base64",), documents="array"),
+        base64.b64encode(b"[" + b"{}," * 1000 + b"{}]"),
+        ROWS,
+    ),
     (Json("id int", documents="concatenated"), b"{}" * 1001, ROWS),
     (Json("note text", encoding="gzip"), gzip.compress(b'{"note": "%s"}' % (b"x" * 1_000_001)), BYTES),
     (Json("a text default 'aaaaaaaaaa', b text default 'b'", documents="lines"), b"{}\n" * 1001, ROWS),
@@ -207,7 +211,8 @@ def test_no_exception_of_one_value_ends_a_batch(error, why, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "error", [RegistryUnavailable("x"), ConfigurationError("x"), ConnectionResetError("x"), ModuleNotFoundError("x")]
+    "error",
+    [RegistryUnavailable("x"), ConfigurationError("x"), ConnectionResetError("x"), ModuleNotFoundError("x")],
 )
 def test_a_failure_of_a_server_or_of_the_set_up_is_no_reject(error, monkeypatch):
     failing(error, monkeypatch)
@@ -216,7 +221,7 @@ def test_a_failure_of_a_server_or_of_the_set_up_is_no_reject(error, monkeypatch)
 
 
 def test_an_error_of_no_record_is_no_reject(monkeypatch):
-    def decode(self: Json, values: pa.BinaryArray) -> Any:  # noqa: ARG001
+    def decode(self: Json, values: pa.BinaryArray) -> Any:
         raise AttributeError("a mistake")
 
     monkeypatch.setattr(Json, "decode", decode)
@@ -256,9 +261,17 @@ NO_BYTES = [
 @pytest.mark.parametrize(("type_", "body"), NO_BYTES, ids=range(len(NO_BYTES)))
 @pytest.mark.parametrize("header", [b"", b"\0\0\0\0\7"], ids=["schema", "registry"])
 def test_parts_of_avro_that_take_no_bytes_are_bounded(type_, body, header, registry):
-    schema = {"type": "record", "name": "V", "fields": [{"name": "id", "type": "int"}, {"name": "z", "type": type_}]}
+    schema = {
+        "type": "record",
+        "name": "V",
+        "fields": [{"name": "id", "type": "int"}, {"name": "z", "type": type_}],
+    }
     registry.has(7, schema)
-    format_ = Avro(registry=registry.address, columns="id int") if header else Avro(json.dumps(schema), columns="id int")
+    format_ = (
+        Avro(registry=registry.address, columns="id int")
+        if header
+        else Avro(json.dumps(schema), columns="id int")
+    )
     rows, rejects = outcome(format_, b"?", header + b"\x0e" + body)
     assert rows == []
     assert "parts that take no bytes" in rejects[1]

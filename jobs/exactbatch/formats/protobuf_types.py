@@ -51,7 +51,9 @@ def _check_names(described: Any) -> None:
     enums = list(described.enum_type)
     for message in getattr(described, "message_type", None) or getattr(described, "nested_type", ()):
         _check_names(message)
-    names = [each.name for each in [*getattr(described, "field", ()), *(v for enum in enums for v in enum.value)]]
+    names = [
+        each.name for each in [*getattr(described, "field", ()), *(v for enum in enums for v in enum.value)]
+    ]
     check_names(names)
 
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from exactbatch.formats import record_headers
+from exactbatch.formats.bounds import joined
 from exactbatch.formats.csv import Csv
 from exactbatch.formats.debezium import Debezium
-from exactbatch.formats.bounds import joined
 from exactbatch.formats.format import Decoded, Format
 from exactbatch.formats.json import Json
 from exactbatch.formats.json_schema import JsonSchema

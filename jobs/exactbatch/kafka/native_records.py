@@ -195,7 +195,9 @@ def _binary(data: Bytes, ends: Int64s, addresses: Addresses) -> pa.BinaryArray:
     """Return bytes as an array without copying them; null where the address is 0. Raises ValueError for more bytes than
     the offsets of an array count."""
     if len(data) > _MOST_BYTES:
-        raise ValueError(f"{len(addresses)} keys, values or headers have {len(data):,} bytes: an array has less than 2 GiB")
+        raise ValueError(
+            f"{len(addresses)} keys, values or headers have {len(data):,} bytes: an array has less than 2 GiB"
+        )
     offsets = pa.py_buffer(ends.astype(np.int32))
     nulls = addresses == 0
     validity = pa.array(~nulls).buffers()[1] if nulls.any() else None
