@@ -170,7 +170,7 @@ def of_json(chance: random.Random, _registry: Registry) -> tuple[Any, Callable[[
             )
             whole = b"[" + whole + b"{}]" if documents == "array" else whole
         for each in reversed(encodings):
-            whole = {"gzip": gzip.compress, "base64": base64.b64encode, "zstd": _zstd}[each](whole)
+            whole = _ENCODERS[each](whole)
         return whole
 
     return Json(columns(chance), encoding=encodings, documents=documents), value  # type: ignore[arg-type]
@@ -178,6 +178,13 @@ def of_json(chance: random.Random, _registry: Registry) -> tuple[Any, Callable[[
 
 def _zstd(value: bytes) -> bytes:
     return bytes(pa.compress(value, codec="zstd", asbytes=True))
+
+
+_ENCODERS: Final[dict[str, Callable[[bytes], bytes]]] = {
+    "gzip": lambda value: gzip.compress(value, 1),
+    "base64": base64.b64encode,
+    "zstd": _zstd,
+}
 
 
 def of_lines(chance: random.Random, _registry: Registry) -> tuple[Any, Callable[[], bytes]]:
@@ -307,7 +314,8 @@ def proto_file(chance: random.Random) -> bytes:
             message.field.add(
                 name=name, number=number, type=11, label=3 if name == "items" else 1, type_name=inner
             )
-    return FileDescriptorSet(file=[file]).SerializeToString()
+    serialized: bytes = FileDescriptorSet(file=[file]).SerializeToString()
+    return serialized
 
 
 def proto_body(chance: random.Random) -> bytes:

@@ -88,7 +88,8 @@ def _enter(_nothing: None, mark: Mapping[str, Any], _reader_schema: Any = None) 
 def _leave(record: dict[str, Any], schema: Mapping[str, Any], _reader_schema: Any = None) -> dict[str, Any]:
     _counts.levels -= schema["fields"][0]["type"]["levels"]
     del record[_FIELD]
-    return _count(record, schema)
+    _count(record, schema)
+    return record
 
 
 def _count(value: Any, schema: Mapping[str, Any], _reader_schema: Any = None) -> Any:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 # A batch of the largest records: they take as long as a hundred full blocks of records with one row each.
 MOST_ROWS: Final = 1_000_000
-# Postgres's limit for a jsonb, and four times what a value may decompress to. Decoding and copying hold some three times
-# as much.
+# Postgres's limit for a jsonb, and four times what a value may decompress to. Decoding and copying hold some three
+# times as much.
 MOST_BYTES: Final = 256 * 1024 * 1024
 # Bytes of the rows that records decoded together should have; records are cut by what those before them became.
 _TOGETHER: Final = 64 * 1024 * 1024
@@ -81,14 +81,16 @@ def _sizes(values: "pa.Array") -> "npt.NDArray[np.int64]":
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    sizes: npt.NDArray[np.int64]
     if pa.types.is_list(values.type):
         ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(_sizes(values.values))])
         bounds = values.offsets.to_numpy()
-        return ends[bounds[1:]] - ends[bounds[:-1]] + 4
-    if pa.types.is_string(values.type) or pa.types.is_binary(values.type):
-        lengths = pc.fill_null(pc.binary_length(values), 0)
-        return lengths.to_numpy().astype(np.int64) + 4
-    return np.full(len(values), max(1, values.type.bit_width // 8), np.int64)
+        sizes = ends[bounds[1:]] - ends[bounds[:-1]] + 4
+    elif pa.types.is_string(values.type) or pa.types.is_binary(values.type):
+        sizes = pc.fill_null(pc.binary_length(values), 0).to_numpy().astype(np.int64) + 4
+    else:
+        sizes = np.full(len(values), max(1, values.type.bit_width // 8), np.int64)
+    return sizes
 
 
 def joined(batches: "Sequence[pa.RecordBatch]") -> "pa.RecordBatch":

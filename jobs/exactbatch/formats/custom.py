@@ -27,8 +27,8 @@ class Custom:
     and a replay decode again.
 
     The result is checked: an invalid result, or an exception other than OSError and MemoryError, raises
-    ConfigurationError and ends the batch; after an OSError the batch is retried. A row that Postgres cannot store is a reject. A null value is a
-    tombstone.
+    ConfigurationError and ends the batch; after an OSError the batch is retried. A row that Postgres cannot store is a
+    reject. A null value is a tombstone.
     """
 
     null_is_tombstone: ClassVar[bool] = True

@@ -48,13 +48,12 @@ def pool_of(
 
 def _check_names(described: Any) -> None:
     """Raise ValueError for long names of fields and enums, which a small value could repeat in JSON and text."""
-    enums = list(described.enum_type)
-    for message in getattr(described, "message_type", None) or getattr(described, "nested_type", ()):
+    is_file = hasattr(described, "message_type")
+    for message in described.message_type if is_file else described.nested_type:
         _check_names(message)
-    names = [
-        each.name for each in [*getattr(described, "field", ()), *(v for enum in enums for v in enum.value)]
-    ]
-    check_names(names)
+    fields = [] if is_file else described.field
+    values = [value for enum in described.enum_type for value in enum.value]
+    check_names(each.name for each in [*fields, *values])
 
 
 def files_of_set(descriptors: bytes) -> "list[FileDescriptorProto]":

@@ -137,8 +137,8 @@ def _documents_of(value: bytes, documents: Documents) -> Iterator[bytes]:
 def _objects(value: bytes, between: bytes = b"") -> Iterator[bytes]:
     """Yield the texts of objects that come one after the other, each from its first brace to its last.
 
-    Only white space and the bytes `between` may be before and after them; raise ValueError for others. What is inside of
-    the braces is not parsed: Python's parser would create an object of each part.
+    Only white space and the bytes `between` may be before and after them; raise ValueError for others. What is inside
+    of the braces is not parsed: Python's parser would create an object of each part.
     """
     start = at = depth = 0
     while brace := _BRACE.match(value, at):
