@@ -377,7 +377,11 @@ def event(chance: random.Random) -> bytes:
     envelope: Any = {"before": row(), "after": row(), "op": op, "source": json_value(chance, 2)}
     if chance.random() < 0.2:
         envelope = (
-            {**row(), "__deleted": chance.choice(["true", "false", 1]), "__op": op}
+            {
+                **dict.fromkeys(("id", "a"), json_value(chance, 3)),
+                "__deleted": chance.choice(["true", "false", 1]),
+                "__op": op,
+            }
             if chance.random() < 0.9
             else row()
         )
