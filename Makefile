@@ -75,6 +75,9 @@ test-slow: java pgbouncer ## run the slow tests: whole scenarios in Airflow, clu
 test-long: java pgbouncer ## run the tests with servers in their long form: a day's backfill, all moments, more random steps and values
 	@EXACTBATCH_LONG=1 $(BIN)/python -m pytest tests/e2e tests/faults tests/integration $(ARGS)
 
+fuzz: ## decode hostile records of each format in 2 GB of address space, MINUTES=10 for each (30 with EXACTBATCH_LONG=1)
+	@EXACTBATCH_FUZZ_MINUTES=$(or $(MINUTES),$(if $(EXACTBATCH_LONG),30,10)) $(BIN)/python -m pytest tests/unit/test_fuzzed_formats.py $(ARGS)
+
 browser:
 	@test -x "$(CHROMIUM)" || command -v chromium >/dev/null || command -v google-chrome >/dev/null || { \
 	  echo 'error: the tests of the page need Chromium. On Debian: apt-get install chromium.' \

@@ -284,7 +284,7 @@ MUTANTS: Final = (
     Mutant(
         "records with replaced text are not counted",
         "batch/rows/decode.py",
-        "        self.replaced += replaced\n",
+        "            self.replaced += decoded.replaced\n",
         "",
         (
             "tests/integration/test_unstorable_text.py::test_text_that_postgres_cannot_hold_is_replaced_and_counted",
@@ -1676,10 +1676,10 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a value of Avro may be of any depth",
-        "formats/avro_depth.py",
-        "    return _marked(schema, recursive) if recursive else schema\n",
+        "formats/avro_bounds.py",
+        "    return _marked(schema, recursive, _Widths(schema))\n",
         "    return schema\n",
-        ("tests/unit/test_avro_depth.py::test_a_deep_record_is_a_reject_and_crashes_nothing",),
+        ("tests/unit/test_avro_bounds.py::test_a_deep_record_is_a_reject_and_crashes_nothing",),
     ),
     Mutant(
         "numbers of Avro do not become text for a numeric that Postgres reads",

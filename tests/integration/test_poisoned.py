@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from exactbatch import Append, Pipeline, failpoints
+from exactbatch import Append, Json, Pipeline, failpoints
 from exactbatch.cli import status as cli_status
 from exactbatch.cli.app import app
 from exactbatch.errors import Fenced, PostgresUnavailable, TargetMismatch, TransformFailed
@@ -88,6 +88,26 @@ def said(world: BatchRunner, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
     result = CliRunner().invoke(app, ["status", "any"])
     assert result.exit_code == 0, result.output
     return " ".join(result.output.split())
+
+
+def test_records_that_become_gigabytes_are_rejects_and_poison_no_batch(world, make_topic, make_pipeline):
+    """Each of 500 kB repeats its note in 1,500 rows: together, they would be more than one block of Arrow can hold."""
+    topic = make_topic()
+    items = ",".join(f'{{"s": {number}}}' for number in range(1500))
+    good, poison = (
+        b'{"note": "x", "items": [{"s": 1}]}',
+        f'{{"note": "{"x" * 500_000}", "items": [{items}]}}'.encode(),
+    )
+    topic.produce(good, *[poison] * 4, good)
+    value = Json("note text, s int from 'items[].s'")
+    pipeline = make_pipeline(topic, value=value, max_rejects=4)
+    batch = world.run(pipeline).batch
+    assert (batch.records, batch.rejected) == (6, 4)
+    assert world.is_exact(pipeline)
+    [[reason]] = world.rows("select distinct reason from exactbatch.rejected_record")
+    assert (
+        reason == "the record becomes rows of 750,006,000 bytes, and a record may become at most 268,435,456"
+    )
 
 
 def test_a_transform_that_fails_and_a_replay_that_fails_are_told(world, topic, make_pipeline):

@@ -291,15 +291,38 @@ def test_keys_headers_and_timestamps_are_those_of_the_record(make_topic: MakeTop
     assert abs(second - time.time() * 1000) < 60_000
 
 
-def test_records_of_a_megabyte_come_a_few_at_a_time(make_topic: MakeTopic) -> None:
+@pytest.mark.parametrize("place", ["value", "key", "header"])
+def test_records_of_a_megabyte_come_a_few_at_a_time(make_topic: MakeTopic, place: str) -> None:
     topic = make_topic()
     large = os.urandom(MB - 200)
-    topic.produce(*numbered(500), *[large] * 150, *numbered(500))
+    parts = {"value": {}, "key": {"key": large}, "header": {"headers": [("h", large)]}}[place]
+    topic.produce(*numbered(500))
+    topic.produce(*[large if place == "value" else b"v"] * 150, **parts)
+    topic.produce(*numbered(500))
     sizes = []
     for records in read_range(range_of(topic, 0, 1150), topic.properties, leader_epoch=None, timeout=10):
-        sizes.append((len(records), records.values().nbytes))
+        headers = [value for pairs in records.headers() for _, value in pairs or ()]
+        assert int(records.sizes().sum()) >= records.values().nbytes - 8 * len(records)
+        sizes.append((len(records), records.values().nbytes + records.keys().nbytes + sum(map(len, headers))))
     assert sum(count for count, _ in sizes) == 1150
     assert max(size for _, size in sizes) <= 33 * MB
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gigabytes", [2, 4])
+def test_keys_of_gigabytes_are_read_a_few_at_a_time(make_topic: MakeTopic, gigabytes: int) -> None:
+    """Tiny values and keys of 900 kB, which were a single block: its offsets of 32 bits wrapped around."""
+    topic = make_topic()
+    key, count = bytes(900_000), gigabytes * 1200
+    Topic(topic.name, {**topic.properties, "compression.type": "zstd"}).produce(*numbered(count), key=key)
+    read = 0
+    for records in read_range(range_of(topic, 0, count), topic.properties, leader_epoch=None, timeout=30):
+        keys = records.keys()
+        keys.validate(full=True)
+        assert keys.nbytes <= 33 * MB
+        assert keys.unique().to_pylist() == [key]
+        read += len(records)
+    assert read == count
 
 
 # Their places are the codes that the attributes of a batch of records have for them.

@@ -14,6 +14,8 @@ HOME: Final = Path(os.environ.get("EXACTBATCH_HOME", ROOT / ".local"))
 LONG: Final = bool(os.environ.get("EXACTBATCH_LONG"))
 # For how long each reader of Kafka is watched for leaks; 0 is a few seconds.
 LEAK_MINUTES: Final = float(os.environ.get("EXACTBATCH_LEAK_MINUTES") or (60 if LONG else 0))
+# For how long each format is tried with hostile records; 0 is a few seconds.
+FUZZ_MINUTES: Final = float(os.environ.get("EXACTBATCH_FUZZ_MINUTES") or 0)
 
 
 def draw_seed() -> int:

@@ -307,7 +307,7 @@ def test_reads_leave_no_memory_descriptor_or_thread_behind(
 
     before, _ = held_after_reads(0)
     first, growth = before, []
-    while not growth or time.monotonic() < until or (len(growth) < 4 and not is_quiet(growth)):
+    while not growth or time.monotonic() < until or (len(growth) < 12 and not is_quiet(growth)):
         after, reads = held_after_reads(6 * LEAK_MINUTES)  # a tenth
         growth.append(after - before)
         print(f"{reader}: {reads} reads: {after}; grown by {growth[-1]}", flush=True)  # noqa: T201 - shown by -s

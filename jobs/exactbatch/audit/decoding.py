@@ -1,10 +1,13 @@
 """Decode records for an audit as a batch stages them."""
 
+from collections.abc import Iterator
+
 import pyarrow as pa
 
 from exactbatch.audit.log_records import LogRecords
 from exactbatch.audit.report import Offsets
 from exactbatch.formats import Format, WithMessage, as_changes, epoch_starts, with_epochs
+from exactbatch.formats.bounds import InParts
 from exactbatch.formats.enveloped_nulls import with_nulls
 from exactbatch.formats.format import Decoded, LeavesValuesOut
 from exactbatch.formats.replaced_text import Messages, decode_replacing
@@ -35,19 +38,27 @@ def decode_records(
     records: LogRecords,
     partition: TopicPartition,
     offsets: Offsets,
-) -> Decoded:
-    """Decode records of a partition with the formats of their values and keys: into changes, if the sink keeps
-    deletes."""
-    decoded, _ = decode_replacing(
-        lambda some: _decode(pipeline, value, key, some),
-        records,
-        pipeline.value,
-        pipeline.key,
-        pipeline.replace_unstorable,
-    )
-    if not (epochs := pipeline.sink.epochs):
-        return decoded
-    return with_epochs(decoded, pa.array(offsets, pa.int64()), epoch_starts(epochs, partition))
+) -> Iterator[tuple[slice, Decoded]]:
+    """Decode records of a partition, in parts, with the formats of their values and keys: into changes, if the sink
+    keeps deletes. Yield the place of each part among the records."""
+    start = 0
+
+    def decode(part: LogRecords) -> Decoded:
+        return decode_replacing(
+            lambda some: _decode(pipeline, value, key, some),
+            part,
+            pipeline.value,
+            pipeline.key,
+            pipeline.replace_unstorable,
+        )
+
+    for part, decoded in InParts().decode(records, decode):
+        place = slice(start, start + len(part))
+        if epochs := pipeline.sink.epochs:
+            starts = epoch_starts(epochs, partition)
+            decoded = with_epochs(decoded, pa.array(offsets[place], pa.int64()), starts)
+        yield place, decoded
+        start = place.stop
 
 
 def _decode(

@@ -91,7 +91,7 @@ class RejectedRecords:
 
     def _compare(self, place: TopicPartition, offsets: Offsets, records: LogRecords) -> list[tuple[int, str]]:
         decoded = decode_records(self._pipeline, self._value, self._key, records, place, offsets)
-        reasons = dict(decoded.rejects)
+        reasons = {at.start + index: reason for at, part in decoded for index, reason in part.rejects}
         stored = {
             offset: (key, value, headers, reason)
             for offset, key, value, headers, reason in self._stored(place, offsets)

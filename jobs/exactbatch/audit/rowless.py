@@ -20,7 +20,7 @@ from exactbatch.audit.log_windows import Read
 from exactbatch.audit.offset_sets import Flags
 from exactbatch.audit.report import Offsets
 from exactbatch.formats import Debezium, Flattened, Format, Json, WithMessage, with_registry
-from exactbatch.formats.avro_depth import bounded, read
+from exactbatch.formats.avro_bounds import bounded, read
 from exactbatch.formats.schema_id_headers import VALUE_HEADER, with_prefixes
 from exactbatch.formats.schema_registry import writer_schema
 from exactbatch.formats.wire_format import SchemaId

@@ -142,9 +142,10 @@ class ExpectedValues:
         if self._row_texts is not None:
             self._undecoded.append(Undecoded(offsets, records.values(), timestamps, batches))
             return
-        values = records.values()
-        decoded = decode_records(self._pipeline, self._value, self._key, records, (topic, partition), offsets)
-        self._keep(Undecoded(offsets, values, timestamps, batches), decoded, self._window)
+        values, place = records.values(), (topic, partition)
+        for at, decoded in decode_records(self._pipeline, self._value, self._key, records, place, offsets):
+            part = Undecoded(offsets[at], values[at], timestamps[at], batches[at])
+            self._keep(part, decoded, self._window)
 
     def _keep(self, records: Undecoded, decoded: Decoded, window: "Window") -> None:
         """Keep what records of the window were decoded to."""

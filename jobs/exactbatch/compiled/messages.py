@@ -148,6 +148,33 @@ def read_keys(messages: Any, keys: Any, sizes: Any) -> None:
 
 
 @entry
+def add_keys_and_headers(messages: Any, of_message: Any, at_index: Any, place: Any, sizes: Any) -> None:
+    """Add to `sizes` the bytes of each message's key and headers. The arguments are those of find_headers()."""
+    for i in range(len(messages)):
+        if _load(messages[i], _KEY) != 0:
+            sizes[i] += np.int64(_load(messages[i], _KEY_LEN))
+        if _message_headers(of_message, messages[i], place) == 0:
+            headers = _load(place, 0)
+            index = np.uint64(0)
+            while (
+                _header_at(
+                    at_index,
+                    headers,
+                    index,
+                    place + np.uint64(8),
+                    place + np.uint64(16),
+                    place + np.uint64(24),
+                )
+                == 0
+            ):
+                name = _load(place, 1)
+                while _load_byte(name) != 0:
+                    name += np.uint64(1)
+                sizes[i] += np.int64(name - _load(place, 1)) + np.int64(_load(place, 3))
+                index += np.uint64(1)
+
+
+@entry
 def read_timestamps(
     messages: Any, function: Any, times: Any, kind: Any, kind_address: Any, none: Any
 ) -> None:

@@ -44,7 +44,7 @@ def row_columns(rows: Any, columns: Any, numbers: Any, lengths: Any) -> Any:
 @entry
 def column_text(rows: Any, starts: Any, lengths: Any, ends: Any, text: Any) -> Any:
     """Copy the texts of a column, int64[n] and int32[n] from row_columns(), one after the other into `text`, which
-    has room for all; set `ends`, int32[n], to the position after each. Return the bytes copied."""
+    has room for all; set `ends`, int64[n], to the position after each. Return the bytes copied."""
     to = np.int64(0)
     for row in range(len(starts)):
         start = starts[row]

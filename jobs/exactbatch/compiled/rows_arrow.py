@@ -62,10 +62,12 @@ def _text(
     starts: npt.NDArray[np.int64],
     lengths: npt.NDArray[np.int32],
 ) -> pa.Array:
-    bounds = np.zeros(len(starts) + 1, np.int32)
+    bounds = np.zeros(len(starts) + 1, np.int64)
     text = np.empty(int(np.maximum(lengths, 0).sum(dtype=np.int64)), np.uint8)
     column_text(rows, starts, lengths, bounds[1:], text)
-    return _from_buffers(type_, lengths, pa.py_buffer(bounds), pa.py_buffer(text))
+    large = pa.large_string() if pa.types.is_string(type_) else pa.large_binary()
+    # Raises ValueError for 2 GiB and more, which offsets of 32 bits cannot reach.
+    return _from_buffers(large, lengths, pa.py_buffer(bounds), pa.py_buffer(text)).cast(type_)
 
 
 def _array(type_: pa.DataType, numbers: npt.NDArray[np.int64], lengths: npt.NDArray[np.int32]) -> pa.Array:

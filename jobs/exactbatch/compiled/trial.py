@@ -99,7 +99,7 @@ def _gathers_messages() -> bool:
 
 
 def _finds_headers(addresses: Any, text: Any) -> bool:
-    """True if the loop over headers finds that of the first of two messages."""
+    """True if the loops over headers find that of the first of two messages."""
     name = np.array([97, 98, 0], np.uint8)
 
     def of_message(message: int, place: int) -> int:
@@ -125,11 +125,16 @@ def _finds_headers(addresses: Any, text: Any) -> bool:
         values,
         sizes,
     )
-    return (none, found.tolist(), values.tolist(), sizes.tolist()) == (
+    whole = np.zeros(2, np.int64)
+    messages.add_keys_and_headers(
+        addresses, _address_of(first), _address_of(second), np.uint64(place.ctypes.data), whole
+    )
+    return (none, found.tolist(), values.tolist(), sizes.tolist(), whole.tolist()) == (
         1,
         [messages.HAS_HEADER, messages.NO_HEADER],
         [text.ctypes.data, 0],
         [3, 0],
+        [3 + 2 + 3, 0],
     )
 
 

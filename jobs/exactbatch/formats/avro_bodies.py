@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
-from exactbatch.formats.avro_depth import TooDeep, bounded, read
+from exactbatch.formats.avro_bounds import TooDeep, bounded, read
 from exactbatch.formats.avro_logical import register
+from exactbatch.formats.bounds import TooLarge, check_together
 from exactbatch.formats.schema_registry import writer_schema
 from exactbatch.formats.wire_format import SchemaId, prefixes_of, schema_id_of, unknown
 
@@ -55,10 +56,11 @@ class Bodies:
         self._schema, self._reason = _array_of(bounded(value), header), reason
 
     def decode(self, bodies: "pa.BinaryArray") -> list[Any]:
-        """Return the value of each body, or raise ValueError."""
+        """Return the value of each body, or raise ValueError; TooLarge if their schema gives them too many parts."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
+        check_together(bodies)
         # A single body needs no random token; a fixed one gives the same reason each time.
         token = secrets.token_bytes(_TOKEN) if len(bodies) > 1 else bytes(_TOKEN)
         joined = pc.binary_join(pa.ListArray.from_arrays([0, len(bodies)], bodies), token)[0].as_buffer()
@@ -68,7 +70,7 @@ class Bodies:
             decoded: Any = read(stream, self._schema)
         except EOFError:
             raise ValueError(ENDS_ELSEWHERE) from None
-        except (MemoryError, TooDeep):
+        except (MemoryError, TooDeep, TooLarge):
             raise
         except Exception:  # fastavro raises errors of many types for broken bytes
             raise ValueError(self._reason(bodies[0].as_py()) if len(bodies) == 1 else "") from None

@@ -81,20 +81,23 @@ def _from_json(schema: Any) -> ConnectType:
 def from_avro(schema: Any, named: Mapping[str, Any]) -> ConnectType:
     """Return the type of a parsed Avro schema; `named` has the types that it may refer to by name.
 
-    A union of null and one type is that type; any other union is a "union".
+    A union of null and one type is that type; any other union is a "union". A type that is named several times is one
+    object: a small schema may name types within types so that copies of them would be any number.
     """
+    return _from_avro(schema, named, {})
+
+
+def _from_avro(schema: Any, named: Mapping[str, Any], known: dict[str, ConnectType]) -> ConnectType:
     if isinstance(schema, list):
         others = [branch for branch in schema if branch != "null"]
-        return from_avro(others[0], named) if len(others) == 1 else ConnectType("union")
+        return _from_avro(others[0], named, known) if len(others) == 1 else ConnectType("union")
     if isinstance(schema, str):
-        return (
-            from_avro(named[schema], named)
-            if schema in named
-            else ConnectType(_AVRO_TYPES.get(schema, schema))
-        )
+        if schema in named and schema not in known:
+            known[schema] = _from_avro(named[schema], named, known)
+        return known[schema] if schema in known else ConnectType(_AVRO_TYPES.get(schema, schema))
     kind, logical = schema["type"], schema.get("logicalType")
     if not isinstance(kind, str):
-        return from_avro(kind, named)
+        return _from_avro(kind, named, known)
     parameters = {str(name): str(value) for name, value in (schema.get("connect.parameters") or {}).items()}
     if logical == "decimal":
         parameters.setdefault("scale", str(schema.get("scale", 0)))
@@ -103,6 +106,6 @@ def from_avro(schema: Any, named: Mapping[str, Any]) -> ConnectType:
         str(schema.get("connect.type") or _AVRO_TYPES.get(kind, kind)),
         str(schema.get("connect.name") or _LOGICAL.get((str(logical), kind), "")),
         parameters,
-        from_avro(schema["items"], named) if kind == "array" else None,
-        {each["name"]: from_avro(each["type"], named) for each in schema.get("fields") or ()},
+        _from_avro(schema["items"], named, known) if kind == "array" else None,
+        {each["name"]: _from_avro(each["type"], named, known) for each in schema.get("fields") or ()},
     )

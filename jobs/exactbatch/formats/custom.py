@@ -26,9 +26,9 @@ class Custom:
     for each value that it rejects. Every value has to give one row or one reject, and the same row each time: a retry
     and a replay decode again.
 
-    The result is checked: an invalid result, or an exception other than OSError, raises ConfigurationError and ends
-    the batch; after an OSError the batch is retried. A row that Postgres cannot store is a reject. A null value is a
-    tombstone.
+    The result is checked: an invalid result, or an exception other than OSError and MemoryError, raises
+    ConfigurationError and ends the batch; after an OSError the batch is retried. A row that Postgres cannot store is a
+    reject. A null value is a tombstone.
     """
 
     null_is_tombstone: ClassVar[bool] = True
@@ -71,7 +71,7 @@ class Custom:
             return pa.RecordBatch.from_pylist([], pa.schema(schema)), {}
         try:
             returned: Any = self.function(given)
-        except ExactbatchError:
+        except (ExactbatchError, MemoryError):
             raise
         except OSError as error:
             raise TasksFailed(

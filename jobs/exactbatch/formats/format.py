@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from exactbatch.columns import Column
+from exactbatch.formats.bounds import joined
 from exactbatch.formats.raw_json_fields import TOO_DEEP
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ class Decoded:
     null for a whole row, and None if all rows are whole. `truncated` is true for each row that stands for a truncate of
     the whole table, and is a delete, too; None if there is none, as in every format in which null values delete.
     `written_nulls` is true for each of the n values that counts as null although it has bytes; None if there is none.
+    `replaced` counts the values that decoded after text that Postgres cannot hold was replaced, and `taken` those that
+    compiled code decoded.
     """
 
     rows: "pa.RecordBatch"
@@ -36,6 +39,8 @@ class Decoded:
     unchanged: "pa.ListArray | None" = None
     truncated: "pa.BooleanArray | None" = None
     written_nulls: "pa.BooleanArray | None" = None
+    replaced: int = 0
+    taken: int = 0
 
 
 @runtime_checkable
@@ -146,7 +151,7 @@ def in_order(parts: "Sequence[Decoded]", tombstones: int) -> Decoded:
     import pyarrow.compute as pc
 
     kept = pa.concat_arrays([part.kept for part in parts])
-    rows = pa.concat_batches([part.rows for part in parts])
+    rows = joined([part.rows for part in parts])
     if sum(len(part.kept) > 0 for part in parts) > 1:
         order = pc.sort_indices(kept)
         kept, rows = kept.take(order), rows.take(order)
@@ -207,7 +212,7 @@ def _decoded_in_parts(
     if not batches:
         batches, kept = [decode(values[:0])[0]], [indexes[:0]]
     return Decoded(
-        rows=pa.concat_batches(batches),
+        rows=joined(batches),
         kept=pa.concat_arrays(kept),
         rejects=tuple(rejects),
     )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from exactbatch.columns import Field
 from exactbatch.errors import ConfigurationError
+from exactbatch.formats.bounds import check_size, size_of
 from exactbatch.member_paths import Path, Step
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def in_rows(members: Sequence[Members], objects: int) -> "tuple[list[pa.Array], 
     """Return the values of fields as columns of the same rows, and the object that each row is of: None if each object
     is one row.
 
-    Raises ValueError if arrays that should be one array differ.
+    Raises ValueError if arrays that should be one array differ, and TooLarge for too many or too large rows.
     """
     import numpy as np
     import pyarrow as pa
@@ -89,15 +90,17 @@ def in_rows(members: Sequence[Members], objects: int) -> "tuple[list[pa.Array], 
         return [each.values for each in members], None
     # For each number of arrays, the position of each row's element.
     depth = len(deepest.parents)
+    check_size(len(deepest.values))
     rows = [np.arange(len(deepest.values))]
     for parents in reversed(deepest.parents):
         rows.append(parents[rows[-1]])
-    columns = []
+    columns, size = [], 0
     for each in members:
         for own, parents in zip(each.parents, deepest.parents, strict=False):
             if not np.array_equal(own, parents):
                 raise ValueError("the columns of one array have different numbers of elements")
         at = rows[depth - len(each.parents)]
+        check_size(len(at), size := size + size_of(each.values, at))
         columns.append(each.values if len(each.parents) == depth else each.values.take(pa.array(at)))
     assert len(rows[-1]) == 0 or rows[-1][-1] < objects
     return columns, rows[-1]
@@ -188,7 +191,12 @@ def _elements(arrays: "pa.ListArray") -> "tuple[Positions, pa.Array]":
 
 def filled(values: "pa.Array", missing: "Callable[[], pa.BooleanArray]", default: Any) -> "pa.Array":
     """Return values with a default, a scalar of their type, in place of the missing ones; a null that is written
-    stays."""
+    stays. Raise TooLarge if they become too large."""
+    import pyarrow as pa
     import pyarrow.compute as pc
 
-    return pc.if_else(missing(), default, values) if values.null_count else values
+    if not values.null_count:
+        return values
+    is_missing = missing()
+    check_size(0, is_missing.true_count * pa.repeat(default, 1).nbytes)
+    return pc.if_else(is_missing, default, values)

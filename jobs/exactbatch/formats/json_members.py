@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from exactbatch.columns import Field
 from exactbatch.errors import ConfigurationError
+from exactbatch.formats.bounds import check_size
 from exactbatch.formats.epoch import from_epoch
 from exactbatch.formats.json_blocks import as_stored, read_objects, readable, why_refused
 from exactbatch.formats.json_fields import Members, filled, in_rows, layouts, members_at
@@ -29,7 +30,7 @@ def read_members(
     """Return rows with the columns of some fields, and the object that each row is of: None if each object is one row.
 
     `text` are JSON objects, `epoch` is that of Json, and `defaults` are the values of the fields' defaults by column.
-    Raises ValueError for objects with a member that does not fit.
+    Raises ValueError for objects with a member that does not fit, and TooLarge for rows that are too large.
     """
     import pyarrow as pa
 
@@ -38,11 +39,13 @@ def read_members(
     members = dict(zip(parsed, _parsed(text, parsed, epoch), strict=True))
     for each in as_text:
         members[each] = members_as_text(text, each.path, each.column)
+    size = 0
     for each in fields:
         if each.default is not None:
             values = members[each].values
             missing = partial(is_missing, text, each.path, values)
             members[each].values = filled(values, missing, defaults[each.column.name])
+            check_size(0, size := size + members[each].values.nbytes)
     columns, origins = in_rows([members[each] for each in fields], len(text))
     if not columns:
         return pa.RecordBatch.from_pylist([], pa.schema([])), None

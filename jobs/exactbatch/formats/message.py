@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError
+from exactbatch.formats.bounds import check_size, size_of
 from exactbatch.formats.format import (
     Decoded,
     Format,
@@ -108,7 +109,9 @@ class WithMessage:
             decoded = _joined(decoded, f"header {name!r}", format_, Framed(named))
         if self.headers is None:
             return decoded
-        as_json = pa.array(list(map(headers_as_json, headers)), pa.string()).take(decoded.kept)
+        as_json = pa.array(list(map(headers_as_json, headers)), pa.string())
+        check_size(len(decoded.kept), size_of(as_json, decoded.kept.to_numpy()))
+        as_json = as_json.take(decoded.kept)
         return replace(decoded, rows=decoded.rows.append_column(self.headers, as_json))
 
 
@@ -126,6 +129,8 @@ def _joined(decoded: Decoded, what: str, format_: Format, values: Framed) -> Dec
     import numpy as np
     import pyarrow as pa
 
+    # The rows of one record repeat its key and headers.
+    check_size(len(decoded.kept), size_of(values.values, decoded.kept.to_numpy()))
     part = values.take(decoded.kept).decode(format_.decode)
     # For each row, the row of its part: -1 if the part is null, which is a tombstone in some formats.
     source = np.full(len(decoded.rows), -1)

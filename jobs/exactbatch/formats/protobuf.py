@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from exactbatch.columns import Column, Field, parse_fields
 from exactbatch.errors import ConfigurationError
+from exactbatch.formats.bounds import check_size, check_together
 from exactbatch.formats.format import Decoded, decode_several
 from exactbatch.formats.json_blocks import stored_schema
 from exactbatch.formats.json_fields import (
@@ -23,7 +24,7 @@ from exactbatch.formats.json_members import default_of
 from exactbatch.formats.postgres_limits import check_rows
 from exactbatch.formats.protobuf_fields import Way, followed, way_of
 from exactbatch.formats.protobuf_types import files_of_set, message_at, message_named, named_files, pool_of
-from exactbatch.formats.protobuf_wire import widen
+from exactbatch.formats.protobuf_wire import Memory, widen
 from exactbatch.formats.raw_json_fields import json_texts
 from exactbatch.formats.schema_registry import protobuf_files
 from exactbatch.formats.wire_format import SchemaId, check_address, prefix_size, schema_id_of, unknown
@@ -128,8 +129,9 @@ class Protobuf:
         schema = stored_schema(self.columns)
         if not len(values):
             return pa.RecordBatch.from_pylist([], schema), None
+        check_together(values)
         messages = [self._message_of(value, files_of) for value in values.to_pylist()]
-        members = []
+        members, size = [], 0
         for number, each in enumerate(self.fields):
             found, is_missing = _members([(message, type_.ways[number]) for message, type_ in messages], each)
             found.values = _column(each.column, found.values)
@@ -139,6 +141,7 @@ class Protobuf:
                     partial(pa.array, is_missing, pa.bool_()),
                     self._defaults[each.column.name],
                 )
+                check_size(0, size := size + found.values.nbytes)
             members.append(found)
         columns, origins = in_rows(members, len(values))
         rows = pa.RecordBatch.from_arrays(columns, schema=schema)
@@ -175,6 +178,7 @@ class _Type:
 
         self._name = descriptor.full_name
         self._class = GetMessageClass(message_named(pool_of(files, widen), self._name))
+        self._memory = Memory(descriptor)
         self.ways = [way_of(descriptor, each, may_lack=may_lack) for each in fields]
 
     @classmethod
@@ -185,6 +189,7 @@ class _Type:
     def parsed(self, value: bytes) -> Any:
         from google.protobuf.message import DecodeError
 
+        self._memory.check(value)
         try:
             return self._class.FromString(value)
         except DecodeError:

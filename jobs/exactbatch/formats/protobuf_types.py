@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from exactbatch.formats.bounds import check_names
+
 if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor
     from google.protobuf.descriptor_pb2 import FileDescriptorProto
@@ -27,6 +29,7 @@ def pool_of(
             return
         added.add(name)
         file = named.get(name) or _well_known(name)
+        _check_names(file)
         for dependency in file.dependency:
             add(dependency)
         if change is not None:
@@ -41,6 +44,16 @@ def pool_of(
     except (TypeError, KeyError) as error:
         raise ValueError(f"the descriptors do not form message types: {error}") from None
     return pool
+
+
+def _check_names(described: Any) -> None:
+    """Raise ValueError for long names of fields and enums, which a small value could repeat in JSON and text."""
+    is_file = hasattr(described, "message_type")
+    for message in described.message_type if is_file else described.nested_type:
+        _check_names(message)
+    fields = [] if is_file else described.field
+    values = [value for enum in described.enum_type for value in enum.value]
+    check_names(each.name for each in [*fields, *values])
 
 
 def files_of_set(descriptors: bytes) -> "list[FileDescriptorProto]":

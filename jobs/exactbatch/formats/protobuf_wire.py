@@ -7,21 +7,94 @@ https://protobuf.dev/programming-guides/enum). So values are parsed as messages 
 and booleans have 64 bits, and each number that a column takes is checked.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
+
+from exactbatch.formats.bounds import MOST_BYTES, check_size
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor, FieldDescriptor
     from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto
 
-_VARINT, _LENGTH = 0, 2  # wire types
+_VARINT, _FIXED64, _LENGTH, _START, _END, _FIXED32 = range(6)  # wire types
+# Bytes that the parser takes for a message, besides its repeated fields: at most so many for itself and each field.
+_OF_FIELD: Final = 16
 # FieldDescriptorProto.Type, by number.
 _INT64, _UINT64, _SINT64 = 3, 4, 18
 _INT32, _BOOL, _STRING, _UINT32, _ENUM, _SINT32 = 5, 8, 9, 13, 14, 17
 _WIDE: Final = {_INT32: _INT64, _BOOL: _UINT64, _UINT32: _UINT64, _ENUM: _INT64, _SINT32: _SINT64}
 _SIGNED: Final = range(-(2**31), 2**31)
 _RANGES: Final = {_INT32: _SIGNED, _BOOL: range(2), _UINT32: range(2**32), _ENUM: _SIGNED, _SINT32: _SIGNED}
+
+
+class Memory:
+    """Bounds the memory that messages of a type take: a message of two bytes in a repeated field takes as much as any
+    other, which grows with the fields of its type."""
+
+    def __init__(self, type_: "Descriptor") -> None:
+        self._type = type_
+        self._sizes: dict[str, int] = {}
+        waiting = [type_]
+        while waiting:
+            of = waiting.pop()
+            if of.full_name not in self._sizes:
+                self._sizes[of.full_name] = _OF_FIELD * (1 + len(of.fields))
+                waiting += [field.message_type for field in of.fields if field.message_type is not None]
+        self._most = max(self._sizes.values())
+
+    def check(self, value: bytes) -> None:
+        """Raise TooLarge for a value that would become a larger message than a record's rows may be."""
+        if len(value) // 2 * self._most > MOST_BYTES:  # otherwise, it need not be looked at
+            size = 0
+            with suppress(IndexError):  # the parser ends there, too
+                for of in self._messages(value):
+                    size += self._sizes[of.full_name]
+                    check_size(0, size)
+
+    def _messages(self, value: bytes) -> "Iterator[Descriptor]":
+        """Yield the types of the messages in a value. Raises IndexError if it ends within one."""
+        open_: list[tuple[Descriptor | None, int]] = [(self._type, len(value))]  # and where each ends
+        at = 0
+        while open_:
+            type_, end = open_[-1]
+            if at >= end:
+                open_.pop()
+                continue
+            key, at = _varint(value, at)
+            field = None if type_ is None else type_.fields_by_number.get(key >> 3)
+            inner = None if field is None else field.message_type
+            wire_type = key & 7
+            if wire_type == _VARINT:
+                _, at = _varint(value, at)
+            elif wire_type == _FIXED64:
+                at += 8
+            elif wire_type == _FIXED32:
+                at += 4
+            elif wire_type == _END:
+                open_.pop()
+            elif wire_type in (_LENGTH, _START):
+                size, start = _varint(value, at) if wire_type == _LENGTH else (end - at, at)
+                if inner is not None:
+                    yield inner
+                if inner is None and wire_type == _LENGTH:
+                    at = start + size
+                else:
+                    open_.append((inner, min(start + size, end)))
+                    at = start
+            else:
+                return
+
+
+def _varint(value: bytes, at: int) -> tuple[int, int]:
+    """Return a number, and where it ends."""
+    number = shift = 0
+    while (byte := value[at]) >= 0x80:
+        number |= (byte & 0x7F) << shift
+        shift += 7
+        at += 1
+    return number | byte << shift, at + 1
 
 
 def widen(file: "FileDescriptorProto") -> None:

@@ -73,6 +73,11 @@ def last_headers(headers: Sequence[Any], name: str) -> dict[int, Header]:
     return found
 
 
+def header_size(headers: Any) -> int:
+    """Return the bytes of the names and values of a record's headers."""
+    return sum(len(name) + len(value or b"") for name, value in headers) if headers else 0
+
+
 def headers_as_json(headers: Any) -> str:
     """Return headers, a list of (name, bytes or None), as a JSON list of [name, value in base64 or null].
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from exactbatch.formats import record_headers
+from exactbatch.formats.bounds import joined
 from exactbatch.formats.csv import Csv
 from exactbatch.formats.debezium import Debezium
 from exactbatch.formats.format import Decoded, Format
@@ -64,20 +65,19 @@ def decode_replacing(
     value: Format | WithMessage,
     key: Format | None,
     replacement: str | None,
-) -> tuple[Decoded, int]:
-    """Decode records by `decode`, those that it rejects once more with replaced text; return also how many became no
-    rejects by that.
+) -> Decoded:
+    """Decode records by `decode`, those that it rejects once more with replaced text.
 
     `key` is the format of message keys, for tombstones. Without a replacement, nothing is decoded again.
     """
     decoded = decode(records)
     if replacement is None or not decoded.rejects:
-        return decoded, 0
+        return decoded
     cleaned = _cleaned(records, [at for at, _ in decoded.rejects], value, key, replacement)
     if not len(cleaned.at):
-        return decoded, 0
+        return decoded
     again = decode(cleaned)
-    return _merged(decoded, again, cleaned.at), len(cleaned.at) - len(again.rejects)
+    return _merged(decoded, again, cleaned.at)
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def _merged(decoded: Decoded, again: Decoded, at: Sequence[int]) -> Decoded:
     reasons = {index: reason for index, reason in decoded.rejects if index not in set(at)}
     reasons |= {at[index]: reason for index, reason in again.rejects}
 
-    def joined(name: str) -> Any:
+    def of_both(name: str) -> Any:
         parts = [getattr(each, name) for each in (decoded, again)]
         given = next((part for part in parts if part is not None), None)
         if given is None:
@@ -170,13 +170,14 @@ def _merged(decoded: Decoded, again: Decoded, at: Sequence[int]) -> Decoded:
 
     return replace(
         decoded,
-        rows=pa.concat_batches([decoded.rows, again.rows]).take(order),
+        rows=joined([decoded.rows, again.rows]).take(order),
         kept=kept.take(order),
         rejects=tuple(sorted(reasons.items())),
         tombstones=decoded.tombstones + again.tombstones,
-        deleted=joined("deleted"),
-        unchanged=joined("unchanged"),
-        truncated=joined("truncated"),
+        deleted=of_both("deleted"),
+        unchanged=of_both("unchanged"),
+        truncated=of_both("truncated"),
+        replaced=len(at) - len(again.rejects),
     )
 
 

@@ -2,12 +2,17 @@
 
 import base64
 import codecs
-import json
+import io
+import re
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from operator import methodcaller
 from typing import TYPE_CHECKING, Final, Literal
 
+from exactbatch.formats.bounds import MOST_ROWS, check_size, joined
 from exactbatch.formats.format import Decoded, without_values
 from exactbatch.formats.raw_json_fields import TOO_DEEP
+from exactbatch.formats.unreadable_text import not_an_object
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -19,7 +24,10 @@ Documents = Literal["one", "lines", "concatenated", "array"]
 MOST_BYTES: Final = 64 * 1024 * 1024
 _TOGETHER: Final = 16 * 1024 * 1024
 _GZIP: Final = b"\x1f\x8b"  # RFC 1952
-_WHITE_SPACE: Final = " \t\r\n"
+_WHITE_SPACE: Final = b" \t\r\n"
+_OPENING: Final = ord("{")
+# The next brace outside of strings. Without backtracking: it takes time in proportion to the bytes.
+_BRACE: Final = re.compile(rb'[^"{}]*+(?:"(?:[^"\\]++|\\.)*+"[^"{}]*+)*+[{}]', re.DOTALL)
 
 
 def decode_wrapped(
@@ -35,12 +43,16 @@ def decode_wrapped(
 
     parts: list[Decoded] = []
     refused: list[tuple[int, str]] = []
+    rows = bytes_ = 0
 
     def decode_part(found: list[bytes], origins: list[int]) -> None:
+        nonlocal rows, bytes_
         part = decode(pa.array(found, pa.binary()))
         refused.extend((origins[at], reason) for at, reason in part.rejects)
         kept = np.array(origins, np.int64)[part.kept.to_numpy()]
         parts.append(Decoded(part.rows, pa.array(kept)))
+        rows, bytes_ = rows + len(part.rows), bytes_ + part.rows.nbytes
+        check_size(rows, bytes_)
 
     found: list[bytes] = []
     origins: list[int] = []
@@ -50,10 +62,11 @@ def decode_wrapped(
             continue
         try:
             whole = unwrapped(value.as_py(), encodings).removeprefix(codecs.BOM_UTF8)
-            inside = list(_documents_of(whole, documents))
+            inside = list(islice(_documents_of(whole, documents), MOST_ROWS + 1))
         except (ValueError, RecursionError) as error:
             refused.append((index, TOO_DEEP if isinstance(error, RecursionError) else str(error)))
             continue
+        check_size(rows + len(found) + len(inside))
         found += inside
         origins += [index] * len(inside)
         size += sum(map(len, inside))
@@ -62,7 +75,7 @@ def decode_wrapped(
             found, origins, size = [], [], 0
     decode_part(found, origins)
     decoded = Decoded(
-        pa.concat_batches([part.rows for part in parts]),
+        joined([part.rows for part in parts]),
         pa.concat_arrays([part.kept for part in parts]),
         tombstones=values.null_count,
     )
@@ -107,24 +120,46 @@ def _documents_of(value: bytes, documents: Documents) -> Iterator[bytes]:
         case "one":
             yield value
         case "lines":
-            yield from filter(bytes.strip, value.split(b"\n"))
+            yield from filter(bytes.strip, map(methodcaller("rstrip", b"\n"), io.BytesIO(value)))
         case "array":
             import msgspec
 
-            if not value.lstrip().startswith(b"["):
+            array = value.lstrip()
+            if not array.startswith(b"["):
                 raise ValueError("expected a JSON array of documents: [ … ]")
+            if value.count(b",") >= MOST_ROWS:  # msgspec creates all elements before it counts them
+                check_size(sum(1 for _ in islice(_objects(array[1:], b",]"), MOST_ROWS + 1)))
             yield from map(bytes, msgspec.json.decode(value, type=list[msgspec.Raw]))
         case "concatenated":
-            yield from _one_after_the_other(value.decode())
+            yield from _objects(value)
 
 
-def _one_after_the_other(text: str) -> Iterator[bytes]:
-    decoder = json.JSONDecoder(parse_int=str, parse_float=str)
-    at = 0
-    while at < len(text):
-        if text[at] in _WHITE_SPACE:
-            at += 1
-            continue
-        _, end = decoder.raw_decode(text, at)
-        yield text[at:end].encode()
-        at = end
+def _objects(value: bytes, between: bytes = b"") -> Iterator[bytes]:
+    """Yield the texts of objects that come one after the other, each from its first brace to its last.
+
+    Only white space and the bytes `between` may be before and after them; raise ValueError for others. What is inside
+    of the braces is not parsed: Python's parser would create an object of each part.
+    """
+    start = at = depth = 0
+    while brace := _BRACE.match(value, at):
+        at = brace.end()
+        if value[at - 1] == _OPENING:
+            if depth == 0:
+                _check_between(value[start : at - 1], between)
+                start = at - 1
+            depth += 1
+        elif depth == 0:
+            raise ValueError("expected a JSON object: { … }, found a brace that closes none")
+        else:
+            depth -= 1
+            if depth == 0:
+                yield value[start:at]
+                start = at
+    if depth:
+        raise ValueError("the last object is not closed")
+    _check_between(value[start:], between)
+
+
+def _check_between(text: bytes, between: bytes) -> None:
+    if rest := text.strip(_WHITE_SPACE + between):
+        raise ValueError(not_an_object(rest.decode(errors="replace")))

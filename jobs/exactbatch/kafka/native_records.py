@@ -3,7 +3,7 @@
 import ctypes as c
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +13,8 @@ from exactbatch.formats.record_headers import Header, Unreadable, last_headers
 from exactbatch.kafka.native_client import Addresses
 from exactbatch.kafka.native_library import MessageStruct, address_of
 from exactbatch.kafka.records import NO_TIMESTAMP, Bytes, Flags, Int64s, Record, Records
+
+_MOST_BYTES: Final = 2**31 - 1
 
 
 class NativeMessages:
@@ -60,7 +62,7 @@ class NativeRecords(Records):
         sizes: Int64s,
         values: Addresses,
     ) -> None:
-        """`values` are the addresses of the values, 0 for a null value."""
+        """`sizes` and `values` are the sizes and the addresses of the values, 0 for a null value."""
         self._library, self._messages, self._all_addresses = library, messages, addresses
         self.offset_array, self._sizes, self._values = offsets, sizes, values
 
@@ -69,9 +71,18 @@ class NativeRecords(Records):
         self._messages.check_alive()
         return self._all_addresses
 
+    @property
+    def _header_functions(self) -> tuple[np.uint64, np.uint64]:
+        library = self._library
+        return np.uint64(address_of(library.message_headers)), np.uint64(address_of(library.header_get_all))
+
     def sizes(self) -> Int64s:
         """See Records."""
-        return self._sizes
+        sizes, place = self._sizes.copy(), np.zeros(4, np.uint64)
+        compiled.add_keys_and_headers(
+            self._addresses, *self._header_functions, np.uint64(place.ctypes.data), sizes
+        )
+        return sizes
 
     @cached_property
     def _milliseconds(self) -> Int64s:
@@ -116,8 +127,7 @@ class NativeRecords(Records):
         place = np.zeros(4, np.uint64)
         none = compiled.find_headers(
             self._addresses,
-            np.uint64(address_of(self._library.message_headers)),
-            np.uint64(address_of(self._library.header_get_all)),
+            *self._header_functions,
             np.array(list(name.encode()), np.uint8),
             np.uint64(place.ctypes.data),
             found,
@@ -182,8 +192,12 @@ def _gather(addresses: Addresses, sizes: Int64s) -> tuple[Bytes, Int64s]:
 
 
 def _binary(data: Bytes, ends: Int64s, addresses: Addresses) -> pa.BinaryArray:
-    """Return bytes as an array without copying them; null where the address is 0."""
-    # 32 bits suffice: a batch has 32 MB, or a single record, and a response of a broker has less than 2 GB.
+    """Return bytes as an array without copying them; null where the address is 0. Raises ValueError for more bytes than
+    the offsets of an array count."""
+    if len(data) > _MOST_BYTES:
+        raise ValueError(
+            f"{len(addresses)} keys, values or headers have {len(data):,} bytes: an array has less than 2 GiB"
+        )
     offsets = pa.py_buffer(ends.astype(np.int32))
     nulls = addresses == 0
     validity = pa.array(~nulls).buffers()[1] if nulls.any() else None

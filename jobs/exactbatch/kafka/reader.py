@@ -27,9 +27,9 @@ from exactbatch.kafka.read_errors import check_describable, check_epoch, no_prog
 from exactbatch.kafka.records import Int64s, Records
 from exactbatch.offsets import OffsetRange
 
-# The target size of one batch of records, in bytes of values and in records. The first one is small, so that
-# records of 1 MB do not come by the thousand and a wrong schema is not met 10,000 times; the next ones grow.
-# More records are slower: a batch must stay in the processor's caches while it is decoded.
+# The target size of one batch of records, in bytes and in records. The first one is small, so that records of 1 MB do
+# not come by the thousand and a wrong schema is not met 10,000 times; the next ones grow. More records are slower: a
+# batch must stay in the processor's caches while it is decoded.
 _BATCH_BYTES: Final = 16 * 1024 * 1024
 _BATCH_RECORDS: Final = 10_000
 _FIRST_RECORDS: Final = 16

@@ -3,7 +3,6 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from operator import methodcaller
 from typing import Any
 
@@ -13,7 +12,7 @@ import pyarrow as pa
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Message
 
 from exactbatch.formats.postgres_limits import EARLIEST_TIMESTAMP_MS, LATEST_TIMESTAMP_MS
-from exactbatch.formats.record_headers import Header, last_headers, read_headers
+from exactbatch.formats.record_headers import Header, header_size, last_headers, read_headers
 from exactbatch.kafka.record_block import RecordBlock
 
 Int64s = npt.NDArray[np.int64]
@@ -35,6 +34,11 @@ class Record:
     key: bytes | None
     value: bytes | None
     headers: Any
+
+    @property
+    def size(self) -> int:
+        """The bytes of its value, its key, and the names and values of its headers."""
+        return len(self.value or b"") + len(self.key or b"") + header_size(self.headers)
 
 
 class Records(ABC):
@@ -77,9 +81,15 @@ class Records(ABC):
             present=has_value & _usable(times),
         )
 
-    @abstractmethod
     def joined_values(self) -> tuple[Bytes, Int64s, Flags]:
         """Return the bytes of all n values, the n + 1 bounds between them, and false for a null value."""
+        values = self.values()
+        _, bounds, data = values.buffers()
+        return (
+            np.frombuffer(data or b"", np.uint8),
+            np.frombuffer(bounds or bytes(4), np.int32, len(values) + 1).astype(np.int64),
+            values.is_valid().to_numpy(zero_copy_only=False),
+        )
 
     @abstractmethod
     def milliseconds(self) -> Int64s:
@@ -87,7 +97,7 @@ class Records(ABC):
 
     @abstractmethod
     def sizes(self) -> Int64s:
-        """The bytes of each value; 0 for a null value."""
+        """The bytes of each record: of its value, its key, and the names and values of its headers."""
 
     @abstractmethod
     def keys(self) -> pa.BinaryArray:
@@ -136,27 +146,17 @@ class MessageRecords(Records):
     def __init__(self, messages: Sequence[Message], offsets: Int64s) -> None:
         self._messages, self.offset_array = messages, offsets
 
-    def joined_values(self) -> tuple[Bytes, Int64s, Flags]:
-        """See Records."""
-        values = list(map(_value, self._messages))
-        bounds = np.zeros(len(values) + 1, np.int64)
-        np.cumsum(self.sizes(), out=bounds[1:])
-        data = np.frombuffer(b"".join(filter(None, values)), np.uint8)
-        return data, bounds, np.array([value is not None for value in values], bool)
-
     def milliseconds(self) -> Int64s:
         """See Records."""
         # timestamp() returns a pair (type, milliseconds). A record without a time has -1, or no type and 0.
         pairs = np.array(list(map(_timestamp, self._messages)), np.int64).reshape(-1, 2)
         return np.where(pairs[:, 0] == TIMESTAMP_NOT_AVAILABLE, NO_TIMESTAMP, pairs[:, 1])
 
-    @cached_property
-    def _sizes(self) -> Int64s:
-        return np.fromiter(map(len, self._messages), np.int64, len(self._messages))
-
     def sizes(self) -> Int64s:
         """See Records."""
-        return self._sizes
+        sizes = np.fromiter(map(len, self._messages), np.int64, len(self._messages))
+        sizes += np.fromiter((len(key or b"") for key in map(_key, self._messages)), np.int64, len(sizes))
+        return sizes + np.fromiter(map(header_size, self.headers()), np.int64, len(sizes))
 
     def keys(self) -> pa.BinaryArray:
         """See Records."""

@@ -8,6 +8,7 @@ from typing import Any, Final
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats import Avro
 from exactbatch.formats.avro_schema import VALUE, AvroField, parse
+from exactbatch.formats.bounds import TooLarge
 from exactbatch.formats.connect_schema import ConnectType
 from exactbatch.formats.debezium_avro import events_of
 from exactbatch.formats.debezium_event import is_envelope
@@ -128,7 +129,7 @@ def _avro_draft(
             break
         payloads.append(known.payload)
         for value in by_id[schema_id]:
-            with suppress(ValueError):  # a broken record is none for the draft
+            with suppress(ValueError, TooLarge):  # a broken record is none for the draft
                 decoded = known.decode(pa.array([value], pa.binary()))
                 events += [Event(event, known.payload) for event in decoded]
     else:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from exactbatch.kafka.records import NO_TIMESTAMP, Bytes, Flags, Int64s, Records
+from exactbatch.kafka.records import NO_TIMESTAMP, Int64s, Records
 from exactbatch.kafka.records import Record as ReadRecord
 from exactbatch.offsets import OffsetRange, TopicPartition
 from exactbatch.testing.record import Record
@@ -18,14 +18,6 @@ class GivenRecords(Records):
     def __init__(self, records: Sequence[Record], offsets: Int64s) -> None:
         self._records, self.offset_array = records, offsets
 
-    def joined_values(self) -> tuple[Bytes, Int64s, Flags]:
-        """See Records."""
-        values = [as_bytes(record.value) for record in self._records]
-        bounds = np.zeros(len(values) + 1, np.int64)
-        np.cumsum(self.sizes(), out=bounds[1:])
-        data = np.frombuffer(b"".join(filter(None, values)), np.uint8)
-        return data, bounds, np.array([value is not None for value in values], bool)
-
     def milliseconds(self) -> Int64s:
         """See Records."""
         times = [record.milliseconds for record in self._records]
@@ -33,7 +25,7 @@ class GivenRecords(Records):
 
     def sizes(self) -> Int64s:
         """See Records."""
-        return np.array([len(as_bytes(record.value) or b"") for record in self._records], np.int64)
+        return np.array([self.record(index).size for index in range(len(self))], np.int64)
 
     def keys(self) -> pa.BinaryArray:
         """See Records."""

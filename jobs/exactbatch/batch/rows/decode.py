@@ -4,6 +4,7 @@ import gc
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -14,6 +15,7 @@ from exactbatch.batch.rows.rejects import SHOWN_REJECTS, PendingRejects, Rejecte
 from exactbatch.errors import ExactbatchError
 from exactbatch.errors.translation import unexpected
 from exactbatch.formats import Decoded, Format, WithMessage, as_changes, with_epochs
+from exactbatch.formats.bounds import InParts
 from exactbatch.formats.enveloped_nulls import with_nulls
 from exactbatch.formats.format import LeavesValuesOut, gives_several_rows
 from exactbatch.formats.replaced_text import Messages, decode_replacing
@@ -111,6 +113,7 @@ class RangeReader:
         self.records = self.rows = self.taken = self.rejects = self.tombstones = self.dropped = 0
         self.replaced = 0
         self._several = gives_several_rows(task.value)
+        self._in_parts = InParts()
         self.pending = PendingRejects() if pending is None else pending
         self.first: list[str] = []
 
@@ -120,11 +123,11 @@ class RangeReader:
         Raises the errors of read_range() and of the format.
         """
         try:
-            for records in self._read():
-                decoded = self._decode(records)
-                if self.rejects > self._task.max_rejects:
-                    return
-                yield self._with_lineage(records, decoded)
+            for block in self._read():
+                for records, decoded in self._decode(block):
+                    if self.rejects > self._task.max_rejects:
+                        return
+                    yield self._with_lineage(records, decoded)
         except ExactbatchError:
             raise
         except Exception as error:
@@ -136,21 +139,19 @@ class RangeReader:
         Raises what batches() raises.
         """
         try:
-            for records in self._read():
-                taken = encoder.take(records)
+            for block in self._read():
+                taken = encoder.take(block)
                 if taken is not None:
                     self.records += taken.rows
                     self.rows += taken.rows
                     self.taken += taken.rows
                     yield EncodedRows(taken.data, taken.rows)
-                    if len(taken.declined) < len(records):
-                        records = records.take(taken.declined.tolist())
-                if not len(records):
-                    continue
-                decoded = self._decode(records)
-                if self.rejects > self._task.max_rejects:
-                    return
-                yield encoder.encode(self._with_lineage(records, decoded))
+                    if len(taken.declined) < len(block):
+                        block = block.take(taken.declined.tolist())
+                for records, decoded in self._decode(block):
+                    if self.rejects > self._task.max_rejects:
+                        return
+                    yield encoder.encode(self._with_lineage(records, decoded))
         except ExactbatchError:
             raise
         except Exception as error:
@@ -168,33 +169,33 @@ class RangeReader:
             cluster_id=task.cluster_id,
         )
 
-    def _decode(self, records: Records) -> Decoded:
-        """Decode records, count them, and keep their rejects."""
-        if self._decoder is None:
-            decoded = self._strictly(records)
-        else:
-            decoded, taken = self._decoder.decode(records, self._strictly)
-            self.taken += taken
-        self.records += len(records)
-        self.rows += len(decoded.rows)
-        self.rejects += len(decoded.rejects)
-        self.tombstones += decoded.tombstones
-        if self._several:
-            self.dropped += len(records) - with_rows(decoded) - len(decoded.rejects) - decoded.tombstones
-        if decoded.rejects:
-            self._reject(records, decoded)
-        return decoded
+    def _decode(self, block: Records) -> Iterator[tuple[Records, Decoded]]:
+        """Decode records in parts, count them, and keep their rejects."""
+        decode = self._strictly
+        if self._decoder is not None:
+            decode = partial(self._decoder.decode, strict=self._strictly)
+        for records, decoded in self._in_parts.decode(block, decode):
+            self.records += len(records)
+            self.rows += len(decoded.rows)
+            self.taken += decoded.taken
+            self.rejects += len(decoded.rejects)
+            self.tombstones += decoded.tombstones
+            self.replaced += decoded.replaced
+            if self._several:
+                self.dropped += len(records) - with_rows(decoded) - len(decoded.rejects) - decoded.tombstones
+            if decoded.rejects:
+                self._reject(records, decoded)
+            yield records, decoded
 
     def _strictly(self, records: Records) -> Decoded:
         value, changes = self._task.value, self._task.changes
-        decoded, replaced = decode_replacing(
+        decoded = decode_replacing(
             lambda some: _decode(value, changes, some),
             records,
             value,
             None if changes is None else changes.key,
             self._task.replace_unstorable,
         )
-        self.replaced += replaced
         if changes is None or changes.epochs is None:
             return decoded
         return with_epochs(decoded, records.offsets(), changes.epochs)

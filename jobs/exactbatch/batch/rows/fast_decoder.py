@@ -15,6 +15,7 @@ from exactbatch.compiled.json_kernel import TakenRows
 from exactbatch.compiled.packed_fields import PackedFields
 from exactbatch.compiled.row_formats import PACKED
 from exactbatch.compiled.rows_arrow import RowsAsArrow
+from exactbatch.formats.bounds import joined
 from exactbatch.formats.format import Decoded
 from exactbatch.kafka.records import Records
 
@@ -49,26 +50,25 @@ class FastDecoder:
     def __init__(self, loop: LoopDecoder | None, packed: ArrowRows | None) -> None:
         self._loop, self._packed = loop, packed
 
-    def decode(self, records: Records, strict: Callable[[Records], Decoded]) -> tuple[Decoded, int]:
-        """Decode records, those that the loop declines by `strict`; return also how many the loop took."""
+    def decode(self, records: Records, strict: Callable[[Records], Decoded]) -> Decoded:
+        """Decode records, those that the loop declines by `strict`."""
         taken = None if self._loop is None else self._loop.take(records)
         if self._loop is None or taken is None or not taken.rows:
-            return self._with_packed(strict(records)), 0
+            return self._with_packed(strict(records))
         rows = self._loop.rows(taken)
         if not len(taken.declined):
-            return Decoded(rows, pa.array(np.arange(taken.rows))), taken.rows
+            return Decoded(rows, pa.array(np.arange(taken.rows)), taken=taken.rows)
         others = self._with_packed(strict(records.take(taken.declined.tolist())))
         by_loop = np.delete(np.arange(len(records)), taken.declined)
         kept = np.concatenate([by_loop, taken.declined[others.kept.to_numpy()]])
         order = np.argsort(kept)
-        return (
-            Decoded(
-                pa.concat_batches([rows, others.rows]).take(pa.array(order)),
-                pa.array(kept[order]),
-                tuple((int(taken.declined[index]), reason) for index, reason in others.rejects),
-                others.tombstones,
-            ),
-            taken.rows,
+        return Decoded(
+            joined([rows, others.rows]).take(pa.array(order)),
+            pa.array(kept[order]),
+            tuple((int(taken.declined[index]), reason) for index, reason in others.rejects),
+            others.tombstones,
+            replaced=others.replaced,
+            taken=taken.rows,
         )
 
     def _with_packed(self, decoded: Decoded) -> Decoded:

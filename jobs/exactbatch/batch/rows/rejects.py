@@ -83,19 +83,12 @@ def reject_batches(rejects: Iterable[Rejected]) -> Iterator[pa.RecordBatch]:
     size = 0
     for reject in rejects:
         held.append(reject)
-        size += _bytes(reject.record)
+        size += reject.record.size
         if size >= _HELD_BYTES or len(held) == _HELD_RECORDS:
             yield reject_batch(held)
             held, size = [], 0
     if held:
         yield reject_batch(held)
-
-
-def _bytes(record: Record) -> int:
-    """Return the bytes of a record's key, value and headers."""
-    headers = [] if isinstance(record.headers, Unreadable) else record.headers or []
-    parts = [record.key, record.value, *(value for _, value in headers)]
-    return sum(len(part) for part in parts if part is not None)
 
 
 def _reject(reject: Rejected) -> dict[str, Any]:
