@@ -17,8 +17,8 @@ _ESCAPES: Final = {code: chr(code).encode("unicode_escape").decode() for code in
 
 
 def printable(text: str) -> str:
-    """Return a text with an escape, such as \\x1b, \\n or \\u202e, for each character that would not be seen, but obeyed
-    by a terminal or a reader of lines. Printable text stays as it is."""
+    """Return a text with an escape, such as \\x1b, \\n or \\u202e, for each character that a terminal or a reader of
+    lines would obey instead of showing it. Printable text stays as it is."""
     return text.translate(_ESCAPES)
 
 

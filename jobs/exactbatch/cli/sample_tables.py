@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.text import Text
 
-from exactbatch.cli.tables import new_table
+from exactbatch.cli.tables import new_table, short
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -56,7 +56,7 @@ class Connect(Server):
             **self.settings,
         }
         command = server_command("local[*]", "127.0.0.1", self.port, properties)
-        environment = {**server_environment(), TOKEN: self.token, "SPARK_LOCAL_IP": "127.0.0.1"}
+        environment = {**server_environment(), TOKEN: self.token}
         return spawn(command, log=self.log_file, cwd=self.folder, env=environment)
 
     def _ask(self) -> None:
