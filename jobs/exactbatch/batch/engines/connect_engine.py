@@ -181,7 +181,9 @@ class ConnectExecutors:
         with self._errors(failed):
             client = self._session.client
             numbers: Any = self._session.range(0, number, 1, number)
-            numbers._cached_schema = _NUMBERS  # else the client would ask the server, and import what it answers
+            numbers._cached_schema = (
+                _NUMBERS  # else the client would ask the server, and import what it answers
+            )
             rows = numbers.mapInArrow(function, _OUTCOME)
             answers = client.to_table_as_iterator(rows._plan.to_proto(client), rows._plan.observations)
         while True:
