@@ -31,7 +31,7 @@ from pipelines.flights import flights as pipeline
 from support.certificates import Authority
 from support.environment import HOME
 from support.listening import listening
-from support.logins import asked_for_password
+from support.logins import superuser_login
 from support.one_airflow import HOURLY, KEY_PASSWORD, PASSWORD, QUICK, register
 from support.secure_broker import secure_broker
 
@@ -317,12 +317,12 @@ def test_secrets_are_in_no_argument_log_xcom_template_table_or_event_log(
 
 
 @pytest.fixture
-def refused(airflow, settings, stack, tmp_path):
+def refused(airflow, settings, tmp_path):
     """Connections to servers that ask for another password; what they say to this one."""
     dsn = psycopg2.extensions.parse_dsn(settings.postgres)
     with (
         secure_broker(HOME, f"secure-{os.getpid()}", Authority(tmp_path, "authority")) as broker,
-        asked_for_password(stack, settings.postgres, "planted", "another"),
+        superuser_login(settings.postgres, "planted", "another"),
     ):
         kafka = {"conn_type": "kafka", "extra": json.dumps(broker.scram(sasl_password=WRONG_PASSWORD))}
         where = {"host": dsn["host"], "port": int(dsn["port"]), "schema": dsn["dbname"]}

@@ -6,12 +6,12 @@ from typing import Any
 
 import psycopg2
 import psycopg2.errors
-from psycopg2.extensions import make_dsn
 
 from exactbatch import Pipeline
 from exactbatch.ledger import Ledger, migrate
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
+from support.logins import as_login
 
 ROLES = (Path(__file__).parents[2] / "docs" / "roles.sql").read_text()
 
@@ -25,7 +25,7 @@ class Deployment:
 
     def settings(self, role: str) -> Settings:
         """Return the settings for a login in a role."""
-        return Settings(kafka=self.kafka, postgres=make_dsn(self.superuser, user=f"test_{role}"))
+        return Settings(kafka=self.kafka, postgres=as_login(self.superuser, f"test_{role}"))
 
     def execute(self, statement: str, role: str | None = None) -> int:
         """Run a statement; return how many rows it touched."""
