@@ -92,13 +92,13 @@ class Postgres(Server):
             hand_over(self.data_dir, account)
         if not (self.data_dir / "PG_VERSION").exists():
             self._initdb(account)
-        settings = SETTINGS | {"port": str(self.port)} | self.settings
-        lines = (f"{key} = {_quoted(value)}\n" for key, value in settings.items())
-        (self.data_dir / SETTINGS_FILE).write_text("".join(lines))
         (self.data_dir / "pg_hba.conf").write_text(CLIENTS)
         # Also of a server from before it asked for one.
         if not self.has_secret:
             self._set_password(account)
+        settings = SETTINGS | {"port": str(self.port)} | self.settings
+        lines = (f"{key} = {_quoted(value)}\n" for key, value in settings.items())
+        (self.data_dir / SETTINGS_FILE).write_text("".join(lines))
 
     def _set_password(self, account: pwd.struct_passwd | None) -> None:
         """Choose the superuser's password, while no server runs."""
