@@ -1,5 +1,6 @@
 """Apache Kafka's broker: one KRaft process, which is broker and controller, and asks every client for a password."""
 
+import logging
 import os
 import shlex
 import subprocess
@@ -95,6 +96,7 @@ class Broker(Server):
         # While the port is closed, the client would only log failures.
         if not accepts(self.port):
             raise NotReady(f"nothing listens on port {self.port}")
+        logging.getLogger("kafka").setLevel(logging.ERROR)  # it warns of a password in plain text
         client: Any = None
         try:
             timeouts = {"bootstrap_timeout_ms": 5_000, "request_timeout_ms": 5_000}
