@@ -9,14 +9,20 @@ import select
 import sys
 from typing import Final
 
+from pyspark import SparkConf
 from pyspark.sql import SparkSession
+
+from exactbatch.batch.spark.ports import guarded_ports
 
 _CHECK_S: Final = 5.0  # how often it asks whether Spark has stopped
 
 
 def main() -> None:
     """Serve until Spark stops, or the JVM ends and closes its end of the standard input."""
-    context = SparkSession.builder.getOrCreate().sparkContext
+    builder = SparkSession.builder
+    for name, value in guarded_ports(dict(SparkConf().getAll())).items():
+        builder = builder.config(name, value)
+    context = builder.getOrCreate().sparkContext
     stopped = context._jsc.sc().isStopped
     while not stopped():
         readable, _, _ = select.select([sys.stdin], [], [], _CHECK_S)

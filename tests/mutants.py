@@ -3628,14 +3628,14 @@ MUTANTS: Final = (
     Mutant(
         "workers of a cluster have the daemon of the driver's packages",
         "batch/spark/python_daemon.py",
-        "can_fork and is_local and",
-        "can_fork and",
+        "        and is_local(settings)\n",
+        "",
         (_DAEMON,),
     ),
     Mutant(
         "a daemon has other packages than --py-files",
         "batch/spark/python_daemon.py",
-        "not has_other_code and ",
+        "        and not has_other_code\n",
         "",
         (_DAEMON,),
     ),
@@ -4368,7 +4368,7 @@ MUTANTS: Final = (
             ("key", "key != found_key", "False"),
             ("value", "value != found_value", "False"),
             ("headers", "json.loads(headers_as_json(headers)) != json.loads(found_headers)", "False"),
-            ("reason", "reason is not None and reason != found_reason", "False"),
+            ("reason", "reason is not None and reason != (found_reason := printable(found_reason))", "False"),
         )
     ),
     Mutant(

@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from exactbatch.batch.spark.ports import guarded_ports
 from exactbatch.errors import ConfigurationError
 
 FOLDER: Final = "EXACTBATCH_ARCHIVES"  # the environment variable that names another folder
@@ -130,7 +131,10 @@ def build_archive(folder: Path) -> tuple[Path, bool]:
 def _build(archive: Path) -> None:
     new = archive.with_suffix(".new")
     new.unlink(missing_ok=True)
-    arguments = ["--master", "local[2]", "--conf", "spark.ui.enabled=false", "pyspark-shell"]
+    settings = {"spark.master": "local[2]"}
+    settings |= guarded_ports(settings)
+    conf = [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
+    arguments = [*conf, "pyspark-shell"]
     environment = {
         **os.environ,
         SUBMIT_OPTIONS: f"-XX:ArchiveClassesAtExit={new}",

@@ -18,6 +18,7 @@ from psycopg2.extensions import parse_dsn
 from exactbatch.columns import Column
 from exactbatch.local.java import find_java
 from exactbatch.local.ports import HOST, find_port
+from support.logins import password_of
 
 START_TIMEOUT = 300.0  # seconds
 _POLL = 0.2  # seconds between two looks at the offsets
@@ -122,7 +123,7 @@ def sink_config(
         "topics": topic,
         "connection.url": f"{url}?reWriteBatchedInserts=true&stringtype=unspecified",
         "connection.username": server["user"],
-        "connection.password": server.get("password", ""),
+        "connection.password": password_of(dsn),
         "collection.name.format": target,
         "schema.evolution": "none",
         "batch.size": "10000",

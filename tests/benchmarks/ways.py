@@ -36,6 +36,7 @@ from exactbatch.postgres.connection import connect as connect_postgres
 from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings
 from pipelines.flights import flights
+from support.logins import password_of
 
 CORES = 2
 # The same for every way: what a Spark batch needs on one machine, and no more.
@@ -417,7 +418,7 @@ def _jdbc(place: Place) -> tuple[str, dict[str, str]]:
     """URL and options; the driver takes no libpq string."""
     dsn = parse_dsn(place.postgres)
     url = f"jdbc:postgresql://{dsn['host']}:{dsn['port']}/{dsn['dbname']}?reWriteBatchedInserts=true&stringtype=unspecified"
-    return url, {**JDBC, "user": dsn["user"], "password": dsn.get("password", "")}
+    return url, {**JDBC, "user": dsn["user"], "password": password_of(place.postgres)}
 
 
 FLIGHTS_ONLY = (FLIGHTS.name,)

@@ -30,7 +30,8 @@ from exactbatch.settings import Settings
 from pipelines.flights import flights as pipeline
 from support.certificates import Authority
 from support.environment import HOME
-from support.logins import asked_for_password
+from support.listening import listening
+from support.logins import superuser_login
 from support.one_airflow import HOURLY, KEY_PASSWORD, PASSWORD, QUICK, register
 from support.secure_broker import secure_broker
 
@@ -62,7 +63,7 @@ def killed_run(airflow, hold):
     _wait(Path(f"{hold}.held").exists, "the driver to hold after staging", airflow)
     seen = {
         "arguments": [each.info["cmdline"] for each in psutil.process_iter(["cmdline"])],
-        "spark_ui": _spark_ui_pages(),
+        "listening": set().union(*(listening(each.pid) for each in _drivers(airflow))),
     }
     hold.touch()
     for driver in _drivers(airflow):
@@ -288,15 +289,17 @@ def test_terminal_error_ends_task_after_one_try_and_names_record(airflow, killed
     assert audit(pipeline, settings).rows == SENT
 
 
-def test_secrets_are_in_no_argument_log_xcom_template_table_event_log_or_spark_page(
+def test_a_driver_listens_on_loopback_only(killed_run):
+    assert {address for address, _ in killed_run["listening"]} == {"127.0.0.1"}
+
+
+def test_secrets_are_in_no_argument_log_xcom_template_table_or_event_log(
     airflow, killed_run, stack, event_log
 ):
     assert killed_run["state"] == "success"
     assert any("process_batch.py" in " ".join(each or ()) for each in killed_run["arguments"])
-    assert "spark.app.name" in killed_run["spark_ui"]
     places = {
         "arguments": json.dumps(killed_run["arguments"]),
-        "spark ui": killed_run["spark_ui"],
         "logs": "".join(path.read_text(errors="replace") for path in airflow.home.rglob("*.log")),
         "api": _everything_the_api_tells(airflow, "flights"),
         "tables": _everything_in_airflow_s_database(stack),
@@ -314,12 +317,12 @@ def test_secrets_are_in_no_argument_log_xcom_template_table_event_log_or_spark_p
 
 
 @pytest.fixture
-def refused(airflow, settings, stack, tmp_path):
+def refused(airflow, settings, tmp_path):
     """Connections to servers that ask for another password; what they say to this one."""
     dsn = psycopg2.extensions.parse_dsn(settings.postgres)
     with (
         secure_broker(HOME, f"secure-{os.getpid()}", Authority(tmp_path, "authority")) as broker,
-        asked_for_password(stack, settings.postgres, "planted", "another"),
+        superuser_login(settings.postgres, "planted", "another"),
     ):
         kafka = {"conn_type": "kafka", "extra": json.dumps(broker.scram(sasl_password=WRONG_PASSWORD))}
         where = {"host": dsn["host"], "port": int(dsn["port"]), "schema": dsn["dbname"]}
@@ -464,20 +467,6 @@ def _everything_the_api_tells(airflow: LocalAirflow, dag: str) -> str:
                 for entry in entries
             ]
     return json.dumps(told)
-
-
-def _spark_ui_pages() -> str:
-    """What the driver's Spark UI shows, and the API that fills its pages, on whichever port it got."""
-    for port in range(4040, 4060):
-        base = f"http://127.0.0.1:{port}"
-        try:
-            applications = httpx.get(f"{base}/api/v1/applications", timeout=60).json()
-        except httpx.ConnectError:
-            continue
-        environments = [f"api/v1/applications/{each['id']}/environment" for each in applications]
-        pages = [httpx.get(f"{base}/{path}", timeout=60) for path in ("environment/", "jobs/", *environments)]
-        return "".join(page.raise_for_status().text for page in pages)
-    return ""
 
 
 def _drivers(airflow: LocalAirflow) -> list[psutil.Process]:

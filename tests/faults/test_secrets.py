@@ -33,7 +33,7 @@ from exactbatch.settings import KAFKA, POSTGRES, Settings
 from support.certificates import Authority
 from support.environment import HOME
 from support.faults.drivers import BatchLauncher, Driver, spark_options
-from support.logins import asked_for_password
+from support.logins import superuser_login
 from support.secure_broker import KEY_PASSWORD, USER, SecureBroker, secure_broker
 from support.topics import Topic, record
 from support.waiting import wait_for
@@ -66,16 +66,14 @@ class Deployment:
 
 
 @pytest.fixture
-def password_is_asked_for(stack: LocalStack, database: str) -> Iterator[None]:
-    """Postgres trusts everybody here but one login, which works in the test's database alone."""
-    with asked_for_password(stack, database, LOGIN, POSTGRES_PASSWORD):
+def login(database: str) -> Iterator[None]:
+    """A login that works in the test's database alone."""
+    with superuser_login(database, LOGIN, POSTGRES_PASSWORD):
         yield
 
 
 @pytest.fixture
-def deployment(
-    stack: LocalStack, database: str, password_is_asked_for: None, tmp_path: Path
-) -> Iterator[Deployment]:
+def deployment(stack: LocalStack, database: str, login: None, tmp_path: Path) -> Iterator[Deployment]:
     postgres = make_dsn(database, user=LOGIN, password=POSTGRES_PASSWORD)
     with secure_broker(HOME, f"secrets-{os.getpid()}", Authority(tmp_path, "authority")) as broker:
         # Beside what the broker asks for, all that may be secret in a Kafka connection.

@@ -147,7 +147,7 @@ def test_end_of_log_that_new_leader_does_not_know_yet_is_waited_for(
     topic = brokers.make_topic([old, new, silent], [new, silent, old])
     case = Case(InProcess(spark), topic, database, tmp_path, "append")
     assert case.process(case.plan()).wrote
-    producer = Producer({"bootstrap.servers": brokers.brokers[old].address, "acks": 1})
+    producer = Producer({**brokers.brokers[old].kafka_properties, "acks": 1})
     refusals: list[str] = []
     with brokers.stopped(silent):
         for number in range(0, case.records, 2):
@@ -155,7 +155,7 @@ def test_end_of_log_that_new_leader_does_not_know_yet_is_waited_for(
         assert producer.flush(30) == 0
         time.sleep(2)  # the new leader has them long before, but cannot tell that they are committed
         brokers.brokers[old].stop()  # in good order: it hands over what it leads
-        case.settings = replace(case.settings, kafka={"bootstrap.servers": brokers.brokers[new].address})
+        case.settings = replace(case.settings, kafka=brokers.brokers[new].kafka_properties)
 
         def is_refused() -> bool:
             try:

@@ -12,6 +12,7 @@ from exactbatch import (
 )
 from exactbatch.settings import Settings
 from support.batch_runner import BatchRunner, MakePipeline, MakeTopic
+from support.logins import LOGIN
 from support.replays import Replays
 from support.roles import ROLES, Deployment
 from support.scenarios import KINDS, PARTITIONS, VALUE, Play
@@ -70,7 +71,7 @@ def deployment(database: str, settings: Settings) -> Iterator[Deployment]:
     for role in ("owner", "job", "reader", "reporter"):
         deployment.execute(
             f"do $$ begin if to_regrole('test_{role}') is null then "
-            f"create role test_{role} login in role exactbatch_{role}; end if; end $$"
+            f"create role test_{role} {LOGIN} in role exactbatch_{role}; end if; end $$"
         )
     deployment.execute("create schema shop; grant usage, create on schema shop to exactbatch_job")
     return deployment

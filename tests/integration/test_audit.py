@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
-from psycopg2.extensions import make_dsn, parse_dsn
+from psycopg2.extensions import parse_dsn
 
 from exactbatch import Append, Pipeline
 from exactbatch.audit import audit, log_windows
@@ -16,6 +16,7 @@ from exactbatch.audit.report import AuditReport
 from exactbatch.errors import ConfigurationError, TargetMismatch, TopicRecreated
 from exactbatch.kafka.broker import KafkaBroker
 from support.audited_target import COUNT, FORGE, AuditedTarget, findings, settle
+from support.logins import LOGIN, as_login, password_of
 from support.topics import Topic, record
 
 MakeTopic = Callable[..., Topic]
@@ -406,7 +407,8 @@ def test_a_foreign_partition_is_named(make_world, topic, database):
         "create extension postgres_fdw; "
         "create server far foreign data wrapper postgres_fdw "
         f"options (host '{far['host']}', port '{far['port']}', dbname '{far['dbname']}'); "
-        f"create user mapping for current_user server far options (user '{far['user']}'); "
+        f"create user mapping for current_user server far options (user '{far['user']}', "
+        f"password '{password_of(database)}'); "
         "create foreign table cold partition of {t} for values in (7) server far options (table_name 'far_away')"
     )
     found = world.audit()
@@ -421,10 +423,10 @@ def reader(make_world, topic, database):
     world.load()
     login = f"reader_{topic.name}"
     world.execute(
-        f"create role {login} login; grant usage on schema exactbatch to {login}; "
+        f"create role {login} {LOGIN}; grant usage on schema exactbatch to {login}; "
         f"grant select on all tables in schema exactbatch to {login}; grant select on {{t}} to {login}"
     )
-    yield world, replace(world.settings, postgres=make_dsn(database, user=login))
+    yield world, replace(world.settings, postgres=as_login(database, login))
     world.execute(f"drop owned by {login}; drop role {login}")
 
 

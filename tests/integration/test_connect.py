@@ -79,7 +79,7 @@ def world(server: Connect, connection: Any, settings: Settings) -> ConnectRunner
     """The server, and the test's broker and database."""
     settings = Settings(
         kafka={**settings.kafka, "ssl.key.password": SECRET},
-        postgres=make_dsn(settings.postgres, password=SECRET),
+        postgres=make_dsn(settings.postgres, sslpassword=SECRET),
     )
     return ConnectRunner(server, connection, settings)
 

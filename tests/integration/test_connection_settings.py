@@ -23,6 +23,7 @@ from exactbatch.postgres import session_settings
 from exactbatch.postgres.arrow import connect_arrow
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.postgres.session_settings import SessionSettings
+from support.logins import LOGIN, as_login
 from support.topics import Topic
 
 OPENERS: Final = (connect, connect_arrow)
@@ -248,13 +249,13 @@ def test_rows_that_a_policy_hides_are_an_error(database, opener):
         superuser.autocommit = True
         with superuser.cursor() as cursor:
             cursor.execute(
-                f"create role {login} login; create table public.shared (id int, tenant text); "
+                f"create role {login} {LOGIN}; create table public.shared (id int, tenant text); "
                 "alter table public.shared enable row level security; "
                 f"grant select on public.shared to {login}; "
                 "create policy own on public.shared using (tenant = current_user)"
             )
             try:
-                dsn = make_dsn(database, user=login)
+                dsn = as_login(database, login)
                 with closing(opener(dsn, application="tests")) as connection:
                     with pytest.raises((AdbcError, psycopg2.errors.InsufficientPrivilege)) as caught:
                         asked(connection, "select id from public.shared")

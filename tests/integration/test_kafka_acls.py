@@ -30,8 +30,8 @@ from exactbatch.audit.report import AuditReport
 from exactbatch.batch.engines import driver_engine
 from exactbatch.batch.engines.driver_engine import DriverEngine
 from exactbatch.batch.job import process_batch
+from exactbatch.batch.staging.outcomes import dump
 from exactbatch.batch.staging.shares import loaded
-from exactbatch.batch.staging.task import dump
 from exactbatch.errors import ConfigurationError
 from exactbatch.forwarding.forward import forward_results
 from exactbatch.kafka.broker import KafkaBroker
@@ -150,14 +150,13 @@ def guarded() -> Iterator[Guarded]:
             {
                 "listeners": f"{open_to},CONTROLLER://{HOST}:{plain['controller']}",
                 "advertised.listeners": open_to,
-                "listener.security.protocol.map": "CLIENT:PLAINTEXT,CONTROLLER:PLAINTEXT,JOB:SASL_PLAINTEXT",
-                "sasl.enabled.mechanisms": "PLAIN",
+                "listener.security.protocol.map": "CLIENT:SASL_PLAINTEXT,CONTROLLER:SASL_PLAINTEXT,JOB:SASL_PLAINTEXT",
                 "listener.name.job.plain.sasl.jaas.config": (
                     'org.apache.kafka.common.security.plain.PlainLoginModule required user_job="pa55word";'
                 ),
                 "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-                # The broker itself and the tests, which come without a password.
-                "super.users": "User:ANONYMOUS",
+                # The broker itself and the tests.
+                "super.users": "User:exactbatch",
             },
         )
         stack.broker.start()

@@ -173,7 +173,8 @@ def wrong(name: str, broker: SecureBroker, stranger: Path) -> dict[str, Any]:
             "no file": broker.scram(ssl_ca_location="/nowhere/authority.pem"),
             "key's password": broker.by_certificate | {"ssl.key.password": WRONG_PASSWORD},
             "no certificate": without(broker.by_certificate, "ssl.certificate.", "ssl.key."),
-            "TLS for a plain listener": broker.scram() | broker.plain,
+            "TLS for a plain listener": broker.scram()
+            | {"bootstrap.servers": broker.plain["bootstrap.servers"]},
             "a plain client": without(broker.scram(), "ssl.", "sasl.", "security."),
         }[name]
     )

@@ -35,8 +35,8 @@ def test_provider_extracts_ranges_before_a_batch_and_counts_after_it(
     topic.produce(*map(record, range(3)))
     pipeline = make_pipeline(topic, sink=Append('sales."Odd Name"'))
     secret = Settings(
-        kafka={**settings.kafka, "sasl.username": "me", "sasl.password": "s3cret"},
-        postgres=make_dsn(settings.postgres, password="s3cret"),
+        kafka={**settings.kafka, "ssl.key.password": "s3cret"},
+        postgres=make_dsn(settings.postgres, sslpassword="s3cret"),
     )
     monkeypatch.setattr(Connections, "settings", lambda _: secret)
     batch_id = freeze_advance(connection, KafkaBroker(settings.kafka), pipeline, origin="schedule")

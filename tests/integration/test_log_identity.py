@@ -24,8 +24,8 @@ from exactbatch.audit.report import AuditReport
 from exactbatch.batch.engines import driver_engine
 from exactbatch.batch.engines.driver_engine import DriverEngine
 from exactbatch.batch.job import process_batch
+from exactbatch.batch.staging.outcomes import dump
 from exactbatch.batch.staging.shares import loaded
-from exactbatch.batch.staging.task import dump
 from exactbatch.errors import (
     ConfigurationError,
     KafkaUnavailable,

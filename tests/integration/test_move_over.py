@@ -20,6 +20,7 @@ from exactbatch.local import LocalStack
 from exactbatch.local.jars import fetch_jars
 from support.batch_runner import BatchRunner
 from support.environment import DOCS, TESTS
+from support.logins import password_of
 from support.replays import ranges
 from support.topics import Topic, record
 
@@ -148,7 +149,15 @@ def streamed(stack: LocalStack, world: BatchRunner, topic: Topic, checkpoint: Pa
     jars = fetch_jars("spark-kafka", stack.jars_dir)
     server = parse_dsn(world.settings.postgres)
     url = f"jdbc:postgresql://{server['host']}:{server['port']}/{server['dbname']}?user={server['user']}"
-    arguments = [stack.bootstrap_servers, topic.name, url, f"{topic.name}_old", str(checkpoint), *fails]
+    url += f"&password={password_of(world.settings.postgres)}"
+    arguments = [
+        json.dumps(stack.kafka_properties),
+        topic.name,
+        url,
+        f"{topic.name}_old",
+        str(checkpoint),
+        *fails,
+    ]
     submit = f"--jars {','.join(map(str, sorted(jars.glob('*.jar'))))} pyspark-shell"
     done = subprocess.run(
         [sys.executable, "-m", "support.streaming_job", *arguments],

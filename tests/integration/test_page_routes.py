@@ -30,6 +30,7 @@ from exactbatch.local import LocalStackError
 from exactbatch.local.airflow import LocalAirflow
 from exactbatch.local.ports import HOST
 from exactbatch.postgres.connection import connect, transaction
+from support.logins import password_of
 from support.page_airflow import client_of, serving_airflow
 from support.page_ledger import SIZE, fail_newest, fill_story, tell_story
 
@@ -322,6 +323,7 @@ def databases(connection, database, monkeypatch):
     """The page's connections; that of Airflow to the ledger is "ledger"."""
     dsn = parse_dsn(database)
     parts = {"host": dsn["host"], "port": int(dsn["port"]), "login": dsn["user"], "schema": dsn["dbname"]}
+    parts["password"] = password_of(database)
     monkeypatch.setenv("AIRFLOW_CONN_LEDGER", json.dumps({"conn_type": "postgres", **parts}))
     return Databases()
 

@@ -16,6 +16,7 @@ from exactbatch.postgres.arrow import connect_arrow
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
 from support.bouncer import bouncer
+from support.logins import LOGIN, as_login
 from support.topics import Topic
 
 DROPPED: Final = "ignore_startup_parameters = options"
@@ -41,11 +42,11 @@ def login(database: str, **settings: str) -> Iterator[str]:
     """The connection string of a superuser of this test's database with these settings."""
     name = f"login_{time.monotonic_ns()}"
     with closing(psycopg2.connect(database)) as superuser, superuser, superuser.cursor() as cursor:
-        cursor.execute(f"create role {name} superuser login")
+        cursor.execute(f"create role {name} superuser {LOGIN}")
         for setting, value in settings.items():
             cursor.execute(f"alter role {name} set {setting} to '{value}'")
     try:
-        yield str(make_dsn(database, user=name))
+        yield as_login(database, name)
     finally:
         with closing(psycopg2.connect(database)) as superuser, superuser, superuser.cursor() as cursor:
             cursor.execute(f"reassign owned by {name} to postgres")

@@ -290,7 +290,7 @@ def test_changes_of_a_partition_that_was_added_after_an_epoch_began_belong_to_it
         future.result(30)
     await_leaders(admin, topic, 2)
     # A new producer: another one does not know the partition yet.
-    producer = Producer({"bootstrap.servers": world.settings.kafka["bootstrap.servers"]})
+    producer = Producer(dict(world.settings.kafka))
     producer.produce(topic, event("u", 1, "b", 10, 20), partition=1)
     assert producer.flush(30) == 0
     run()

@@ -41,7 +41,7 @@ from exactbatch.kafka.records import MessageRecords, Record, Records
 from exactbatch.local import LocalStack
 from exactbatch.model import LogPartition
 from exactbatch.offsets import OffsetRange
-from support.topics import Topic
+from support.topics import Topic, producer_properties
 
 MB = 1024 * 1024
 MakeTopic = Callable[..., Topic]
@@ -670,7 +670,7 @@ def test_headers_whose_name_is_no_utf_8_make_rejects_of_their_records_alone(
     make_topic: MakeTopic, reader: str
 ) -> None:
     topic = make_topic()
-    producer = KafkaProducer(bootstrap_servers=topic.properties["bootstrap.servers"])
+    producer = KafkaProducer(**producer_properties(topic.properties))
     for value, headers in (
         (b'{"a": 1}', [("trace", b"x")]),
         (b'{"a": 2}', [("trace", b"y"), (NoUtf8("??"), b"z")]),
@@ -713,7 +713,7 @@ def test_headers_whose_name_is_no_utf_8_make_rejects_of_their_records_alone(
 def test_the_last_header_of_a_name_is_found_by_both_readers(make_topic: MakeTopic) -> None:
     topic = make_topic()
     name = "__value_schema_id"
-    producer = KafkaProducer(bootstrap_servers=topic.properties["bootstrap.servers"])
+    producer = KafkaProducer(**producer_properties(topic.properties))
     for headers in (
         [],
         [("other", b"x")],

@@ -17,6 +17,7 @@ from exactbatch.operations.status import load_status
 from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.postgres.connection import connect, transaction
 from support.dashboard import VIEWS, queries
+from support.logins import LOGIN
 from support.roles import ROLES
 from support.topics import record
 
@@ -173,7 +174,7 @@ def test_any_member_of_the_owner_goes_on_with_the_ledger(deployment):
     deployment.init(pipeline)
     deployment.execute("alter schema exactbatch owner to test_owner")
     deployment.execute(ROLES)
-    deployment.execute("create role test_other login in role exactbatch_owner")
+    deployment.execute(f"create role test_other {LOGIN} in role exactbatch_owner")
     try:
         connection = connect(deployment.settings("other").postgres, application="tests")
         with closing(connection):

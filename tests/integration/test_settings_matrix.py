@@ -30,6 +30,7 @@ from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
 from support.batch_runner import BatchRunner
 from support.bouncer import bouncer
+from support.logins import LOGIN, as_login
 from support.topics import Topic
 
 TEXTS: Final = ("Müller €", "zażółć", "漢字 🐘", 'it\'s \\n "q"')
@@ -320,7 +321,7 @@ def rows(place: Place, table: str) -> list[Any]:
 def under(place: Place, condition: Condition) -> Iterator[str]:
     """The connection string of a login for which it is so; and the environment."""
     login, database = f"login_{time.monotonic_ns()}", parse_dsn(place.dsn)["dbname"]
-    execute(place.dsn, f"create role {login} superuser login")
+    execute(place.dsn, f"create role {login} superuser {LOGIN}")
     with ExitStack() as stack:
         stack.callback(
             execute,
@@ -337,7 +338,7 @@ def under(place: Place, condition: Condition) -> Iterator[str]:
                 # A path is a list of names, which quotes would make one.
                 written = value or "''" if name == "search_path" else f"'{value}'"
                 execute(place.dsn, f"alter {owner} set {name} to {written}")
-        dsn = str(make_dsn(place.dsn, user=login))
+        dsn = as_login(place.dsn, login)
         if condition.options:
             dsn = str(make_dsn(dsn, options=condition.options))
         if condition.pool_mode:

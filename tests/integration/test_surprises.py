@@ -50,7 +50,7 @@ from support.batch_runner import BatchRunner, MakePipeline, MakeTopic
 from support.environment import LONG
 from support.reference import LogRecord, read_log
 from support.scenarios import KINDS, NOON, VALUE, SinkKind
-from support.topics import Topic
+from support.topics import Topic, producer_properties
 
 MB: Final = 1024 * 1024
 
@@ -666,7 +666,7 @@ FAR: Final = (
 
 def stamped(played: Scene, timestamps: Iterable[int]) -> list[int]:
     """Produce an event for each timestamp, by a client that lets them be none; return what they were."""
-    producer = KafkaProducer(bootstrap_servers=played.topic.properties["bootstrap.servers"])
+    producer = KafkaProducer(**producer_properties(played.topic.properties))
     sent = list(timestamps)
     for each in sent:
         key, value = played.event(id=3)

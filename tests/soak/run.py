@@ -172,7 +172,7 @@ class Soak:
         folder = self.stack.folder / "soak"
         folder.mkdir()
         proxied = Settings(
-            kafka={**settings.kafka, "bootstrap.servers": proxies["Kafka"].address},
+            kafka={"bootstrap.servers": proxies["Kafka"].address},
             postgres=make_dsn(settings.postgres, port=proxies["Postgres"].port),
         )
         self.work = work = Work(proxied, folder, self.report.seed, self._fail)
@@ -307,7 +307,7 @@ def _start(stack: LocalStack, until: ExitStack) -> dict[str, Proxy]:
     listeners = {
         "listeners": f"CLIENT://{HOST}:{client},CONTROLLER://{HOST}:{controller},PROXIED://{HOST}:{behind}",
         "advertised.listeners": f"CLIENT://{HOST}:{client},PROXIED://{kafka.address}",
-        "listener.security.protocol.map": "CLIENT:PLAINTEXT,CONTROLLER:PLAINTEXT,PROXIED:PLAINTEXT",
+        "listener.security.protocol.map": "CLIENT:SASL_PLAINTEXT,CONTROLLER:SASL_PLAINTEXT,PROXIED:PLAINTEXT",
     }
     stack.broker.configure({"client": client, "controller": controller}, listeners)
     stack.postgres.configure({"client": postgres}, None)

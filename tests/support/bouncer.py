@@ -14,6 +14,7 @@ from psycopg2.extensions import make_dsn, parse_dsn
 
 from exactbatch.local.account import postgres_account
 from exactbatch.local.ports import HOST, accepts, find_port
+from support.logins import as_login, password_of
 
 CONFIGURATION = """
 [databases]
@@ -50,8 +51,12 @@ def bouncer(
     server, port = parse_dsn(dsn), find_port(None)
     with tempfile.TemporaryDirectory(prefix="bouncer-") as name:
         folder = Path(name)
-        users = [server["user"], *logins]
-        (folder / "users.txt").write_text("".join(f'"{user}" ""\n' for user in users))
+        users = {server["user"]: password_of(dsn)} | {
+            login: password_of(as_login(dsn, login)) for login in logins
+        }
+        (folder / "users.txt").write_text(
+            "".join(f'"{user}" "{password}"\n' for user, password in users.items())
+        )
         configuration = folder / "pgbouncer.ini"
         configuration.write_text(
             CONFIGURATION.format(

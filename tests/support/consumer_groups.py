@@ -7,6 +7,7 @@ from typing import Final
 from exactbatch.local import LocalStack
 from exactbatch.local.jars import fetch_jars
 from exactbatch.local.java import find_java
+from exactbatch.local.secret import write_secret
 
 _DEFINITIONS: Final = Path(__file__).parent / "ivy"
 _COMMAND: Final = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
@@ -24,6 +25,12 @@ def described_group(stack: LocalStack, group: str) -> dict[tuple[str, int], tupl
         _COMMAND,
     ]
     arguments = ["--bootstrap-server", stack.bootstrap_servers, "--describe", "--group", group]
+    kafka = stack.kafka_properties
+    login = f'username="{kafka["sasl.username"]}" password="{kafka["sasl.password"]}"'
+    kafka["sasl.jaas.config"] = f"org.apache.kafka.common.security.plain.PlainLoginModule required {login};"
+    client = stack.broker.folder / "client.properties"
+    write_secret(client, "".join(f"{name}={value}\n" for name, value in kafka.items()))
+    arguments += ["--command-config", str(client)]
     done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=60)
     rows = [line.split() for line in done.stdout.splitlines() if line.startswith(group)]
     assert rows, done.stdout + done.stderr

@@ -1,33 +1,39 @@
-"""Logins that need a password: the tests' Postgres trusts everybody else."""
+"""Logins of tests, each of which needs a password."""
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Final
 
 import psycopg2
 from psycopg2 import sql
+from psycopg2.extensions import make_dsn, parse_dsn
 
-from exactbatch.local import LocalStack
-from exactbatch.local.ports import HOST
+LOGIN: Final = "login password 'pa55word'"  # of create role
+
+
+def as_login(dsn: str, login: str) -> str:
+    """Return the connection string of a role that was created with LOGIN."""
+    return str(make_dsn(dsn, user=login, password=LOGIN.split("'")[1]))
+
+
+def password_of(dsn: str) -> str:
+    """Return the password of a connection string, for a client that is not libpq."""
+    parts = parse_dsn(dsn)
+    return parts.get("password") or Path(parts["passfile"]).read_text().rpartition(":")[2]
 
 
 @contextmanager
-def asked_for_password(stack: LocalStack, dsn: str, login: str, password: str) -> Iterator[None]:
-    """Create a superuser that must log in with a password; drop it at the end, with everything that it owns."""
-    hba = stack.postgres.data_dir / "pg_hba.conf"
-    before = hba.read_text()
+def superuser_login(dsn: str, login: str, password: str) -> Iterator[None]:
+    """Create a superuser with a password; drop it at the end, with everything that it owns."""
     role = sql.Identifier(login)
     with closing(psycopg2.connect(dsn)) as superuser:
         superuser.autocommit = True
         with superuser.cursor() as cursor:
             cursor.execute(sql.SQL("drop role if exists {}").format(role))
-            cursor.execute("set password_encryption = 'scram-sha-256'")
             cursor.execute(sql.SQL("create role {} superuser login password %s").format(role), (password,))
             try:
-                hba.write_text(f"host all {login} {HOST}/32 scram-sha-256\n{before}")
-                cursor.execute("select pg_reload_conf()")
                 yield
             finally:
-                hba.write_text(before)
-                cursor.execute("select pg_reload_conf()")
                 cursor.execute(sql.SQL("drop owned by {} cascade").format(role))
                 cursor.execute(sql.SQL("drop role {}").format(role))

@@ -9,19 +9,19 @@ from pathlib import Path
 from typing import Final
 from unittest.mock import patch
 
-import psycopg2
-
 from exactbatch import Append, Json, Pipeline, ToTopic
 from exactbatch.ledger import Ledger, migrate
 from exactbatch.local import LocalStack
 from exactbatch.local.airflow import LocalAirflow
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
+from support.databases import execute_alone
 from support.environment import HOME, ROOT
 from support.jvm import quick_spark
 from support.versioned_bundle import with_versioned_bundle
 
-PASSWORD: Final = "planted-pa55word"  # Postgres trusts its clients here, so any will do
+_OWNER: Final = "planted_login"
+PASSWORD: Final = "planted-pa55word"  # of that login
 KEY_PASSWORD: Final = "planted-k3yword"
 ROLES: Final = ("viewer", "user", "op", "admin")
 # No DAG file changes while the tests run. To look at one takes a process of its own; seconds, 30 by default.
@@ -137,6 +137,7 @@ def running_airflow(
     write_late(folder, LATE)
     (folder / "dags" / "shop.py").write_text(_TABLES_DAG)
     (folder / "tables_of_shop.py").write_text(_TABLES_MODULE)
+    execute_alone(stack.postgres_dsn, f"create role {_OWNER} superuser login password '{PASSWORD}'")
     airflow = LocalAirflow(
         stack,
         folder / "dags",
@@ -150,7 +151,7 @@ def running_airflow(
                 "host": "127.0.0.1",
                 "port": stack.postgres.port,
                 "schema": "exactbatch",
-                "login": psycopg2.extensions.parse_dsn(stack.postgres_dsn)["user"],
+                "login": _OWNER,
                 "password": PASSWORD,
             },
         },

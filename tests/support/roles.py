@@ -6,7 +6,6 @@ from typing import Any
 
 import psycopg2
 import psycopg2.errors
-from psycopg2.extensions import make_dsn
 
 from exactbatch import Pipeline
 from exactbatch.batch.engines.driver_engine import DriverEngine
@@ -18,6 +17,7 @@ from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import ReplayRequest
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
+from support.logins import as_login
 
 ROLES = (Path(__file__).parents[2] / "docs" / "roles.sql").read_text()
 
@@ -31,7 +31,7 @@ class Deployment:
 
     def settings(self, role: str) -> Settings:
         """Return the settings for a login in a role."""
-        return Settings(kafka=self.kafka, postgres=make_dsn(self.superuser, user=f"test_{role}"))
+        return Settings(kafka=self.kafka, postgres=as_login(self.superuser, f"test_{role}"))
 
     def execute(self, statement: str, role: str | None = None) -> int:
         """Run a statement; return how many rows it touched."""

@@ -37,7 +37,7 @@ class SecureBroker:
 
     @property
     def plain(self) -> dict[str, Any]:
-        """Client properties of the listener without any security, for what the tests prepare."""
+        """Client properties of the listener without TLS, for what the tests prepare."""
         return dict(self._stack.kafka_properties)
 
     def scram(self, mechanism: str = "SCRAM-SHA-512", **changes: Any) -> dict[str, Any]:
@@ -118,9 +118,9 @@ def _listeners(plain: Mapping[str, int], secure: Mapping[str, int], authority: A
         "listeners": ",".join([*open_to.values(), f"CONTROLLER://{HOST}:{plain['controller']}"]),
         "advertised.listeners": ",".join(told.values()),
         "listener.security.protocol.map": (
-            "CLIENT:PLAINTEXT,CONTROLLER:PLAINTEXT,SECURE:SASL_SSL,MUTUAL:SSL,EXPIRED:SSL"
+            "CLIENT:SASL_PLAINTEXT,CONTROLLER:SASL_PLAINTEXT,SECURE:SASL_SSL,MUTUAL:SSL,EXPIRED:SSL"
         ),
-        "sasl.enabled.mechanisms": ",".join(MECHANISMS),
+        "listener.name.secure.sasl.enabled.mechanisms": ",".join(MECHANISMS),
         "ssl.keystore.type": "PEM",
         "ssl.keystore.location": str(keystore),
         "ssl.truststore.type": "PEM",

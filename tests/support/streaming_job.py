@@ -1,8 +1,9 @@
 """A Structured Streaming job as it is often written: foreachBatch with JDBC, whose checkpoint a test reads.
 
-python -m support.streaming_job BOOTSTRAP TOPIC JDBC_URL TABLE CHECKPOINT [fails]
+python -m support.streaming_job KAFKA_PROPERTIES TOPIC JDBC_URL TABLE CHECKPOINT [fails]
 """
 
+import json
 import sys
 from typing import Any
 
@@ -10,7 +11,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 
-def main(bootstrap: str, topic: str, url: str, table: str, checkpoint: str, *fails: str) -> None:
+def main(properties: str, topic: str, url: str, table: str, checkpoint: str, *fails: str) -> None:
     """Process what is new in one micro-batch and end; with `fails`, fail after the rows are written."""
     spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
 
@@ -21,8 +22,13 @@ def main(bootstrap: str, topic: str, url: str, table: str, checkpoint: str, *fai
         if fails:
             raise RuntimeError("the job was ended before Spark recorded the batch")
 
+    kafka = json.loads(properties)
+    login = f'username="{kafka.pop("sasl.username")}" password="{kafka.pop("sasl.password")}"'
+    kafka["sasl.jaas.config"] = f"org.apache.kafka.common.security.plain.PlainLoginModule required {login};"
     records = spark.readStream.format("kafka").options(
-        **{"kafka.bootstrap.servers": bootstrap, "subscribe": topic, "startingOffsets": "earliest"}
+        **{f"kafka.{name}": value for name, value in kafka.items()},
+        subscribe=topic,
+        startingOffsets="earliest",
     )
     stream = records.load().writeStream.foreachBatch(write).trigger(availableNow=True)
     stream.option("checkpointLocation", checkpoint).start().awaitTermination()

@@ -103,3 +103,9 @@ def record(number: int, name: str | None = "x") -> bytes:
 def an_hour_ago() -> int:
     """Return the time an hour before the call, as a record's timestamp: ms since 1970."""
     return round((time.time() - 3600) * 1000)
+
+
+def producer_properties(properties: dict[str, Any]) -> dict[str, Any]:
+    """Return client properties under the names of kafka-python's producer."""
+    names = {"sasl.username": "sasl_plain_username", "sasl.password": "sasl_plain_password"}
+    return {names.get(name, name.replace(".", "_")): value for name, value in properties.items()}

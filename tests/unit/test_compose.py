@@ -3,12 +3,15 @@
 The compose command itself checks it where it is installed: .ci/run does that.
 """
 
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import yaml
+
+from exactbatch.connect_server import PORT
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yaml").read_text())
@@ -36,9 +39,16 @@ def test_postgres_is_the_one_of_the_local_stack():
 
 
 def test_no_image_is_latest_and_every_server_has_a_health_check():
-    for name, service in COMPOSE["services"].items():
+    services = COMPOSE["services"]
+    ends = {
+        other
+        for service in services.values()
+        for other, needed in service.get("depends_on", {}).items()
+        if needed["condition"] == "service_completed_successfully"
+    }
+    for name, service in services.items():
         assert re.search(r":\d", service["image"]), name
-        assert name == "airflow-init" or "healthcheck" in service, name
+        assert name in ends or "healthcheck" in service, name
 
 
 def validated(file: Path) -> subprocess.CompletedProcess[str]:
@@ -85,6 +95,19 @@ def test_addresses_in_the_environment_name_services():
     hosts |= set(re.findall(r'"host": "([a-z-]+)"', text)) | set(re.findall(r"@([a-z-]+):\d", text))
     assert len(hosts) > 4
     assert hosts - {"localhost"} <= names
+
+
+def test_spark_connect_asks_for_a_token_and_is_reached_by_tls_only():
+    server, tls = (COMPOSE["services"][name] for name in ("spark-connect", "spark-connect-tls"))
+    assert "--host" not in server["command"]  # it listens on its loopback
+    token = server["environment"]["SPARK_CONNECT_AUTHENTICATE_TOKEN"]
+    assert token == "${SPARK_CONNECT_TOKEN:?}"  # no default that everybody knows
+    assert tls["network_mode"] == "service:spark-connect"
+    client = json.loads(COMPOSE["x-airflow-environment"]["AIRFLOW_CONN_SPARK_CONNECT_DEFAULT"])
+    assert (client["password"], client["extra"]) == (token, {"use_ssl": True})
+    listening = COMPOSE["configs"]["spark-connect-tls"]["content"]
+    assert f"listen {client['port']} ssl;" in listening
+    assert f"grpc_pass grpc://127.0.0.1:{PORT};" in listening
 
 
 def test_ports_are_published_on_this_machine_only():

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from pyspark.errors import PySparkException
 
+from exactbatch.batch.by_partition.partition_commit import Committed
 from exactbatch.batch.engines.connect_engine import ConnectEngine, ConnectExecutors
 from exactbatch.batch.spark.waiting_jobs import Progress
-from exactbatch.batch.staging.task import dump
+from exactbatch.batch.staging.outcomes import dump
 from exactbatch.errors import ConfigurationError, PostgresUnavailable, TasksFailed
 from pipelines.flights import flights
 
@@ -28,7 +29,7 @@ class Executors(ConnectExecutors):
             if isinstance(answer, TasksFailed):
                 raise answer
             self.taken += 1
-            yield [dump([answer])]
+            yield [dump([Committed(answer) if isinstance(answer, int) else answer])]
 
     def cancel(self) -> None:
         self.cancelled += 1
@@ -70,18 +71,18 @@ def test_a_module_that_the_server_lacks_is_named_with_the_server():
 
 def test_an_error_of_one_range_lets_the_others_end():
     """With commit="partition", they commit."""
-    executors = Executors(ConfigurationError("bad range"), "good")
+    executors = Executors(ConfigurationError("bad range"), 1)
     with pytest.raises(ConfigurationError, match="bad range"):
         executors.outcomes()
     assert executors.taken == 2
-    assert Executors("one", "two").outcomes() == ["one", "two"]
+    assert Executors(1, 2).outcomes() == [Committed(1), Committed(2)]
 
 
 def test_outcomes_are_reported_when_they_come_and_nothing_meanwhile():
     """What is inserted early is one transaction, which Postgres ends if it is idle for too long."""
     reports: list[list[Any]] = []
-    assert Executors("one", "two", wait=0.5).outcomes(reports.append) == ["one", "two"]
-    assert [each for each in reports if each] == [["one"], ["two"]]
+    assert Executors(1, 2, wait=0.5).outcomes(reports.append) == [Committed(1), Committed(2)]
+    assert [each for each in reports if each] == [[Committed(1)], [Committed(2)]]
     assert reports.count([]) >= 4
 
 
@@ -89,11 +90,11 @@ def test_what_a_report_raises_ends_the_tasks():
     def finished(_: list[Any]) -> None:
         raise PostgresUnavailable("gone")
 
-    executors = Executors("one")
+    executors = Executors(1)
     with pytest.raises(PostgresUnavailable, match="gone"):
         executors.outcomes(finished)
     assert executors.cancelled == 1
-    executors = Executors(ConfigurationError("refused"), "two")
+    executors = Executors(ConfigurationError("refused"), 2)
     with pytest.raises(ConfigurationError, match="refused"):
         executors.outcomes(lambda _: None)
     assert executors.cancelled == 1
@@ -102,7 +103,7 @@ def test_what_a_report_raises_ends_the_tasks():
 def test_a_job_that_has_failed_is_not_ended_once_more():
     """The server may be gone: to ask it takes half a minute."""
     for finished in (None, lambda _: None):
-        executors = Executors("one", TasksFailed("does not answer"))
+        executors = Executors(1, TasksFailed("does not answer"))
         with pytest.raises(TasksFailed, match="does not answer"):
             executors.outcomes(finished)
         assert executors.cancelled == 0

@@ -15,6 +15,7 @@ from pyspark.cloudpickle import dumps
 from exactbatch.batch.engines import connect_task
 from exactbatch.batch.engines.connect_task import run_pickled, shipped
 from exactbatch.batch.staging import shares
+from exactbatch.batch.staging.outcomes import declare_outcome
 from exactbatch.batch.staging.shares import loaded
 from exactbatch.code_identity import code_identity
 from exactbatch.errors import ConfigurationError
@@ -41,8 +42,18 @@ class Task:
     range: OffsetRange
 
 
-def hour_of_epoch(tasks: list[Task], attempt: int) -> list[tuple[list[int], int, int]]:
-    return [([task.range.partition for task in tasks], attempt, time.localtime(0).tm_hour)]
+@declare_outcome
+@dataclass(frozen=True)
+class Hour:
+    """The hour of the epoch, in the time zone of a task attempt over some partitions."""
+
+    partitions: tuple[int, ...]
+    attempt: int
+    hour: int
+
+
+def hour_of_epoch(tasks: list[Task], attempt: int) -> list[Hour]:
+    return [Hour(tuple(task.range.partition for task in tasks), attempt, time.localtime(0).tm_hour)]
 
 
 def outcomes(identity: str = "") -> list[Any]:
@@ -53,7 +64,7 @@ def outcomes(identity: str = "") -> list[Any]:
 
 
 def test_tasks_run_in_the_time_zone_of_the_pipeline():
-    assert outcomes() == [([0, 1], 7, 9), ([2], 7, 9)]
+    assert outcomes() == [Hour((0, 1), 7, 9), Hour((2,), 7, 9)]
 
 
 def test_a_worker_with_other_code_runs_nothing():

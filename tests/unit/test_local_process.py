@@ -1,7 +1,6 @@
 import os
 import signal
 import socket
-import stat
 import subprocess
 import sys
 from dataclasses import replace
@@ -10,7 +9,6 @@ import psutil
 import pytest
 
 from exactbatch.local import LocalStack, LocalStackError
-from exactbatch.local.account import closed_parents
 from exactbatch.local.ports import accepts, becomes_free, find_port, is_free
 from exactbatch.local.process import Recorded, spawn, wait_until_ended
 from exactbatch.local.state import ServerState, StateFile
@@ -124,11 +122,3 @@ def test_home_is_named_by_the_environment(tmp_path, monkeypatch):
 def test_a_stack_that_was_never_up_has_no_address(tmp_path):
     with pytest.raises(LocalStackError, match="never started. Start the stack"):
         _ = LocalStack(tmp_path).bootstrap_servers
-
-
-def test_parents_that_others_cannot_pass_through_are_found(tmp_path):
-    closed = tmp_path / "closed"
-    (closed / "in" / "deeper").mkdir(parents=True)
-    closed.chmod(stat.S_IRWXU)
-    (closed / "in").chmod(0o755)
-    assert closed_parents(closed / "in" / "deeper")[-1] == closed.resolve()

@@ -13,6 +13,7 @@ from pyspark import SparkContext
 from pyspark.accumulators import AccumulatorTCPServer, AccumulatorUnixServer, UpdateRequestHandler
 from pyspark.errors import PySparkException
 
+from exactbatch.batch.spark.ports import guarded_ports
 from exactbatch.batch.spark.session import (
     _check_home,
     _environment,
@@ -235,3 +236,26 @@ def test_batches_at_the_same_time_have_one_zone(monkeypatch):
         assert time.tzname[0] == "JST"
     monkeypatch.undo()
     time.tzset()
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"spark.master": "local[*]"}, {"spark.driver.host", "spark.ui.enabled", "spark.authenticate"}),
+        ({"spark.master": "local"}, {"spark.driver.host", "spark.ui.enabled", "spark.authenticate"}),
+        (
+            {"spark.master": "local[2, 3]", "spark.driver.host": "me"},
+            {"spark.ui.enabled", "spark.authenticate"},
+        ),
+        ({"spark.master": "yarn"}, {"spark.authenticate"}),
+        ({"spark.master": "yarn", "spark.shuffle.service.enabled": "true"}, set()),
+        ({"spark.master": "k8s://https://host:6443"}, {"spark.authenticate"}),
+        ({"spark.master": "k8s://host", "spark.authenticate": "false"}, set()),
+        ({"spark.master": "spark://host:7077"}, set()),
+        ({"spark.master": "local-cluster[1,1,1024]"}, set()),
+        ({}, set()),
+    ],
+)
+def test_ports_are_guarded_where_spark_itself_can_do_so(given, expected):
+    """The processes of a standalone cluster and of a shuffle service must have been given a secret before."""
+    assert set(guarded_ports(given)) == expected

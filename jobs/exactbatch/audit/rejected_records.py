@@ -22,6 +22,7 @@ from exactbatch.formats import headers_as_json, with_registry
 from exactbatch.formats.record_headers import UNREADABLE, Header, Unreadable, last_headers
 from exactbatch.offsets import TopicPartition
 from exactbatch.pipeline import Pipeline
+from exactbatch.printable import printable
 
 _TOGETHER: Final = 1_000
 _SHOWN_CHARACTERS: Final = 200  # of a reason
@@ -116,7 +117,8 @@ class RejectedRecords:
                 )
                 if is_wrong
             ]
-            if reason is not None and reason != found_reason:
+            # Earlier versions stored reasons as they were.
+            if reason is not None and reason != (found_reason := printable(found_reason)):
                 wrong.append(
                     f"reason, which is {found_reason[:_SHOWN_CHARACTERS]!r}, and decoding says "
                     f"{reason[:_SHOWN_CHARACTERS]!r}"
@@ -145,4 +147,4 @@ def _stored_reason(reason: str | None, headers: Any) -> str | None:
         return None
     if isinstance(headers, Unreadable) and reason != UNREADABLE:
         reason = f"{reason}; {UNREADABLE}"
-    return reason.replace("\0", "\\u0000")
+    return printable(reason)

@@ -5,27 +5,42 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Annotated, Any, ParamSpec
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.text import Text
 
 from exactbatch.errors import ExactbatchError
 from exactbatch.errors.exit_status import exit_status
 from exactbatch.errors.explanation import hint
 from exactbatch.errors.translation import translate_all_errors
+from exactbatch.printable import printable_lines
 
 P = ParamSpec("P")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
 
+
+class Terminal(Console):
+    """A console that shows escapes instead of the control characters of what it prints, such as values of records."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Yield the parts of what is printed; styles and the cursor's moves are not a part's text."""
+        for segment in super().render(renderable, options):
+            if segment.control:
+                yield segment
+            else:
+                yield Segment(printable_lines(segment.text), segment.style)
+
+
 # Results go to stdout; progress, questions and errors go to stderr, so that a pipe gets results only.
-out = Console(highlight=False, soft_wrap=True)
-err = Console(highlight=False, soft_wrap=True, stderr=True)
+out = Terminal(highlight=False, soft_wrap=True)
+err = Terminal(highlight=False, soft_wrap=True, stderr=True)
 
 
 def with_exit_status(command: Callable[P, None]) -> Callable[P, None]:

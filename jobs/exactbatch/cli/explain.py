@@ -4,11 +4,10 @@ import difflib
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markdown import Markdown
 from rich.table import Table
 
-from exactbatch.cli.console import AsJson, out, print_json
+from exactbatch.cli.console import AsJson, Terminal, out, print_json
 from exactbatch.errors import ConfigurationError
 from exactbatch.errors.explanation import Explanation, explained_errors
 from exactbatch.errors.explanation import explain as explanation_of
@@ -37,7 +36,7 @@ def explain(
     if as_json:
         print_json({"error": found.error, "summary": found.summary, "sections": found.sections})
     elif out.is_terminal:
-        Console(width=min(out.width, _WIDTH)).print(Markdown(found.markdown))
+        Terminal(width=min(out.width, _WIDTH)).print(Markdown(found.markdown))
     else:
         typer.echo(found.markdown, nl=False)
 

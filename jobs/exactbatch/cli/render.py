@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from exactbatch.cli.tables import new_table, partition_text, time_text
+from exactbatch.cli.tables import new_table, partition_text, short, time_text
 from exactbatch.ledger import PartlyCommitted, Reject, RejectReasons, TimeBoundary
 from exactbatch.model import LogPartition, Plan
 from exactbatch.operations.status import Status
@@ -211,7 +211,7 @@ def reasons_table(pipeline: Pipeline, reasons: RejectReasons) -> Table:
         numbers=("records",),
     )
     for reason in reasons.shown:
-        table.add_row(escape(_short(reason.reason)), escape(reason.first), str(reason.records))
+        table.add_row(escape(short(reason.reason, _REASON_SHOWN)), escape(reason.first), str(reason.records))
     if more := reasons.reasons - len(reasons.shown):
         others = reasons.records - sum(reason.records for reason in reasons.shown)
         table.add_row(f"{more} more reasons", "", str(others))
@@ -225,12 +225,8 @@ def rejects_table(rejects: Sequence[Reject]) -> Table:
     for reject in rejects:
         size = "null" if reject.bytes is None else str(reject.bytes)
         numbers = (str(reject.offset), size, str(reject.batch_id))
-        table.add_row(partition_text(reject), *numbers, escape(_short(reject.reason)))
+        table.add_row(partition_text(reject), *numbers, escape(short(reject.reason, _REASON_SHOWN)))
     return table
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _REASON_SHOWN else f"{text[: _REASON_SHOWN - 1]}…"
 
 
 def status_table(status: Status) -> Table:

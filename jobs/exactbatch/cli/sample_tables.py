@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.text import Text
 
-from exactbatch.cli.tables import new_table
+from exactbatch.cli.tables import new_table, short
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -89,18 +89,10 @@ def rows_table(rows: "pa.RecordBatch", title: str) -> RenderableType:
     shown = names[:_COLUMNS]
     table = new_table(f"{min(len(rows), ROWS)} {title}", text=tuple(map(escape, shown)), numbers=())
     for row in as_dicts(rows.slice(0, ROWS).select(shown)):
-        table.add_row(*(escape(short(value)) for value in row.values()))
+        table.add_row(*(escape(short(value, _CHARACTERS)) for value in row.values()))
     if len(names) == len(shown):
         return table
     return Group(table, Text(f"and {len(names) - len(shown):,} more columns\n"))
-
-
-def short(value: object, characters: int = _CHARACTERS) -> str:
-    """Return the text of a value, shortened; a dash for null."""
-    if value is None:
-        return "–"
-    text = str(value)
-    return text if len(text) <= characters else text[: characters - 1] + "…"
 
 
 def proposal_as_json(

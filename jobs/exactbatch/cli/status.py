@@ -6,12 +6,12 @@ from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
 from exactbatch.cli import render
-from exactbatch.cli.console import AsJson, out, print_json
+from exactbatch.cli.console import AsJson, Terminal, out, print_json
 from exactbatch.cli.many_tables import status_of_tables
 from exactbatch.cli.pipeline import Reference, ledger_connection, load_any
 from exactbatch.errors import ConfigurationError, RetryableError
@@ -79,7 +79,7 @@ def _answers(settings: Settings, pipeline: Pipeline, every: float) -> Iterator[S
 def _redraw(answers: Iterator[Status | RetryableError], every: float) -> None:
     """Show each answer in the place of the one before it; under an error, the last status stays."""
     # Not `out`, which leaves it to the terminal to break long lines: Live has to know how many there are.
-    with Live(console=Console(highlight=False), auto_refresh=False) as live:
+    with Live(console=Terminal(highlight=False), auto_refresh=False) as live:
         last: RenderableType = ""
         for answer in answers:
             asked = f"{datetime.now(UTC):%H:%M:%S} UTC, every {every:g} s, until Ctrl-C"

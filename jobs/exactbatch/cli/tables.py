@@ -8,6 +8,8 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
+from exactbatch.printable import printable
+
 
 class InPartition(Protocol):
     """Something that is in one partition of a topic."""
@@ -33,6 +35,14 @@ def new_table(title: str, *, text: Sequence[str], numbers: Sequence[str]) -> Tab
     for name in numbers:
         table.add_column(name, justify="right", min_width=max(map(len, name.split())))
     return table
+
+
+def short(value: object, characters: int) -> str:
+    """Return the text of a value, printable and shortened; a dash for null."""
+    if value is None:
+        return "–"
+    text = printable(str(value))
+    return text if len(text) <= characters else text[: characters - 1] + "…"
 
 
 def partition_text(located: InPartition) -> str:

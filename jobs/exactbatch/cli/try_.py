@@ -9,7 +9,8 @@ from rich.text import Text
 from exactbatch.cli.console import AsJson, err, out, print_json
 from exactbatch.cli.pipeline import Reference, load
 from exactbatch.cli.progress import counting
-from exactbatch.cli.sample_tables import ROWS, rows_table, sample_text, short
+from exactbatch.cli.sample_tables import ROWS, rows_table, sample_text
+from exactbatch.cli.tables import short
 from exactbatch.columns import LINEAGE_NAMES
 from exactbatch.errors.exit_status import CHECK_FAILED
 from exactbatch.pipeline import Pipeline

@@ -1,11 +1,14 @@
 """How numba compiles the loops, and where it keeps the machine code for the next process."""
 
 import hashlib
+import logging
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -14,6 +17,8 @@ import numba
 import numpy as np
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+logger = logging.getLogger(__name__)
 
 _config: Any = numba.config  # its attributes come from the environment
 _HERE: Final = Path(__file__).parent
@@ -42,7 +47,7 @@ def called(function: Function) -> Function:
 def entry(function: Function) -> Function:
     """Compile a function that Python calls, at its first call or, better, load it from the cache of machine code.
 
-    Raises RuntimeError if no directory for the cache is writable: to compile in each process would take longer
+    Raises RuntimeError if no directory for the cache can be used: to compile in each process would take longer
     than the fast path saves.
     """
     with _cache_in(cache_directory()):
@@ -62,7 +67,7 @@ def _cache_in(directory: Path) -> Iterator[None]:
 
 
 def cache_directory() -> Path:
-    """Return a writable directory for the machine code of exactly these sources and versions.
+    """Return a directory for the machine code of exactly these sources and versions, in which only this user can write.
 
     numba itself would take machine code for current as long as the file with the entry function is unchanged, even
     if a function that it calls, in another file, has changed. Raises RuntimeError if there is none.
@@ -75,11 +80,13 @@ def cache_directory() -> Path:
     with suppress(RuntimeError):  # a user without a home directory
         candidates.append(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / name)
     for candidate in candidates:
-        if _is_writable(candidate):
-            if candidate != own and own.is_dir():
+        if _is_usable(candidate):
+            if candidate != own and _is_of_package(own):
                 _copy(own, candidate)  # compiled when an image was built, and read-only since
             return candidate
-    raise RuntimeError(f"none of the directories {', '.join(map(str, candidates))} is writable")
+    raise RuntimeError(
+        f"none of the directories {', '.join(map(str, candidates))} is writable, and by this user only"
+    )
 
 
 def _fingerprint() -> str:
@@ -96,13 +103,41 @@ def _fingerprint() -> str:
     return digest.hexdigest()[:16]
 
 
-def _is_writable(directory: Path) -> bool:
+@cache
+def _is_usable(directory: Path) -> bool:
+    """True if this user can write in a directory, and nobody else: what it has runs as this user. Create it if it is
+    missing; log, once, that others can write in it."""
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        # That of the package is copied by other users: an image is built by root.
+        directory.mkdir(mode=0o755 if _HERE in directory.parents else 0o700, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory):
-            return True
+            found = directory.lstat()
     except OSError:
         return False
+    if _is_owned(found, os.geteuid()):
+        return True
+    logger.warning(
+        "%s is not used for machine code: others can write in it, since its owner is the user %s and its mode is %s. "
+        "Remove it, or name a directory of this user's own in NUMBA_CACHE_DIR.",
+        directory,
+        found.st_uid,
+        stat.filemode(found.st_mode),
+    )
+    return False
+
+
+def _is_owned(found: os.stat_result, user: int) -> bool:
+    return (
+        stat.S_ISDIR(found.st_mode)
+        and found.st_uid == user
+        and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    )
+
+
+def _is_of_package(directory: Path) -> bool:
+    """True if a directory exists that is as safe as the package's code: its owner alone can write in it."""
+    return directory.is_dir() and _is_owned(directory.lstat(), _HERE.stat().st_uid)
 
 
 def _copy(source: Path, target: Path) -> None:

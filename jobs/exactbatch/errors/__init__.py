@@ -1,11 +1,14 @@
 """The errors of exactbatch: one base class, and a subclass for each kind of failure.
 
 A message states the facts (topic, partition, offset, column, value) and then the next step. An error also carries
-these facts as attributes, so that a program or a test need not parse the message.
+these facts as attributes, so that a program or a test need not parse the message. A message may quote what a record
+holds: it is printable, and one line.
 """
 
 from collections.abc import Sequence
 from typing import ClassVar, NamedTuple, TypedDict
+
+from exactbatch.printable import printable
 
 
 class Place(TypedDict):
@@ -48,7 +51,7 @@ class ExactbatchError(Exception):
         constraint: str | None = None,
         sqlstate: str | None = None,
     ) -> None:
-        super().__init__(message)
+        super().__init__(printable(message))
         self.topic = topic
         self.partition = partition
         self.from_offset = from_offset

@@ -2,11 +2,11 @@
 
 import os
 import pwd
-import stat
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from exactbatch.local.errors import LocalStackError
-from exactbatch.local.server import Progress
 
 UNPRIVILEGED = "nobody"
 
@@ -35,23 +35,24 @@ def hand_over(data_dir: Path, account: pwd.struct_passwd) -> None:
         os.chown(path, account.pw_uid, account.pw_gid, follow_symlinks=False)
 
 
-def let_enter(folder: Path, progress: Progress) -> None:
-    """Allow other users to pass through the parents of a folder, such as /root, but not to list them.
+def as_account(account: pwd.struct_passwd | None, command: Sequence[str | Path]) -> list[str | Path]:
+    """Return the command that root runs to run another one as an account; without an account, the command itself.
 
-    Raises LocalStackError if that is not possible.
+    Only root may enter the folders of its stack. So that Postgres enters them, too, it keeps root's right to pass
+    through any folder, and no folder is opened to other accounts. Raises LocalStackError without setpriv.
     """
-    for parent in closed_parents(folder):
-        progress(f"allowing other users to pass through {parent} (o+x), because Postgres cannot run as root")
-        try:
-            parent.chmod(stat.S_IMODE(parent.stat().st_mode) | stat.S_IXOTH)
-        except OSError as error:
-            raise LocalStackError(
-                f"Postgres refuses to run as root, and `{UNPRIVILEGED}` cannot pass through {parent} "
-                f"({error.strerror}). Move the checkout, for example below /srv, or run as another user."
-            ) from error
-
-
-def closed_parents(folder: Path) -> list[Path]:
-    """Return the parents of a folder that other users cannot pass through, from the root down."""
-    parents = reversed(folder.resolve().parents)
-    return [parent for parent in parents if not parent.stat().st_mode & stat.S_IXOTH]
+    if account is None:
+        return list(command)
+    setpriv = shutil.which("setpriv")
+    if setpriv is None:
+        raise LocalStackError(
+            "Postgres refuses to run as root, and setpriv, which runs it as another account, is not on PATH. Install "
+            "util-linux, or run as another user."
+        )
+    right = "dac_override"  # not dac_read_search, which would suffice: root in a container lacks it
+    return [
+        setpriv,
+        *(f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}", "--clear-groups"),
+        *(f"--inh-caps=+{right}", f"--ambient-caps=+{right}", "--"),
+        *command,
+    ]

@@ -110,7 +110,7 @@ class LocalAirflow(AirflowClient):
     def _database_url(self) -> str:
         """The URL of the database of the stack's Postgres that has Airflow's tables."""
         dsn = parse_dsn(self._stack.postgres_dsn)
-        return f"postgresql+psycopg2://{dsn['user']}@{dsn['host']}:{dsn['port']}/{_DATABASE}"
+        return f"postgresql+psycopg2://{dsn['user']}:{self._stack.postgres.password}@{dsn['host']}:{dsn['port']}/{_DATABASE}"
 
     def up(self, *, parts: Sequence[str] = ("api-server", "scheduler", "dag-processor")) -> bool:
         """Start the parts that do not run, wait until they are healthy, and create the pools that DAGs name.
@@ -239,6 +239,7 @@ def _connections(stack: LocalStack) -> dict[str, dict[str, Any]]:
             "port": int(postgres["port"]),
             "schema": postgres["dbname"],
             "login": postgres["user"],
+            "password": stack.postgres.password,
         },
         "spark_default": {"conn_type": "spark", "host": "local[2]"},
         **_connect(stack),

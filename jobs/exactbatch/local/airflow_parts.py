@@ -19,6 +19,7 @@ import psutil
 
 from exactbatch.local.ports import accepts
 from exactbatch.local.process import Recorded, spawn, wait_until_ended
+from exactbatch.local.secret import write_secret
 from exactbatch.local.server import NotReady, Progress, Server, silent
 from exactbatch.local.state import StateFile
 
@@ -48,6 +49,11 @@ class AirflowPart(Server):
         return self.settings.get(_ENVIRONMENT) == _digest(environment)
 
     @property
+    def has_secret(self) -> bool:
+        """True: Airflow asks for the password in passwords.json."""
+        return True
+
+    @property
     def was_started(self) -> bool:
         """Return True if the process was started and not stopped since, even if it has ended by itself."""
         return self._state.read(self.name).process is not None
@@ -67,7 +73,6 @@ class AirflowPart(Server):
             self._ask_to_end(process)
 
     def _prepare(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
         with self._state.change(self.name) as state:
             state.settings = {_ENVIRONMENT: _digest(self.environment)}
 
@@ -120,9 +125,7 @@ class ApiServer(AirflowPart):
         """The password of the user `admin`. The first call chooses it; it stays the same until the data is deleted."""
         file = self.folder / "passwords.json"
         if not file.exists():
-            self.folder.mkdir(parents=True, exist_ok=True)
-            file.touch(mode=0o600)
-            file.write_text(json.dumps({USER: secrets.token_urlsafe(9)}))
+            write_secret(file, json.dumps({USER: secrets.token_urlsafe(9)}))
         password: str = json.loads(file.read_text())[USER]
         return password
 

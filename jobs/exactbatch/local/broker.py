@@ -1,5 +1,6 @@
-"""Apache Kafka's broker: one KRaft process, which is broker and controller."""
+"""Apache Kafka's broker: one KRaft process, which is broker and controller, and asks every client for a password."""
 
+import logging
 import os
 import shlex
 import subprocess
@@ -13,12 +14,14 @@ from exactbatch.local.errors import LocalStackError
 from exactbatch.local.java import find_java
 from exactbatch.local.ports import HOST, accepts
 from exactbatch.local.process import Recorded, spawn
+from exactbatch.local.secret import write_secret
 from exactbatch.local.server import NotReady, Progress, Server, silent
 from exactbatch.local.state import StateFile
 
 LOGGING = Path(__file__).parent / "log4j2.xml"
 # The C1 compiler alone would make the start a little faster, and reads much slower.
 JVM_OPTIONS = ("-Xms256m", "-Xmx512m", "-Djava.awt.headless=true", f"-Dlog4j2.configurationFile={LOGGING}")
+_USER = "exactbatch"
 MAX_BATCH_BYTES = 10 * 1024 * 1024
 
 
@@ -47,12 +50,18 @@ class Broker(Server):
     @property
     def kafka_properties(self) -> dict[str, str]:
         """The client properties, by their dotted names."""
-        return {"bootstrap.servers": self.address}
+        return {
+            "bootstrap.servers": self.address,
+            "security.protocol": "SASL_PLAINTEXT",
+            "sasl.mechanism": "PLAIN",
+            "sasl.username": _USER,
+            "sasl.password": self.secret,
+        }
 
     def _prepare(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        properties = server_properties(self.ports, self.data_dir) | self.settings
-        self._properties_file.write_text("".join(f"{key}={value}\n" for key, value in properties.items()))
+        self._choose_secret()
+        properties = server_properties(self.ports, self.data_dir, self.secret) | self.settings
+        write_secret(self._properties_file, "".join(f"{key}={value}\n" for key, value in properties.items()))
         if not (self.data_dir / "meta.properties").exists():
             self._format()
 
@@ -82,14 +91,16 @@ class Broker(Server):
         from kafka import KafkaAdminClient
         from kafka.errors import KafkaError
 
+        from exactbatch.kafka.client_properties import admin_properties
+
         # While the port is closed, the client would only log failures.
         if not accepts(self.port):
             raise NotReady(f"nothing listens on port {self.port}")
+        logging.getLogger("kafka").setLevel(logging.ERROR)  # it warns of a password in plain text
         client: Any = None
         try:
-            client = KafkaAdminClient(
-                bootstrap_servers=self.address, bootstrap_timeout_ms=5_000, request_timeout_ms=5_000
-            )
+            timeouts = {"bootstrap_timeout_ms": 5_000, "request_timeout_ms": 5_000}
+            client = KafkaAdminClient(**admin_properties(self.kafka_properties) | timeouts)
             cluster_id = client.describe_cluster()["cluster_id"]
         except KafkaError as error:
             raise NotReady(repr(error)) from error
@@ -100,16 +111,26 @@ class Broker(Server):
             raise NotReady(f"another Kafka cluster, {cluster_id}, answers on port {self.port}")
 
 
-def server_properties(ports: Mapping[str, int], data_dir: Path) -> dict[str, str]:
+def server_properties(ports: Mapping[str, int], data_dir: Path, password: str) -> dict[str, str]:
     """Return the broker's configuration for development: one node that starts and compacts quickly."""
     client, controller = ports["client"], ports["controller"]
+    # Nothing leaves the machine, so that a password in plain text is not seen.
+    login = (
+        f'org.apache.kafka.common.security.plain.PlainLoginModule required username="{_USER}" password="{password}" '
+        f'user_{_USER}="{password}";'
+    )
     return {
         "process.roles": "broker,controller",
         "node.id": "1",
         "controller.quorum.voters": f"1@{HOST}:{controller}",
         "listeners": f"CLIENT://{HOST}:{client},CONTROLLER://{HOST}:{controller}",
         "advertised.listeners": f"CLIENT://{HOST}:{client}",
-        "listener.security.protocol.map": "CLIENT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "listener.security.protocol.map": "CLIENT:SASL_PLAINTEXT,CONTROLLER:SASL_PLAINTEXT",
+        "sasl.enabled.mechanisms": "PLAIN",
+        "sasl.mechanism.inter.broker.protocol": "PLAIN",
+        "sasl.mechanism.controller.protocol": "PLAIN",
+        "listener.name.client.plain.sasl.jaas.config": login,
+        "listener.name.controller.plain.sasl.jaas.config": login,
         "controller.listener.names": "CONTROLLER",
         "inter.broker.listener.name": "CLIENT",
         "log.dirs": str(data_dir),

@@ -1,16 +1,13 @@
 """A Spark Connect server on this machine, for engine="connect"."""
 
 import os
-import secrets
 from collections.abc import Mapping
-from pathlib import Path
 from typing import ClassVar
 
 from exactbatch.connect_server import PORT, TOKEN, server_command, server_environment
 from exactbatch.local.ports import accepts
 from exactbatch.local.process import Recorded, spawn
-from exactbatch.local.server import NotReady, Progress, Server, silent
-from exactbatch.local.state import StateFile
+from exactbatch.local.server import NotReady, Server
 
 # Not an IP address: gRPC sends a token without TLS to this name only.
 _HOST = "localhost"
@@ -23,10 +20,6 @@ class Connect(Server):
     title: ClassVar[str] = "Spark Connect"
     usual_ports: ClassVar[Mapping[str, int]] = {"client": PORT}
 
-    def __init__(self, folder: Path, state: StateFile, progress: Progress = silent) -> None:
-        super().__init__(folder, state, progress)
-        self._token_file = folder / "token"
-
     @property
     def address(self) -> str:
         """The host:port for clients."""
@@ -35,7 +28,7 @@ class Connect(Server):
     @property
     def token(self) -> str:
         """The secret that clients send; the server accepts no other."""
-        return self._token_file.read_text()
+        return self.secret
 
     @property
     def url(self) -> str:
@@ -43,10 +36,7 @@ class Connect(Server):
         return f"sc://{self.address}/;token={self.token}"
 
     def _prepare(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        if not self._token_file.exists():
-            self._token_file.touch(mode=0o600)
-            self._token_file.write_text(secrets.token_urlsafe(24))
+        self._choose_secret()
 
     def _spawn(self) -> Recorded:
         properties = {
@@ -56,7 +46,7 @@ class Connect(Server):
             **self.settings,
         }
         command = server_command("local[*]", "127.0.0.1", self.port, properties)
-        environment = {**server_environment(), TOKEN: self.token, "SPARK_LOCAL_IP": "127.0.0.1"}
+        environment = {**server_environment(), TOKEN: self.token}
         return spawn(command, log=self.log_file, cwd=self.folder, env=environment)
 
     def _ask(self) -> None:

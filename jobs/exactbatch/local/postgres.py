@@ -7,15 +7,17 @@ import subprocess
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import psutil
 import psycopg2
+from psycopg2.extensions import make_dsn
 
-from exactbatch.local.account import hand_over, let_enter, postgres_account
+from exactbatch.local.account import as_account, hand_over, postgres_account
 from exactbatch.local.errors import LocalStackError
 from exactbatch.local.ports import HOST
 from exactbatch.local.process import Recorded, spawn
+from exactbatch.local.secret import new_secret, write_secret
 from exactbatch.local.server import NotReady, Server
 from exactbatch.local.waiting import wait_until
 
@@ -23,6 +25,8 @@ DATABASE = "exactbatch"
 SUPERUSER = "postgres"
 SETTINGS_FILE = "exactbatch.conf"
 ORPHANS_TIMEOUT_S = 30.0
+# pg_hba.conf
+CLIENTS = f"host all,replication all {HOST}/32 scram-sha-256\n"
 
 # fsync and synchronous_commit stay on, as by default, so that commits survive a crash.
 SETTINGS = {
@@ -38,7 +42,7 @@ SETTINGS = {
 
 
 class Postgres(Server):
-    """The stack's Postgres server. It trusts every user of this machine, and no other machine can connect."""
+    """The stack's Postgres server. It asks for a password, and no other machine can connect."""
 
     name: ClassVar[str] = "postgres"
     title: ClassVar[str] = "Postgres"
@@ -46,8 +50,14 @@ class Postgres(Server):
 
     @property
     def dsn(self) -> str:
-        """The libpq connection string of the stack's database."""
+        """The libpq connection string of the stack's database. It names the file that has the password, so that it may
+        be an argument of a command."""
         return self._dsn(DATABASE)
+
+    @property
+    def password(self) -> str:
+        """The password of the superuser. Raises LocalStackError before the first `up`."""
+        return self.secret.rpartition(":")[2]
 
     def wait(self) -> None:
         """Wait until the server answers, and create the stack's database if it is missing."""
@@ -65,7 +75,11 @@ class Postgres(Server):
         self._wait_for_orphans()
 
     def _dsn(self, database: str) -> str:
-        return f"host={HOST} port={self.port} user={SUPERUSER} dbname={database}"
+        return str(
+            make_dsn(
+                host=HOST, port=self.port, user=SUPERUSER, dbname=database, passfile=str(self._secret_file)
+            )
+        )
 
     def _prepare(self) -> None:
         self._wait_for_orphans()
@@ -75,47 +89,57 @@ class Postgres(Server):
         (self.data_dir / "postmaster.pid").unlink(missing_ok=True)
         account = postgres_account()
         if account is not None:
-            for folder in (self.data_dir, executables()):
-                let_enter(folder, self._progress)
             hand_over(self.data_dir, account)
         if not (self.data_dir / "PG_VERSION").exists():
             self._initdb(account)
+        (self.data_dir / "pg_hba.conf").write_text(CLIENTS)
+        # Also of a server from before it asked for one.
+        if not self.has_secret:
+            self._set_password(account)
         settings = SETTINGS | {"port": str(self.port)} | self.settings
         lines = (f"{key} = {_quoted(value)}\n" for key, value in settings.items())
         (self.data_dir / SETTINGS_FILE).write_text("".join(lines))
 
-    def _initdb(self, account: pwd.struct_passwd | None) -> None:
-        self._progress("creating the Postgres data directory")
-        identity: dict[str, Any] = {}
-        if account is not None:
-            identity = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
-        command: list[str | Path] = [
-            executables() / "initdb",
-            "-D",
-            self.data_dir,
-            "-U",
-            SUPERUSER,
-            "--auth=trust",
-        ]
+    def _set_password(self, account: pwd.struct_passwd | None) -> None:
+        """Choose the superuser's password, while no server runs."""
+        password = new_secret()
         answer = subprocess.run(
-            [*command, "--auth=trust", "--encoding=UTF8", "--no-locale", "--no-instructions"],
+            as_account(
+                account, [executables() / "postgres", "--single", "-D", self.data_dir.resolve(), SUPERUSER]
+            ),
+            input=f"alter role {SUPERUSER} password '{password}'\n",
             capture_output=True,
             text=True,
             cwd=self.data_dir,
-            **identity,
+        )
+        if answer.returncode != 0 or "ERROR: " in answer.stderr:
+            raise LocalStackError(
+                f"the password of the Postgres in {self.data_dir} cannot be set: {_end_of(answer.stderr)}. Delete the "
+                "stack with `exactbatch local down --delete`, then start it again."
+            )
+        write_secret(self._secret_file, f"{HOST}:*:*:{SUPERUSER}:{password}")
+
+    def _initdb(self, account: pwd.struct_passwd | None) -> None:
+        self._progress("creating the Postgres data directory")
+        # Nobody may connect before there is a password.
+        options = ("--auth=reject", "--encoding=UTF8", "--no-locale", "--no-instructions")
+        answer = subprocess.run(
+            as_account(account, [executables() / "initdb", "-D", self.data_dir, "-U", SUPERUSER, *options]),
+            capture_output=True,
+            text=True,
+            cwd=self.data_dir,
         )
         if answer.returncode != 0:
-            output = " / ".join((answer.stderr or answer.stdout).strip().splitlines()[-3:])
             raise LocalStackError(
-                f"initdb could not create {self.data_dir}: {output}. Delete the stack with "
-                "`exactbatch local down --delete`, then start it again."
+                f"initdb could not create {self.data_dir}: {_end_of(answer.stderr or answer.stdout)}. Delete the stack "
+                "with `exactbatch local down --delete`, then start it again."
             )
         with (self.data_dir / "postgresql.conf").open("a") as configuration:
             configuration.write(f"include_if_exists = '{SETTINGS_FILE}'\n")
 
     def _spawn(self) -> Recorded:
         command: list[str | Path] = [executables() / "postgres", "-D", self.data_dir.resolve()]
-        return spawn(command, log=self.log_file, cwd=self.data_dir, user=postgres_account())
+        return spawn(as_account(postgres_account(), command), log=self.log_file, cwd=self.data_dir)
 
     def _ask(self) -> None:
         try:
@@ -164,6 +188,10 @@ def _running_in(data_dir: Path) -> list[int]:
         except psutil.Error:
             continue  # it has ended, or belongs to another user
     return pids
+
+
+def _end_of(output: str) -> str:
+    return " / ".join(output.strip().splitlines()[-3:])
 
 
 def _quoted(value: str) -> str:

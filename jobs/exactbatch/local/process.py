@@ -1,7 +1,6 @@
 """Servers as detached processes, which later commands recognize and end without ending any other process."""
 
 import os
-import pwd
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -46,15 +45,13 @@ def spawn(
     log: Path,
     cwd: Path,
     env: Mapping[str, str] | None = None,
-    user: pwd.struct_passwd | None = None,
 ) -> Recorded:
     """Start a process in a new session, so that it outlives this process and its terminal.
 
-    Its output is appended to `log`. With `user`, which requires root, it runs as that user.
+    Its output is appended to `log`.
     """
-    as_user = {} if user is None else {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
     with log.open("ab") as output:
-        child = subprocess.Popen(  # type: ignore[call-overload]
+        child = subprocess.Popen(
             [str(part) for part in command],
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -62,7 +59,6 @@ def spawn(
             cwd=cwd,
             env={**os.environ, **(env or {})},
             start_new_session=True,
-            **as_user,
         )
     _children[child.pid] = child
     return Recorded(pid=child.pid, started=psutil.Process(child.pid).create_time())

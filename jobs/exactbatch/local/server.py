@@ -12,6 +12,7 @@ import tenacity
 from exactbatch.local.errors import LocalStackError
 from exactbatch.local.ports import HOST, becomes_free, find_port, is_free
 from exactbatch.local.process import Recorded, wait_until_ended
+from exactbatch.local.secret import new_secret, write_secret
 from exactbatch.local.state import StateFile
 
 LOG_LINES_SHOWN = 12
@@ -49,6 +50,7 @@ class Server(ABC):
         self.data_dir = folder / "data"
         self.log_dir = folder / "log"
         self.log_file = self.log_dir / f"{self.name}.log"
+        self._secret_file = folder / "secret"
         self._state = state
         self._progress = progress
         self._log_from = 0
@@ -77,6 +79,18 @@ class Server(ABC):
         return self._state.read(self.name).settings
 
     @property
+    def has_secret(self) -> bool:
+        """True if clients need a password, which the first start has chosen."""
+        return self._secret_file.exists()
+
+    @property
+    def secret(self) -> str:
+        """What the file with the password has. Raises LocalStackError before the first `up`."""
+        if not self.has_secret:
+            raise self._never_started()
+        return self._secret_file.read_text()
+
+    @property
     def pid(self) -> int | None:
         """The server's pid, or None if it is not running."""
         process = self._process()
@@ -84,7 +98,7 @@ class Server(ABC):
 
     def is_up(self) -> bool:
         """Return True if the process runs and answers a client's request."""
-        if self._process() is None:
+        if self._process() is None or not self.has_secret:
             return False
         try:
             self._ask()
@@ -127,6 +141,7 @@ class Server(ABC):
             if not becomes_free(port, PORT_TIMEOUT_S):
                 raise self._port_taken(port)
         self.log_dir.mkdir(parents=True, exist_ok=True)
+        self.folder.chmod(0o700)
         self._prepare()
         self._log_from = self.log_file.stat().st_size if self.log_file.exists() else 0
         self._remember(self._spawn())
@@ -197,9 +212,14 @@ class Server(ABC):
             raise LocalStackError(f"{self.title} {ended}. Its log is {self.log_file}:{self._log_tail()}")
         self._ask()
 
+    def _choose_secret(self) -> None:
+        """Choose the password, unless an earlier start has."""
+        if not self.has_secret:
+            write_secret(self._secret_file, new_secret())
+
     def _never_started(self) -> LocalStackError:
         return LocalStackError(
-            f"{self.title} has no port yet, because it was never started. Start the stack."
+            f"{self.title} has no port and no password yet, because it was never started. Start the stack."
         )
 
     def _port_taken(self, port: int) -> PortTaken:

@@ -175,6 +175,11 @@ class LocalStack:
 
     def _check_running(self, wanted: Sequence[Wanted]) -> None:
         for server, _, settings in wanted:
+            if server.pid is not None and not server.has_secret:
+                raise LocalStackError(
+                    f"{server.title} runs without a password, as earlier versions started it. Run `exactbatch local "
+                    f"down --name {self.name}`, then start the stack again: it keeps its data."
+                )
             if settings is not None and server.pid is not None and dict(settings) != server.settings:
                 raise LocalStackError(
                     f"{server.title} runs with the settings {server.settings}, but this command needs "
@@ -218,6 +223,7 @@ class LocalStack:
     def lock(self) -> Iterator[None]:
         """Allow one `up` or `down` of a stack at a time."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.chmod(0o700)
         with (self.folder / "lock").open("w") as file:
             if not wait_until(lambda: _try_lock(file), LOCK_TIMEOUT_S, every_s=0.1):
                 raise LocalStackError(

@@ -10,6 +10,7 @@ from exactbatch.columns import LINEAGE_NAMES, Column
 from exactbatch.offsets import OffsetRange, TopicPartition
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.arrow_values import as_dicts
+from exactbatch.printable import printable
 from exactbatch.testing.given_records import as_bytes
 from exactbatch.testing.loaded import Loaded, Reject, Row
 from exactbatch.testing.record import Record
@@ -88,7 +89,9 @@ class StagedRows:
     def _reject(self, place: Place, reason: str) -> Reject:
         topic, partition, offset = place
         record = self.records[topic, partition][offset]
-        return Reject(topic, partition, offset, reason, as_bytes(record.value), as_bytes(record.key))
+        return Reject(
+            topic, partition, offset, printable(reason), as_bytes(record.value), as_bytes(record.key)
+        )
 
 
 def by_place(rejects: Iterable[Reject]) -> tuple[Reject, ...]:

@@ -25,7 +25,7 @@ from exactbatch.errors import TransformRefused
 from exactbatch.pipeline import Pipeline
 from exactbatch.testing.staged import Place, StagedRows, in_order
 
-_SMALL: Final[Mapping[str, str]] = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2"}
+_SMALL: Final[Mapping[str, str]] = {"spark.sql.shuffle.partitions": "2"}
 _MASTER: Final = "local[2]"
 _started: Final = ExitStack()
 atexit.register(_started.close)

@@ -10,8 +10,8 @@ from exactbatch import Aggregate, Append, Count, Json, Pipeline, Sum, Upsert
 from exactbatch.audit.audit import audit
 from exactbatch.batch.engines.driver_engine import DriverEngine
 from exactbatch.batch.job import process_batch
+from exactbatch.batch.staging.outcomes import dump
 from exactbatch.batch.staging.shares import loaded
-from exactbatch.batch.staging.task import dump
 from exactbatch.errors import ExactbatchError, TasksFailed
 from exactbatch.errors.translation import translate_all_errors
 from exactbatch.kafka.broker import KafkaBroker

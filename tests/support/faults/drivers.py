@@ -116,7 +116,7 @@ class BatchLauncher:
         # No server asks for these, but every process has them.
         self.settings = Settings(
             kafka={**settings.kafka, "ssl.key.password": SECRET},
-            postgres=psycopg2.extensions.make_dsn(settings.postgres, password=SECRET),
+            postgres=psycopg2.extensions.make_dsn(settings.postgres, sslpassword=SECRET),
         )
         self.log = KafkaBroker(settings.kafka)
         self.drivers: list[Driver] = []

@@ -350,7 +350,7 @@ def proxied_broker(broker: Broker) -> Iterator[Proxy]:
         settings: dict[str, Any] = {
             "listeners": f"CLIENT://{HOST}:{client},CONTROLLER://{HOST}:{controller},PROXIED://{HOST}:{behind}",
             "advertised.listeners": f"CLIENT://{HOST}:{client},PROXIED://{proxy.address}",
-            "listener.security.protocol.map": "CLIENT:PLAINTEXT,CONTROLLER:PLAINTEXT,PROXIED:PLAINTEXT",
+            "listener.security.protocol.map": "CLIENT:SASL_PLAINTEXT,CONTROLLER:SASL_PLAINTEXT,PROXIED:PLAINTEXT",
         }
         broker.configure({}, settings)
         broker.start()

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import psycopg2
+from psycopg2.extensions import make_dsn
 
 from exactbatch.local import LocalStack
-from exactbatch.local.account import hand_over, postgres_account
+from exactbatch.local.account import as_account, hand_over, postgres_account
 from exactbatch.local.ports import HOST
 from exactbatch.local.postgres import SUPERUSER, Postgres, executables
+from exactbatch.local.secret import write_secret
 from support.waiting import wait_for
 
 _SETTINGS: Final = {"max_connections": "60", "shared_buffers": "16MB", "wal_receiver_status_interval": "1s"}
@@ -38,7 +40,11 @@ class Pair:
     def dsn(self, database: str) -> str:
         """A connection string that finds whichever of the two can be written to."""
         hosts, ports = (",".join(each) for each in zip(*self._addresses, strict=True))
-        return f"host={hosts} port={ports} user={SUPERUSER} dbname={database} target_session_attrs=read-write"
+        return str(
+            make_dsn(
+                self.primary.dsn, host=hosts, port=ports, dbname=database, target_session_attrs="read-write"
+            )
+        )
 
     def attach(self, *, synchronous: bool) -> None:
         """Make the replica anew from the primary, and wait until it follows."""
@@ -47,6 +53,7 @@ class Pair:
         self.replica.data_dir.mkdir(parents=True, mode=0o700)
         if (account := postgres_account()) is not None:
             hand_over(self.replica.data_dir, account)
+        write_secret(self.replica.folder / "secret", self.primary.secret)  # its data have that password
         _as_postgres(
             executables() / "pg_basebackup",
             *("-D", self.replica.data_dir, "-d", _dsn(self.primary)),
@@ -110,13 +117,9 @@ class Pair:
 
 
 def _dsn(server: Postgres) -> str:
-    return f"host={HOST} port={server.port} user={SUPERUSER} dbname={SUPERUSER}"
+    return str(make_dsn(server.dsn, dbname=SUPERUSER))
 
 
 def _as_postgres(*command: str | Path) -> None:
-    account = postgres_account()
-    identity: dict[str, Any] = {}
-    if account is not None:
-        identity = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
-    done = subprocess.run(command, capture_output=True, text=True, cwd="/", **identity)
+    done = subprocess.run(as_account(postgres_account(), command), capture_output=True, text=True, cwd="/")
     assert done.returncode == 0, done.stderr

@@ -16,6 +16,7 @@ from exactbatch.kafka.admin import admin_client
 from exactbatch.local.broker import Broker
 from exactbatch.local.jars import fetch_jars
 from exactbatch.local.ports import HOST
+from exactbatch.local.secret import new_secret, write_secret
 from exactbatch.local.state import StateFile
 from support.topics import Topic
 from support.waiting import wait_for
@@ -30,6 +31,7 @@ class ThreeBrokers:
 
     def __init__(self, home: Path, name: str) -> None:
         self.folder = home / name
+        password = new_secret()
         cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         self.brokers = {
             node: Broker(
@@ -40,6 +42,8 @@ class ThreeBrokers:
             )
             for node in NODES
         }
+        for each in self.brokers.values():
+            write_secret(each.folder / "secret", password)
 
     def up(self) -> None:
         """Start all three."""
@@ -68,7 +72,7 @@ class ThreeBrokers:
     def properties(self) -> dict[str, Any]:
         """Client properties. A reader holds little in advance, so that it needs the brokers to the end."""
         return {
-            "bootstrap.servers": ",".join(each.address for each in self.brokers.values()),
+            **self._to_brokers,
             "queued.min.messages": 100,
             "queued.max.messages.kbytes": 64,
             "fetch.message.max.bytes": 32 * 1024,
@@ -149,7 +153,8 @@ class ThreeBrokers:
 
     @property
     def _to_brokers(self) -> dict[str, Any]:
-        return {"bootstrap.servers": self.properties["bootstrap.servers"]}
+        addresses = ",".join(each.address for each in self.brokers.values())
+        return {**self.brokers[1].kafka_properties, "bootstrap.servers": addresses}
 
     def _partition(self, topic: Topic, partition: int) -> Any:
         # A client of its own each time, which remembers nothing.

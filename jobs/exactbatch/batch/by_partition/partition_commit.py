@@ -20,6 +20,7 @@ from exactbatch.batch.rows.arrow_copy import PostgresAccess
 from exactbatch.batch.rows.decode import RangeReader, pause_garbage_collector, shared_reads
 from exactbatch.batch.rows.watchdog import StallTimeout
 from exactbatch.batch.stage_times import StageTimes
+from exactbatch.batch.staging.outcomes import declare_outcome
 from exactbatch.batch.staging.staging_tables import INTACT, StagingTables, identifier
 from exactbatch.batch.staging.task import StagedBatch
 from exactbatch.columns import Column
@@ -43,6 +44,7 @@ from exactbatch.postgres.task_cursor import TaskConnection, TaskCursor, one_row
 _SERVER: Final = "select current_database(), pg_is_in_recovery()"
 
 
+@declare_outcome
 @dataclass(frozen=True, slots=True)
 class Committed:
     """What a task attempt did for a range that is committed now: it read `records`, none if another attempt had

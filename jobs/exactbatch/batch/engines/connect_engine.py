@@ -1,7 +1,8 @@
 """The engine of a long-lived Spark Connect server: a batch needs no JVM of its own.
 
 The client has no SparkContext: tasks run as mapInArrow over one row for each task. Nothing of this reaches the server's
-configuration; secrets travel in the pickled function, of which Spark's pages and logs show eight bytes.
+configuration; secrets travel in the pickled function, of which Spark's pages and logs show eight bytes. What the server
+answers is data: nothing of it is unpickled.
 """
 
 import logging
@@ -27,7 +28,7 @@ from pyspark.errors import (
 from pyspark.sql.connect.client.core import DefaultChannelBuilder
 from pyspark.sql.connect.client.retries import DefaultPolicy
 from pyspark.sql.connect.session import SparkSession
-from pyspark.sql.types import BinaryType, StructField, StructType
+from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
 from exactbatch.batch.engines.connect_task import shipped
 from exactbatch.batch.spark.session_settings import variables_of
@@ -53,6 +54,7 @@ _CHANNEL: Final = [("grpc.keepalive_time_ms", 310_000), ("grpc.keepalive_timeout
 _RESTARTED: Final = "INVALID_HANDLE.SESSION_"
 _OTHER_PYTHON: Final = re.compile(f"{OTHER_VERSION}|{LACKS_MODULE}")
 _INTERVAL: Final = 0.1  # seconds between two reports of which tasks have finished
+_NUMBERS: Final = StructType([StructField("id", LongType(), nullable=False)])
 _OUTCOME: Final = StructType([StructField("outcome", BinaryType())])
 
 
@@ -99,6 +101,7 @@ class ConnectEngine:
                 f"sc://host:15002/;token=…, found {self.address!r} and what follows it. In a token, write / as %2F, "
                 f"= as %3D and ; as %3B."
             ) from None
+        channel.add_interceptor(_OnlyData())
         session = SparkSession(channel)
         session.client.set_retry_policies([_RETRIES])
         self._session = session
@@ -177,7 +180,11 @@ class ConnectExecutors:
         them."""
         with self._errors(failed):
             client = self._session.client
-            rows: Any = self._session.range(0, number, 1, number).mapInArrow(function, _OUTCOME)
+            numbers: Any = self._session.range(0, number, 1, number)
+            numbers._cached_schema = (
+                _NUMBERS  # else the client would ask the server, and import what it answers
+            )
+            rows = numbers.mapInArrow(function, _OUTCOME)
             answers = client.to_table_as_iterator(rows._plan.to_proto(client), rows._plan.observations)
         while True:
             with self._errors(failed):
@@ -260,6 +267,17 @@ class ConnectExecutors:
             f"{failed}: {_reason(error)}. The next try reads the same ranges; the log of the server "
             f"has the traceback."
         )
+
+
+class _OnlyData(grpc.UnaryStreamClientInterceptor):  # type: ignore[misc] # grpc has no types
+    """Takes from the server's answers what no batch needs: Spark's client would unpickle the metrics of an accumulator,
+    and import the module of a type, so that whoever answers could run code in this process."""
+
+    def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        for answer in continuation(client_call_details, request):
+            answer.ClearField("observed_metrics")
+            answer.ClearField("schema")
+            yield answer
 
 
 def _at_intervals(answers: Iterator[list[bytes]]) -> Iterator[list[bytes]]:

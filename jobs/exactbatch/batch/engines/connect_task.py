@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from exactbatch.batch.staging.outcomes import dump
 from exactbatch.batch.staging.shares import run_share
-from exactbatch.batch.staging.task import dump
 from exactbatch.code_identity import code_identity
 from exactbatch.errors import ConfigurationError, ExactbatchError
 

@@ -11,6 +11,7 @@ from exactbatch.formats import headers_as_json
 from exactbatch.formats.record_headers import UNREADABLE, Unreadable
 from exactbatch.kafka.records import Record
 from exactbatch.pipeline import Pipeline
+from exactbatch.printable import printable
 
 SHOWN_REJECTS: Final = 5  # in an error
 # Rejects that a process holds, by their bytes in Arrow and their number, before it copies them into Postgres.
@@ -102,7 +103,7 @@ def _reject(reject: Rejected) -> dict[str, Any]:
         "key": record.key,
         "value": record.value,
         "headers": headers_as_json(record.headers),
-        "reason": reason.replace("\0", "\\u0000"),
+        "reason": printable(reason),
         "task_attempt": reject.attempt,
     }
 

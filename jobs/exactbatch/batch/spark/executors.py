@@ -14,8 +14,8 @@ from pyspark.sql import SparkSession
 
 from exactbatch.batch.spark.python_daemon import load_compiled_code
 from exactbatch.batch.spark.spark_errors import cause, setting_refused, settings_of
+from exactbatch.batch.staging.outcomes import dump
 from exactbatch.batch.staging.shares import Outcome, Task, distribute, loaded, run_share
-from exactbatch.batch.staging.task import dump
 from exactbatch.code_identity import code_identity, other_code
 from exactbatch.errors import ExactbatchError, TasksFailed
 

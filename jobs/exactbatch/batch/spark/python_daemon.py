@@ -1,13 +1,13 @@
 """Which Python daemon forks the workers of a driver: by default one that has loaded exactbatch, where it can."""
 
 import os
-import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from exactbatch.batch.spark.ports import is_local
 from exactbatch.compiled.availability import pays
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ MODULE: Final = "exactbatch.batch.engines.worker_daemon"
 # In the daemon's environment, "1" if it is also to load compiled code.
 LOADS_COMPILED_CODE: Final = "EXACTBATCH_DAEMON_LOADS_COMPILED_CODE"
 PROPERTIES: Final[Mapping[str, str]] = {PROPERTY: MODULE, f"spark.executorEnv.{LOADS_COMPILED_CODE}": "0"}
-_LOCAL: Final = re.compile(r"local(\[[^]]*\])?")
 
 
 def daemon_properties(settings: Mapping[str, str]) -> Mapping[str, str]:
@@ -31,10 +30,12 @@ def daemon_properties(settings: Mapping[str, str]) -> Mapping[str, str]:
     """
     # Other systems have libraries that do not work in a fork of a process which has loaded them.
     can_fork = sys.platform == "linux"
-    is_local = _LOCAL.fullmatch(settings.get("spark.master", "")) is not None
     has_other_code = bool(settings.get("spark.submit.pyFiles"))
     is_own = (
-        can_fork and is_local and not has_other_code and _is_own_python(os.environ.get("PYSPARK_PYTHON", ""))
+        can_fork
+        and is_local(settings)
+        and not has_other_code
+        and _is_own_python(os.environ.get("PYSPARK_PYTHON", ""))
     )
     if not is_own or PROPERTY in settings:
         return {}

@@ -18,6 +18,7 @@ from pyspark.accumulators import AccumulatorTCPServer
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from exactbatch.batch.spark.ports import guarded_ports
 from exactbatch.batch.spark.python_daemon import daemon_properties
 from exactbatch.batch.spark.session_settings import (
     PINNED,
@@ -82,7 +83,7 @@ def spark_session(
     settings = _settings({**own, **({"spark.master": master} if master else {})})
     _check_directories(settings)
     if SparkContext._active_spark_context is None:
-        for name, value in daemon_properties(settings).items():
+        for name, value in {**daemon_properties(settings), **guarded_ports(settings)}.items():
             builder = builder.config(name, value)
     try:
         session = builder.getOrCreate()

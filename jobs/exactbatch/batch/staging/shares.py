@@ -4,11 +4,12 @@ import gc
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
+from itertools import chain
 from typing import Any, Final, Protocol, TypeVar
 
 from pyspark import TaskContext
 
-from exactbatch.batch.staging.task import dump, load
+from exactbatch.batch.staging.outcomes import dump, load
 from exactbatch.errors import ExactbatchError
 from exactbatch.offsets import OffsetRange, fill_bins, group_small
 
@@ -88,9 +89,8 @@ def partition_id() -> int:
 def loaded(outcomes: Iterable[bytes]) -> list[Any]:
     """Return the outcomes that tasks have returned, one by one or in lists. Raises the first error among them."""
     results = []
-    for several in map(load, outcomes):
-        for outcome in several if isinstance(several, list) else [several]:
-            if isinstance(outcome, ExactbatchError):
-                raise outcome
-            results.append(outcome)
+    for outcome in chain.from_iterable(map(load, outcomes)):
+        if isinstance(outcome, ExactbatchError):
+            raise outcome
+        results.append(outcome)
     return results

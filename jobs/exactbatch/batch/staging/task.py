@@ -1,6 +1,5 @@
 """The input of Spark tasks that stage, and the outcomes that they return to the driver."""
 
-import pickle
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -8,6 +7,7 @@ from typing import Any, Literal
 
 from exactbatch.batch.rows.arrow_copy import PostgresAccess
 from exactbatch.batch.rows.decode import Changes, RangeReader
+from exactbatch.batch.staging.outcomes import declare_outcome
 from exactbatch.batch.staging.staging_tables import StagingTables
 from exactbatch.columns import Column
 from exactbatch.formats import Format, WithMessage
@@ -39,6 +39,7 @@ class StageTask:
     replace_unstorable: str | None = None
 
 
+@declare_outcome
 @dataclass(frozen=True, slots=True)
 class Staged:
     """What one task attempt staged of a range. `records` = records that gave rows + rejects + tombstones + dropped;
@@ -155,13 +156,3 @@ def by_attempt(pieces: Iterable[Staged], counted: Literal["rows", "rejects"]) ->
     for piece in pieces:
         counts[piece.attempt] += piece.rows if counted == "rows" else piece.rejects
     return dict(counts)
-
-
-def dump(outcome: object) -> bytes:
-    """Return an outcome as bytes, to send it from an executor to the driver."""
-    return pickle.dumps(outcome)
-
-
-def load(outcome: bytes) -> Any:
-    """Return the outcome that dump() wrote in a task of this same job."""
-    return pickle.loads(outcome)

@@ -9,10 +9,11 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from exactbatch.batch.rows.decode import shared_reads
+from exactbatch.batch.staging.outcomes import dump
 from exactbatch.batch.staging.shares import attempt_id, freeze_modules, grouped
 from exactbatch.batch.staging.stage import decode_range
 from exactbatch.batch.staging.staging_tables import decoded_schema
-from exactbatch.batch.staging.task import Staged, StageTask, dump
+from exactbatch.batch.staging.task import Staged, StageTask
 from exactbatch.batch.transform.one_pass import HandOver, OnePass
 from exactbatch.code_identity import code_identity, other_code
 from exactbatch.errors import ExactbatchError

@@ -20,7 +20,8 @@ from pyspark import SparkFiles
 
 from exactbatch.batch.rows.fast_path import Packing, is_fast
 from exactbatch.batch.rows.rejects import REJECT_SCHEMA
-from exactbatch.batch.staging.task import Staged, StagedBatch, by_attempt, dump, load
+from exactbatch.batch.staging.outcomes import declare_outcome, dump, load
+from exactbatch.batch.staging.task import Staged, StagedBatch, by_attempt
 from exactbatch.columns import LINEAGE_NAMES
 from exactbatch.compiled.row_formats import PACKED, is_encodable
 from exactbatch.errors import ExactbatchError, StagedRowsDiffer
@@ -82,6 +83,7 @@ def can_pack(unchanged: Mapping[str, str], records: pa.Schema, rows: pa.Schema) 
     )
 
 
+@declare_outcome
 @dataclass(frozen=True, slots=True)
 class Passed:
     """The work of one task attempt: what it read, how many rows it staged, and how many records these come from.
@@ -147,8 +149,7 @@ class HandOver:
 
     def outcomes(self) -> list[Staged | ExactbatchError]:
         """Return what the worker that decodes did. Its rows have all come."""
-        outcomes: list[Staged | ExactbatchError] = load(self._outcomes.read_bytes())
-        return outcomes
+        return load(self._outcomes.read_bytes())
 
     def rejects(self) -> Iterator[pa.RecordBatch] | None:
         """Return the rejects; None if there are none."""

@@ -18,6 +18,7 @@ from pyspark.storagelevel import StorageLevel
 
 from exactbatch.batch.spark.executors import AcceptedOutcomes, collect_outcomes, tasks_failed
 from exactbatch.batch.spark.spark_errors import cause, may_be_of_a_record, setting_refused, settings_of
+from exactbatch.batch.staging.outcomes import dump
 from exactbatch.batch.staging.shares import (
     attempt_id,
     distribute,
@@ -29,7 +30,7 @@ from exactbatch.batch.staging.stage import stage_lineage, stage_rows
 from exactbatch.batch.staging.staged_lineage import check_staged_lineage, records_with_rows
 from exactbatch.batch.staging.stager import is_worth_parts
 from exactbatch.batch.staging.staging_tables import StagingTables, create_lineage, decoded_schema, row_schema
-from exactbatch.batch.staging.task import Staged, StagedBatch, StageTask, by_attempt, dump
+from exactbatch.batch.staging.task import Staged, StagedBatch, StageTask, by_attempt
 from exactbatch.batch.transform.decoded_records import decoded_in_one_pass, decoded_records
 from exactbatch.batch.transform.failing_record import SEARCH_TIME, FailingRecordSearch
 from exactbatch.batch.transform.one_pass import (
