@@ -72,23 +72,23 @@ class PendingRejects:
         return batches
 
 
-def reject_batch(rejects: Iterable[Rejected]) -> pa.RecordBatch:
-    """Return rejects with the columns of REJECT_SCHEMA. This is the slow path: one record at a time."""
-    return pa.RecordBatch.from_pylist(list(map(_reject, rejects)), REJECT_SCHEMA)
-
-
 def reject_batches(rejects: Iterable[Rejected]) -> Iterator[pa.RecordBatch]:
-    """Yield rejects as reject_batch() does, in batches of a size that fits into memory."""
+    """Yield rejects with the columns of REJECT_SCHEMA, in batches of a size that fits into memory. This is slow: one
+    record at a time."""
     held: list[Rejected] = []
     size = 0
     for reject in rejects:
         held.append(reject)
         size += _bytes(reject.record)
         if size >= _HELD_BYTES or len(held) == _HELD_RECORDS:
-            yield reject_batch(held)
+            yield _reject_batch(held)
             held, size = [], 0
     if held:
-        yield reject_batch(held)
+        yield _reject_batch(held)
+
+
+def _reject_batch(rejects: Iterable[Rejected]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist(list(map(_reject, rejects)), REJECT_SCHEMA)
 
 
 def _bytes(record: Record) -> int:
@@ -98,10 +98,15 @@ def _bytes(record: Record) -> int:
     return sum(len(part) for part in parts if part is not None)
 
 
-def _reject(reject: Rejected) -> dict[str, Any]:
-    record, reason = reject.record, reject.reason
-    if isinstance(record.headers, Unreadable) and reason != UNREADABLE:
+def stored_reason(reason: str, headers: Any) -> str:
+    """Return a reason as it is stored: without U+0000, and with a note if the record's headers cannot be read."""
+    if isinstance(headers, Unreadable) and reason != UNREADABLE:
         reason = f"{reason}; {UNREADABLE}"
+    return reason.replace("\0", "\\u0000")
+
+
+def _reject(reject: Rejected) -> dict[str, Any]:
+    record = reject.record
     return {
         "topic": reject.topic,
         "partition": reject.partition,
@@ -109,7 +114,7 @@ def _reject(reject: Rejected) -> dict[str, Any]:
         "key": record.key,
         "value": record.value,
         "headers": headers_as_json(record.headers),
-        "reason": reason.replace("\0", "\\u0000"),
+        "reason": stored_reason(reject.reason, record.headers),
         "task_attempt": reject.attempt,
     }
 
