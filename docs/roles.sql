@@ -6,7 +6,7 @@
 --   exactbatch_reader    reads status, rejects and audits; writes nothing
 --   exactbatch_reporter  reads the views for dashboards (docs/dashboards.md), and no table: no contents of records
 --
--- These roles cannot log in. Create logins as members: create role airflow login password '…' in role exactbatch_job;
+-- These roles cannot log in. Create logins as members: create role airflow login in role exactbatch_job;
 --
 -- This script grants nothing on targets. Grant on their schemas and tables:
 --   to exactbatch_job     usage on the schema, and create if it is to create missing targets there;

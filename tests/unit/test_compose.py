@@ -87,6 +87,22 @@ def test_addresses_in_the_environment_name_services():
     assert hosts - {"localhost"} <= names
 
 
+def test_nothing_has_a_published_password():
+    text = (ROOT / "docker-compose.yaml").read_text()
+    assert set(re.findall(r"\$\{(.*?)\}", text)) == {
+        f"{name}:?" for name in ("POSTGRES_PASSWORD", "AIRFLOW_PASSWORD", "AIRFLOW_SECRET")
+    }
+    rest = re.sub(r"\$\{.*?\}", "", text)
+    values = re.findall(r"(?i)(?:password|secret|_key)\w*[\"']?[:=] *[\"']?([^\s\"',}]+)", rest)
+    assert values == ["/opt/airflow/passwords.json"]
+
+
+def test_no_program_of_the_image_runs_as_root():
+    build = COMPOSE["x-image"]["build"]["dockerfile_inline"]
+    assert re.findall(r"^USER (.*)$", build, re.MULTILINE) == ["exactbatch"]
+    assert build.rstrip().endswith("USER exactbatch")
+
+
 def test_ports_are_published_on_this_machine_only():
     published = [port for service in COMPOSE["services"].values() for port in service.get("ports", ())]
     assert published

@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from ssl import SSLContext
 
 MOST_BYTES: Final = 16 * 1024 * 1024
-_LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 def is_open(address: str) -> bool:
     """True for an address whose requests, and the passwords in them, others in the network can read."""
     parts = urlsplit(address)
-    return parts.scheme == "http" and parts.hostname not in _LOOPBACK
+    return parts.scheme == "http" and parts.hostname not in LOOPBACK
 
 
 class _Limits(threading.local):
