@@ -5,7 +5,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from exactbatch.formats import Json
+from exactbatch.formats import Csv, Json
 from support.decoding import decode
 from support.json_values import BROKEN
 
@@ -54,11 +54,37 @@ def test_a_block_of_json_has_the_reasons_of_its_values(schema, values):
     assert dict(decode(form, *values).rejects) == why_each(form, values)
 
 
+FIELDS_OF_CSV = st.sampled_from([
+    "x", "1a", "+1", " 1", "1 ", "", '""', "1.5", "1e5", "99999999999999999999", "0x10", "nan", "Infinity", "true", "T",
+    "yes", "1", "0", "-", "2024-13-45", "2024-01-01", "2024-01-01 ", "2024-01-01T25:00", "2024-01-01T00:00:00.1234567Z",
+    "2024-01-01T00:00:00Z", "2024-01-01 00:00", "123456789.1", "1.234", '"x', 'a"b', '"a"b', "1\n2", "NULL",
+    "é", "\0", ".",
+])  # fmt: skip
+LINES = st.tuples(
+    st.lists(FIELDS_OF_CSV, min_size=1, max_size=4), st.sampled_from(["", "", "", "\n", "\r\n", "\r"])
+).map(lambda drawn: (",".join(drawn[0]) + drawn[1]).encode())
+TYPES_OF_CSV = TYPES.filter(lambda type_: not type_.endswith("[]") and type_ != "bytea")
+
+
+@STRICT
+@given(
+    st.tuples(TYPES_OF_CSV, TYPES_OF_CSV),
+    st.lists(LINES | st.binary(max_size=4), min_size=2, max_size=12),
+    st.sampled_from(["", "NULL"]),
+)
+def test_a_block_of_csv_has_the_reasons_of_its_values(types, values, null):
+    form = Csv(f"a {types[0]}, b {types[1]}", null=null)
+    assert dict(decode(form, *values).rejects) == why_each(form, values)
+
+
 BAD = {
     "Json": (Json("id int, at timestamptz, price numeric(10,2), note text"), [
         '{"id":"%d"}', '{"id":%d.5}', '{"id":9%012d}', '{"at":"%d"}', '{"at":"2024-13-%02d"}', '{"price":"x%d"}',
         '{"price":0.00%d}', '{"price":[%d]}', '{"note":%d}', '{"note":"%d\\u0000"}', '{"note":"%d\\ud800"}', "%d",
         '{"a":%d', '{"a":%d,}', '{"a" %d}', '{"a":%d}{}', '{"id":1%d,"id":2}', '{"note":"%d\n"}', '{"note":"\\q%d"}',
+    ]),
+    "Csv": (Csv("id int, at timestamptz, note text"), [
+        "%da,,", "%d", "%d,,,", "9%012d,,x", "1,%d,", "1,2024-13-%02d,x", "1.%d,,", "x%d,,\n",
     ]),
     "Json with paths": (Json("id int from 'a.id', note text from 'note'"), [
         '{"a":%d}', '{"a":{"id":"%d"}}', '{"a":{"id":%d.5}}', '{"note":%d}', "%d",
