@@ -54,6 +54,15 @@ def test_a_block_of_json_has_the_reasons_of_its_values(schema, values):
     assert dict(decode(form, *values).rejects) == why_each(form, values)
 
 
+def test_an_infinity_is_left_to_arrow():
+    """Arrow parses Inf, Python does not: what is learned of one word must not be said of the other."""
+    form = Json("a int, b text")
+    values = [b'{"a":Xnf}', b'{"a":Inf}', b'{"c":Inf}', b'{"c":-Inf}', b'{"c":NaN}', b'{"a":"x"}']
+    decoded = decode(form, *values)
+    assert dict(decoded.rejects) == why_each(form, values)
+    assert decoded.kept.to_pylist() == [2, 3, 4]
+
+
 FIELDS_OF_CSV = st.sampled_from([
     "x", "1a", "+1", " 1", "1 ", "", '""', "1.5", "1e5", "99999999999999999999", "0x10", "nan", "Infinity", "true", "T",
     "yes", "1", "0", "-", "2024-13-45", "2024-01-01", "2024-01-01 ", "2024-01-01T25:00", "2024-01-01T00:00:00.1234567Z",

@@ -46,8 +46,17 @@ def _of_postgres(settings: Settings) -> Iterator[Finding]:
         )
 
 
+def _members(pipeline: Pipeline | Tables) -> Iterator[Pipeline]:
+    """Yield the pipelines of a reference. Topics of a pattern are left out: only Kafka knows them."""
+    if isinstance(pipeline, Pipeline):
+        yield pipeline
+    elif isinstance(pipeline.topics, tuple):
+        yield from filter(None, map(pipeline.member, pipeline.topics))
+
+
 def _of_registries(settings: Settings, pipelines: Mapping[str, Pipeline | Tables]) -> Iterator[Finding]:
-    formats = [each for pipeline in pipelines.values() for each in (pipeline.value, pipeline.key)]
+    members = [member for each in pipelines.values() for member in _members(each)]
+    formats = [each for member in members for each in (member.value, member.key)]
     registries = sorted({registry for each in formats for registry in registries_of(each)})
     for registry in registries:
         if (address := sends_password_openly(registry, settings.kafka)) is not None:
