@@ -18,7 +18,7 @@ ON_TWO_CORES := -n 4 --no-loadscope-reorder
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv java archive jars pgbouncer browser demo test test-slow test-long test-browser faults soak mutants bench bench-page docs reference lint format requirements clean
+.PHONY: help venv java archive jars pgbouncer browser demo test test-slow test-long test-browser faults soak mutants bench bench-page docs reference lint format requirements release-check clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,10 +35,11 @@ $(STAMP): requirements.txt requirements-dev.txt pyproject.toml
 	  echo 'error: this Python has no venv module. On Debian: apt-get install python3.11-venv' >&2; \
 	  rm -rf .venv; exit 1; }
 	@echo '· installing packages into .venv'
-	@{ $(BIN)/python -m pip install --quiet --retries 1 --disable-pip-version-check uv \
-	  && $(BIN)/uv pip install --python $(BIN)/python --compile-bytecode -r requirements.txt -r requirements-dev.txt 2>&1 \
-	    | sed '/^ [+~-] /d' \
-	  && $(BIN)/uv pip install --python $(BIN)/python --quiet --no-deps --editable . \
+	@{ $(BIN)/python -m pip install --quiet --retries 1 --disable-pip-version-check --require-hashes \
+	    -r <(sed -n '/^uv==/,/# via/p' requirements-dev.txt) \
+	  && $(BIN)/uv pip install --python $(BIN)/python --compile-bytecode --require-hashes \
+	    -r requirements.txt -r requirements-dev.txt 2>&1 | sed '/^ [+~-] /d' \
+	  && $(BIN)/uv pip install --python $(BIN)/python --quiet --no-deps --no-build-isolation --editable . \
 	  && rm -rf jobs/*.egg-info; } || { \
 	  echo 'error: could not install the packages of requirements.txt.' \
 	    'Check the network and the lines above, then run `make venv` again.' >&2; exit 1; }
@@ -126,9 +127,16 @@ format: $(STAMP) ## format the code, and fix what ruff can fix
 	$(BIN)/ruff format $(SOURCES)
 
 requirements: $(STAMP) ## compile requirements*.in into requirements*.txt; ARGS=--upgrade takes newer versions
-	$(BIN)/uv pip compile --quiet --python-version 3.11 requirements.in requirements-local.in requirements-fast.in -o requirements.txt $(ARGS)
-	$(BIN)/uv pip compile --quiet --python-version 3.11 requirements-executor.in -o requirements-executor.txt $(ARGS)
-	$(BIN)/uv pip compile --quiet --python-version 3.11 requirements-dev.in -o requirements-dev.txt $(ARGS)
+	$(BIN)/uv pip compile --quiet --generate-hashes --python-version 3.11 requirements.in requirements-local.in requirements-fast.in -o requirements.txt $(ARGS)
+	$(BIN)/uv pip compile --quiet --generate-hashes --python-version 3.11 requirements-executor.in -o requirements-executor.txt $(ARGS)
+	$(BIN)/uv pip compile --quiet --generate-hashes --python-version 3.11 requirements-dev.in -o requirements-dev.txt $(ARGS)
+
+release-check: $(STAMP) ## build the wheel, and the bill of materials (CycloneDX) of what it runs with, in build/release
+	@rm -rf build/release && mkdir -p build/release
+	@$(BIN)/uv build --quiet --wheel --no-build-isolation --python $(BIN)/python --out-dir build/release
+	@$(BIN)/cyclonedx-py requirements --output-reproducible --pyproject pyproject.toml --output-file build/release/sbom.json \
+	  requirements.txt
+	@cd build/release && sha256sum *.whl sbom.json > SHA256SUMS && cat SHA256SUMS
 
 clean: ## stop the local stacks; remove their data and all caches, but not .venv and the jars
 	@for state in .local/*/state.json; do \

@@ -6,9 +6,9 @@
 --   exactbatch_reader    reads status, rejects and audits; writes nothing
 --   exactbatch_reporter  reads the views for dashboards (docs/dashboards.md), and no table: no contents of records
 --
--- These roles cannot log in. Create logins as members: create role airflow login password '…' in role exactbatch_job;
+-- These roles cannot log in. Create logins as members: create role airflow login in role exactbatch_job;
 -- A login of exactbatch_job writes all pipelines. For one that writes some only, with the tables of Tables of such a name:
---   create role shop_job login password '…' in role exactbatch_job;
+--   create role shop_job login in role exactbatch_job;
 --   insert into exactbatch.login_pipeline values ('shop_job', 'orders'), ('shop_job', 'invoices');
 -- Code of whoever owns a target runs as the job's login: give the pipelines of each owner a login (docs/security.md).
 --

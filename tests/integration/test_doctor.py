@@ -23,10 +23,12 @@ from exactbatch import Append, Json, Pipeline, ToTopic
 from exactbatch.airflow_api import airflow_url
 from exactbatch.cli.app import app
 from exactbatch.errors import ConfigurationError
+from exactbatch.formats import Avro, WithMessage
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger
 from exactbatch.operations import lag
 from exactbatch.operations.doctor import examine, finding, pools
+from exactbatch.operations.doctor.encryption import check_encryption
 from exactbatch.operations.doctor.finding import Finding, run_check
 from exactbatch.postgres.connection import transaction
 from support.roles import ROLES
@@ -70,7 +72,7 @@ class Doctor:
 CHECKS = {
     "java", "packages", "fast path", "class archive", "Kafka connection", "Postgres connection", "server settings",
     "search path", "clocks", "ledger", "privileges", "pipelines", "targets", "topics", "retention", "freshness",
-    "open transactions", "forwarding", "Airflow's pools",
+    "open transactions", "forwarding", "Airflow's pools", "encryption",
 }  # fmt: skip
 
 
@@ -194,6 +196,37 @@ def test_postgres_is_not_reached(doctor, pipeline, settings, changes, cause, rem
     assert f"because {cause}" in found["found"]
     assert found["remedy"].startswith(remedy)
     assert of(findings, "ledger")["found"] == "not checked: it needs Postgres"
+
+
+@pytest.mark.parametrize(
+    ("dsn", "is_told"),
+    [
+        ("host=db.example.org", True),
+        ("host=db.example.org sslmode=require", True),
+        ("host=127.0.0.1,db.example.org sslmode=verify-ca", True),
+        ("host=db.example.org sslmode=verify-full", False),
+        ("host=127.0.0.1", False),
+        ("host=/run/postgresql", False),
+        ("host=", False),
+    ],
+)
+def test_a_server_of_the_network_should_be_verified(settings, dsn, is_told):
+    [found] = check_encryption(replace(settings, postgres=dsn), {})
+    assert found.level == ("warning" if is_told else "ok")
+    assert "verify-full" in found.remedy or not is_told
+
+
+def test_a_password_of_a_registry_should_be_encrypted(settings):
+    secret = {"schema.registry.basic.auth.user.info": "me:s3cret"}
+    value = Avro(registry="http://registry.example.org:8081", columns="id int")
+    keyed = WithMessage(Json("a int"), header={"x": value})
+    for form in (value, keyed):
+        pipelines = {"p": Pipeline(name="p", topics=("t",), value=form, sink=Append("public.p"))}
+        [found] = check_encryption(replace(settings, kafka={**settings.kafka, **secret}), pipelines)
+        assert (found.level, "s3cret" in found.found) == ("problem", False)
+        assert "http://registry.example.org:8081" in found.found
+        [found] = check_encryption(settings, pipelines)
+        assert found.level == "ok"
 
 
 def test_the_settings_are_missing(doctor, pipeline):

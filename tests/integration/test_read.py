@@ -22,7 +22,6 @@ from kafka import KafkaProducer
 from exactbatch.audit import log_records, log_windows
 from exactbatch.audit.log_windows import LogWindows, Read
 from exactbatch.batch.rows.decode import rejects_of
-from exactbatch.batch.rows.rejects import reject_batch
 from exactbatch.errors import (
     ExactbatchError,
     LogEndedEarly,
@@ -700,7 +699,7 @@ def test_headers_whose_name_is_no_utf_8_make_rejects_of_their_records_alone(
         assert decoded.tombstones == 1
         assert [index for index, _ in decoded.rejects] == [1, 2]
         assert "a name is not UTF-8" in decoded.rejects[0][1]
-    stored = reject_batch(rejects_of(range_of(topic, 0, 5), records, decoded, 7)).to_pylist()
+    stored = rejects_of(range_of(topic, 0, 5), records, decoded, 7).to_pylist()
     assert [(each["offset"], each["value"], each["headers"]) for each in stored] == [
         (1, b'{"a": 2}', "[]"),
         (2, b"no json", "[]"),

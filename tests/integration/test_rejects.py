@@ -1,6 +1,7 @@
 """Rejected records: how many there may be, what is told of them, and processing exactly them again."""
 
 import json
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -135,3 +136,24 @@ def test_nothing_was_rejected(world, make_topic, make_pipeline, command):
     nothing = {"records": 0, "all_reasons": 0, "reasons": [], "rejects": []}
     assert command(pipeline, "id int, name text") == nothing
     assert command(pipeline, "id int, name text", "--replay") == {"batch_id": None}
+
+
+@pytest.mark.slow
+def test_a_bad_record_costs_at_most_20_times_a_good_one(world, make_topic, make_pipeline):
+    """From the plan to the commit. It was 2,500 times as long: each was decoded alone, several times."""
+    seconds = {}
+    for kind, value in (
+        ("warm", b'{"id":%d}'),
+        ("good", b'{"id":%d}'),
+        ("bad", b'{"id":"%d"}'),
+        ("cut", b'{"id":%d'),
+    ):
+        topic = make_topic()
+        topic.produce(*[value % number for number in range(100_000)])
+        pipeline = make_pipeline(topic, max_rejects=1.0)
+        began = time.monotonic()
+        batch = world.run(pipeline).batch
+        seconds[kind] = time.monotonic() - began
+        assert (batch.records, batch.rejected) == (100_000, 100_000 if kind in ("bad", "cut") else 0)
+    assert seconds["bad"] < 20 * seconds["good"], seconds
+    assert seconds["cut"] < 20 * seconds["good"], seconds

@@ -114,6 +114,7 @@ def test_the_wheel_contains_all_of_the_package_and_nothing_else(wheel):
         "ledger/queries/plans.sql",
         "ledger/migrations/0001_ledger.sql",
         "local/ivy/kafka.xml",
+        "local/ivy/kafka.sha256",
     ):
         assert f"exactbatch/{name}" in names
 

@@ -48,7 +48,7 @@ def registry_server(tls: ssl.SSLContext | None = None) -> Iterator[Registry]:
                 status, answer = 401, {"error_code": "40101"}
             self.send_response(status)
             self.end_headers()
-            self.wfile.write(json.dumps(answer).encode())
+            self.wfile.write(answer if isinstance(answer, bytes) else json.dumps(answer).encode())
 
         def log_message(self, *_: Any) -> None:
             pass

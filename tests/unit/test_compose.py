@@ -110,6 +110,22 @@ def test_spark_connect_asks_for_a_token_and_is_reached_by_tls_only():
     assert f"grpc_pass grpc://127.0.0.1:{PORT};" in listening
 
 
+def test_nothing_has_a_published_password():
+    text = (ROOT / "docker-compose.yaml").read_text()
+    assert set(re.findall(r"\$\{(.*?)\}", text)) == {
+        f"{name}:?" for name in ("POSTGRES_PASSWORD", "AIRFLOW_PASSWORD", "AIRFLOW_SECRET", "SPARK_CONNECT_TOKEN")
+    }
+    rest = re.sub(r"\$\{.*?\}", "", text)
+    values = re.findall(r"(?i)(?:password|secret|_key)\w*[\"']?[:=] *[\"']?([^\s\"',}]+)", rest)
+    assert values == ["/opt/airflow/passwords.json"]
+
+
+def test_no_program_of_the_image_runs_as_root():
+    build = COMPOSE["x-image"]["build"]["dockerfile_inline"]
+    assert re.findall(r"^USER (.*)$", build, re.MULTILINE) == ["exactbatch"]
+    assert build.rstrip().endswith("USER exactbatch")
+
+
 def test_ports_are_published_on_this_machine_only():
     published = [port for service in COMPOSE["services"].values() for port in service.get("ports", ())]
     assert published

@@ -144,7 +144,7 @@ def test_a_deployment_has_probes_memory_limits_and_a_pinned_image():
     dockerfile = (DOCS / "deploy/kubernetes/Dockerfile").read_text()
     assert f"exactbatch-{version}-py3-none-any.whl" in dockerfile
     assert (
-        re.search(r"^pyspark==(.+)$", (ROOT / "requirements.txt").read_text(), re.MULTILINE)[1] in dockerfile
+        re.search(r"^pyspark==(\S+)", (ROOT / "requirements.txt").read_text(), re.MULTILINE)[1] in dockerfile
     )
 
 

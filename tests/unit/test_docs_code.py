@@ -26,7 +26,7 @@ from exactbatch.cli.app import app
 from exactbatch.local.commands import app as local_app
 from pipelines.flights import flights
 from support.documentation import PAGES, blocks
-from support.environment import JOBS, ROOT
+from support.environment import DOCS, JOBS, ROOT
 
 # What the blocks of a page may use without importing it: what it is about, and what the text around it names.
 NAMES = {
@@ -160,3 +160,14 @@ def test_commands_in_messages_exist():
             check_mention(words)
         except (KeyError, AssertionError) as error:
             raise AssertionError(f"{module.relative_to(ROOT)}: exactbatch {' '.join(words)}") from error
+
+
+# A password in an argument is in the shell's history and in the list of processes.
+PASSWORD_IN_ARGUMENT = re.compile(
+    r"--(?:conn-)?password[ =]|-c [\"'][^\"'\n]*\bpassword '|\bPGPASSWORD=\S+ |psql [^\n]*password=|-u \S+:\S+ http"
+)
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "SECURITY.md", DOCS / "roles.sql"], ids=str)
+def test_no_command_has_a_password_in_an_argument(page):
+    assert PASSWORD_IN_ARGUMENT.findall(page.read_text()) == []

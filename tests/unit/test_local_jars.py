@@ -1,9 +1,11 @@
+import hashlib
+import re
 from pathlib import Path
 
 import pytest
 
 from exactbatch.local import LocalStackError
-from exactbatch.local.jars import DEFINITIONS, bundled_ivy, fetch_jars, is_complete
+from exactbatch.local.jars import DEFINITIONS, bundled_ivy, check_jars, fetch_jars, is_complete
 
 
 def fetched(jars: Path) -> Path:
@@ -24,6 +26,40 @@ def test_jars_of_another_version_are_not_complete(tmp_path):
     assert is_complete("kafka", tmp_path)
     (folder / "ivy.xml").write_text("<ivy-module/>")
     assert not is_complete("kafka", tmp_path)
+
+
+def test_jars_are_those_of_the_checkout(tmp_path):
+    checksums = tmp_path / "x.sha256"
+    (tmp_path / "a.jar").write_bytes(b"a")
+    checksums.write_text(f"{hashlib.sha256(b'a').hexdigest()}  a.jar\n")
+    check_jars(tmp_path, checksums)
+    for name, content in (("a.jar", b"b"), ("b.jar", b"b")):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(LocalStackError, match=f"{name}: expected a jar with the SHA-256"):
+            check_jars(tmp_path, checksums)
+        (tmp_path / "a.jar").write_bytes(b"a")
+    for name in ("a.jar", "b.jar"):
+        (tmp_path / name).unlink()
+    with pytest.raises(LocalStackError, match="found no such jar"):
+        check_jars(tmp_path, checksums)
+
+
+def test_jars_that_differ_are_not_kept(tmp_path, monkeypatch):
+    def retrieve(_definition, into, _progress):
+        (into / "kafka_2.13-4.1.1.jar").write_bytes(b"other")
+
+    monkeypatch.setattr("exactbatch.local.jars._retrieve", retrieve)
+    with pytest.raises(LocalStackError, match="46 of 46 jars differ"):
+        fetch_jars("kafka", tmp_path / "jars")
+    assert list((tmp_path / "jars").iterdir()) == []
+
+
+def test_every_definition_has_checksums():
+    for folder in (DEFINITIONS, Path(__file__).parents[1] / "support" / "ivy"):
+        for definition in folder.glob("*.xml"):
+            lines = definition.with_suffix(".sha256").read_text().splitlines()
+            assert lines
+            assert all(re.fullmatch(r"[0-9a-f]{64}  \S+\.jar", line) for line in lines)
 
 
 def test_pyspark_brings_ivy():

@@ -16,7 +16,7 @@ LISTS = ("requirements.in", "requirements-local.in", "requirements-fast.in")
 
 def requirements(name: str) -> list[Requirement]:
     """The requirements of a file, without comments and options."""
-    lines = (line.partition("#")[0].strip() for line in (ROOT / name).read_text().splitlines())
+    lines = (line.partition("#")[0].strip(" \\") for line in (ROOT / name).read_text().splitlines())
     return [Requirement(line) for line in lines if line and not line.startswith("-")]
 
 
@@ -55,6 +55,35 @@ def test_dependencies_are_ranges(name):
 def test_compiled_versions_are_exact(name):
     for requirement in requirements(name):
         assert re.fullmatch(r"==[^,*]+", str(requirement.specifier)), requirement
+
+
+COMPILED = ("requirements.txt", "requirements-dev.txt", "requirements-executor.txt")
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_every_package_has_hashes(name):
+    packages = re.split(r"^(?=[a-z0-9])", (ROOT / name).read_text(), flags=re.MULTILINE)[1:]
+    assert len(packages) == len(pins(name)) > 20
+    assert [each for each in packages if not re.search(r"--hash=sha256:[0-9a-f]{64}\b", each)] == []
+
+
+def test_compiled_files_are_installed_with_their_hashes():
+    """Each command that installs them, joined with the lines that it goes on in."""
+    files = (
+        "Makefile",
+        "docker-compose.yaml",
+        "docs/deploy/kubernetes/Dockerfile",
+        "docs/deploy.md",
+        ".ci/run",
+    )
+    commands = [
+        command
+        for file in files
+        for command in re.split(r"\n|&&", (ROOT / file).read_text().replace("\\\n", " "))
+        if "pip install" in command and re.search(r"-r .*requirements[a-z-]*\.txt", command)
+    ]
+    assert len(commands) == 5
+    assert [command for command in commands if "--require-hashes" not in command] == []
 
 
 def test_compiled_files_agree():

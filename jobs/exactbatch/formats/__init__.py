@@ -14,7 +14,7 @@ from exactbatch.formats.raw import Raw
 from exactbatch.formats.record_headers import headers_as_json
 from exactbatch.formats.text import Text
 from exactbatch.formats.upsert_changes import as_changes, epoch_starts, with_epochs
-from exactbatch.formats.with_registry import with_registry
+from exactbatch.formats.with_registry import registries_of, with_registry
 
 __all__ = [
     "Avro",
@@ -33,6 +33,7 @@ __all__ = [
     "as_changes",
     "epoch_starts",
     "headers_as_json",
+    "registries_of",
     "with_epochs",
     "with_registry",
 ]

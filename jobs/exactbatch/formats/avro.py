@@ -22,6 +22,7 @@ from exactbatch.formats.epoch import from_epoch
 from exactbatch.formats.format import Decoded, decode_block_or_halves, decode_present, in_order, positions
 from exactbatch.formats.json_blocks import stored_schema
 from exactbatch.formats.postgres_limits import check_rows
+from exactbatch.formats.schema_registry import Inquiry
 from exactbatch.formats.wire_format import check_address
 from exactbatch.options import check_types
 
@@ -109,10 +110,10 @@ class Avro:
 
         present = positions(values).filter(values.is_valid())
         empty = pa.RecordBatch.from_pylist([], stored_schema(self.columns))
-        parts = [Decoded(empty, present[:0])]
+        parts, inquiry = [Decoded(empty, present[:0])], Inquiry()
         for header, bodies, at in by_header(values.drop_null(), present):
             try:
-                body = self._body_after(header)
+                body = self._body_after(header, inquiry)
             except ValueError as error:
                 refused = tuple((index, str(error)) for index in at.to_pylist())
                 parts.append(Decoded(empty, at[:0], refused))
@@ -120,9 +121,9 @@ class Avro:
                 parts.append(decode_block_or_halves(bodies, at, body.decode))
         return in_order(parts, values.null_count)
 
-    def _body_after(self, header: bytes) -> "_Body":
+    def _body_after(self, header: bytes, inquiry: Inquiry) -> "_Body":
         """Return the decoder of the bodies after a header, or raise ValueError with the reason to reject them."""
-        schema_id, schema = schema_after(header, str(self.registry), self.properties)
+        schema_id, schema = schema_after(header, str(self.registry), self.properties, inquiry)
         try:
             return _body_of(schema, self.columns, header=len(header))
         except ValueError as error:

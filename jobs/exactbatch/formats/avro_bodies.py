@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 from exactbatch.formats.avro_bounds import TooDeep, bounded, read
 from exactbatch.formats.avro_logical import register
 from exactbatch.formats.bounds import TooLarge, check_together
-from exactbatch.formats.schema_registry import writer_schema
-from exactbatch.formats.wire_format import SchemaId, prefixes_of, schema_id_of, unknown
+from exactbatch.formats.schema_registry import Inquiry, writer_schema
+from exactbatch.formats.wire_format import SchemaId, most_frequent_first, prefixes_of, schema_id_of, unknown
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -22,23 +22,26 @@ ENDS_ELSEWHERE: Final = "the body does not end with the last field of its schema
 def by_header(
     values: "pa.BinaryArray", at: "pa.Int64Array"
 ) -> "Iterator[tuple[bytes, pa.BinaryArray, pa.Int64Array]]":
-    """Yield each header, the values that begin with it, and their positions, which `at` has for all values."""
+    """Yield each header, the most frequent first, the values that begin with it, and their positions, which `at` has
+    for all values."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     headers = prefixes_of(values)
-    for header in headers.unique().to_pylist():
+    for header in most_frequent_first(headers):
         matches = pc.equal(headers, pa.scalar(header, pa.binary()))
         yield header, values.filter(matches), at.filter(matches)
 
 
-def schema_after(header: bytes, registry: str, properties: Mapping[str, Any]) -> tuple[SchemaId, str]:
-    """Return the ID or GUID and the schema of the bodies after a header.
+def schema_after(
+    header: bytes, registry: str, properties: Mapping[str, Any], inquiry: Inquiry
+) -> tuple[SchemaId, str]:
+    """Return the ID or GUID and the schema of the bodies after a header, which are of the block of the inquiry.
 
     Raises ValueError with the reason to reject them.
     """
     schema_id = schema_id_of(header)
-    schema = writer_schema(registry, schema_id, properties)
+    schema = writer_schema(registry, schema_id, properties, inquiry)
     if schema is None:
         raise ValueError(unknown(schema_id))
     return schema_id, schema

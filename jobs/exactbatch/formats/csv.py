@@ -14,6 +14,7 @@ from exactbatch.formats.decimals import decimals_of, has_decimals, may_be_tiny, 
 from exactbatch.formats.format import Decoded, decode_present
 from exactbatch.formats.json_blocks import stored_schema
 from exactbatch.formats.postgres_limits import check_rows, is_too_fine, too_fine
+from exactbatch.formats.refused_csv import RefusedCsv
 from exactbatch.formats.unreadable_text import text_of, without_marks
 from exactbatch.options import check_types
 
@@ -95,7 +96,11 @@ class Csv:
 
     def decode(self, values: "pa.BinaryArray") -> Decoded:
         """Decode n values, in one block if all of them are lines."""
-        return decode_present(values, self._decode_block)
+        return decode_present(values, self._decode_block, self._refused.reasons)
+
+    @cached_property
+    def _refused(self) -> RefusedCsv:
+        return RefusedCsv(self.columns, self.delimiter, self.null)
 
     def _decode_block(self, values: "pa.BinaryArray") -> "pa.RecordBatch":
         """Return one row for each value, or raise ValueError.

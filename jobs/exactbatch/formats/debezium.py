@@ -58,6 +58,7 @@ from exactbatch.formats.debezium_readings import (
 from exactbatch.formats.debezium_versions import Position, position_of, source_types, version_columns
 from exactbatch.formats.format import Decoded, decode_block_or_halves, in_order, positions
 from exactbatch.formats.json_blocks import as_stored, objects, stored_schema, why_refused
+from exactbatch.formats.schema_registry import Inquiry
 from exactbatch.formats.unreadable_text import without_marks
 from exactbatch.formats.wire_format import check_address
 from exactbatch.options import check_types
@@ -257,7 +258,8 @@ class Debezium:
             events = without_marks(values.drop_null())
             parts += [self._decode_group(group) for group in by_schema(events, present)]
         else:
-            parts += [self._decode_avro(*group) for group in by_header(values.drop_null(), present)]
+            inquiry = Inquiry()
+            parts += [self._decode_avro(*group, inquiry) for group in by_header(values.drop_null(), present)]
         decoded = in_order(parts, values.null_count)
         # By their places: a column of the row may have the name of a mark.
         columns = len(self.columns)
@@ -314,10 +316,12 @@ class Debezium:
         decoded = _without_nothing(in_order(parts, 0))
         return replace(decoded, tombstones=decoded.tombstones + is_nothing.true_count)
 
-    def _decode_avro(self, header: bytes, values: "pa.BinaryArray", at: "pa.Int64Array") -> Decoded:
+    def _decode_avro(
+        self, header: bytes, values: "pa.BinaryArray", at: "pa.Int64Array", inquiry: Inquiry
+    ) -> Decoded:
         """Decode events whose values begin with the same header; count those that change nothing as tombstones."""
         try:
-            schema = schema_after(header, str(self.registry), self.properties)[1]
+            schema = schema_after(header, str(self.registry), self.properties, inquiry)[1]
             events = events_of(schema, len(header))
             readings = readings_by_type(events, self._row_types, self.fields, self.binary)
         except ValueError as error:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import pyarrow as pa
 
+    FindRefused = Callable[[pa.BinaryArray], Iterable[tuple[int, str]]]
+
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
@@ -134,7 +136,11 @@ def without_values(decoded: Decoded, refused: "Iterable[tuple[int, str]]") -> De
     )
 
 
-def decode_present(values: "pa.BinaryArray", decode: "Callable[[pa.BinaryArray], pa.RecordBatch]") -> Decoded:
+def decode_present(
+    values: "pa.BinaryArray",
+    decode: "Callable[[pa.BinaryArray], pa.RecordBatch]",
+    find_refused: "FindRefused | None" = None,
+) -> Decoded:
     """Decode the values that are not null as decode_block_or_halves() does; count the others as tombstones."""
     import pyarrow.compute as pc
 
@@ -142,7 +148,7 @@ def decode_present(values: "pa.BinaryArray", decode: "Callable[[pa.BinaryArray],
     if tombstones := values.null_count:
         present = pc.filter(present, values.is_valid())
         values = values.drop_null()
-    return replace(decode_block_or_halves(values, present, decode), tombstones=tombstones)
+    return replace(decode_block_or_halves(values, present, decode, find_refused), tombstones=tombstones)
 
 
 def in_order(parts: "Sequence[Decoded]", tombstones: int) -> Decoded:
@@ -162,34 +168,42 @@ def in_order(parts: "Sequence[Decoded]", tombstones: int) -> Decoded:
 def decode_several(
     values: "pa.BinaryArray",
     decode: "Callable[[pa.BinaryArray], tuple[pa.RecordBatch, npt.NDArray[np.int64] | None]]",
+    find_refused: "FindRefused | None" = None,
 ) -> Decoded:
     """Decode as decode_present() does, where a value gives any number of rows: `decode` also returns the value that
     each row is of, ascending, or None if each value gives one row."""
     present = positions(values).filter(values.is_valid())
     tombstones = values.null_count
-    return replace(_decoded_in_parts(values.drop_null(), present, decode), tombstones=tombstones)
+    return replace(
+        _decoded_in_parts(values.drop_null(), present, decode, find_refused), tombstones=tombstones
+    )
 
 
 def decode_block_or_halves(
     values: "pa.BinaryArray",
     indexes: "pa.Int64Array",
     decode: "Callable[[pa.BinaryArray], pa.RecordBatch]",
+    find_refused: "FindRefused | None" = None,
 ) -> Decoded:
     """Decode all values at once; if that fails, halve the block until each refused value is alone.
 
     `decode` returns one row for each value or raises ValueError, whose text becomes the reason, or RecursionError for a
-    value that nests too deeply. Each bad value
-    among n costs about log2(n) additional decodes; good values are never decoded one by one.
+    value that nests too deeply. Each bad value among n costs about log2(n) additional decodes; good values are never
+    decoded one by one. `find_refused` finds most bad values of a block that fails much faster: it yields the index of
+    each that is surely refused, and the reason that `decode` gives for it alone.
     """
-    return _decoded_in_parts(values, indexes, lambda part: (decode(part), None))
+    return _decoded_in_parts(values, indexes, lambda part: (decode(part), None), find_refused)
 
 
 def _decoded_in_parts(
     values: "pa.BinaryArray",
     indexes: "pa.Int64Array",
     decode: "Callable[[pa.BinaryArray], tuple[pa.RecordBatch, npt.NDArray[np.int64] | None]]",
+    find_refused: "FindRefused | None",
 ) -> Decoded:
+    import numpy as np
     import pyarrow as pa
+    import pyarrow.compute as pc
 
     batches: list[pa.RecordBatch] = []
     kept: list[pa.Int64Array] = []
@@ -206,6 +220,15 @@ def _decoded_in_parts(
                 reason = TOO_DEEP if isinstance(error, RecursionError) else str(error)
                 rejects.append((positions[0].as_py(), reason))
                 continue
+            if find_refused is not None:
+                found = dict(find_refused(part))
+                find_refused = None
+                if found:
+                    refused = pa.array(list(found), pa.int64())
+                    rejects += zip(positions.take(refused).to_pylist(), found.values(), strict=True)
+                    left = pc.invert(pc.is_in(pa.array(np.arange(len(part))), refused))
+                    waiting.append((part.filter(left), positions.filter(left)))
+                    continue
             half = len(part) // 2
             waiting.append((part[half:], positions[half:]))
             waiting.append((part[:half], positions[:half]))
@@ -214,5 +237,5 @@ def _decoded_in_parts(
     return Decoded(
         rows=joined(batches),
         kept=pa.concat_arrays(kept),
-        rejects=tuple(rejects),
+        rejects=tuple(sorted(rejects)),
     )

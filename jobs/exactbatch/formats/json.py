@@ -20,6 +20,7 @@ from exactbatch.formats.json_blocks import (
 from exactbatch.formats.json_fields import check_arrays, check_whole, gives_rows_of_elements
 from exactbatch.formats.json_members import default_of, read_members
 from exactbatch.formats.raw_json_fields import check_names, fields_as_text, is_kept_as_text
+from exactbatch.formats.refused_json import RefusedJson
 from exactbatch.formats.wrapped import Documents, Encoding, decode_wrapped
 from exactbatch.options import check_types
 
@@ -122,6 +123,10 @@ class Json:
             each.column.name: default_of(each, self.epoch) for each in self.fields if each.default is not None
         }
 
+    @cached_property
+    def _refused(self) -> RefusedJson:
+        return RefusedJson(self.fields, self.epoch)
+
     def decode(self, values: "pa.BinaryArray") -> Decoded:
         """Decode n values, in one block if all of them are objects."""
         if self._is_wrapped:
@@ -139,8 +144,8 @@ class Json:
 
     def _decode_objects(self, values: "pa.BinaryArray") -> Decoded:
         if all(each.is_plain for each in self.fields):
-            return decode_present(values, self._decode_block)
-        return decode_several(values, self._decode_members)
+            return decode_present(values, self._decode_block, self._refused.reasons)
+        return decode_several(values, self._decode_members, self._refused.reasons)
 
     def _decode_members(self, values: "pa.BinaryArray") -> "tuple[pa.RecordBatch, Positions | None]":
         """Return rows, and the value that each is of: None if each value is one row. Raises ValueError as

@@ -34,14 +34,12 @@ def why_refused(
     `read` reads some of the columns, or none, from the object, and raises ValueError if it refuses them. `paths` has
     those of columns that do not take the member of their name.
     """
-    import pyarrow as pa
-
     try:
         text = objects(value)
     except ValueError as error:
         return str(error)
-    if refusal := _refusal(lambda: read_objects(text, pa.schema([]))):
-        return half_surrogate(text[0].as_py()) or f"expected one JSON object: {refusal}"
+    if refusal := syntax_refusal(text):
+        return half_surrogate(text[0].as_py()) or refusal
     if refusal := _refusal(partial(read, ()), named=True):
         return refusal
     suspects = columns
@@ -54,15 +52,23 @@ def why_refused(
     return f"column {column.name!r}, {column.type}: {_refusal(partial(read, suspects))}"
 
 
+def syntax_refusal(text: "pa.StringArray") -> str | None:
+    """Return why Arrow cannot parse the text of one object, whatever its members are; None if it can."""
+    import pyarrow as pa
+
+    refusal = _refusal(lambda: read_objects(text, pa.schema([])))
+    return None if refusal is None else f"expected one JSON object: {refusal}"
+
+
 def _refusal(read: "Callable[[], object]", *, named: bool = False) -> str | None:
     try:
         read()
     except ValueError as error:
-        return _reason_from_arrow(str(error), named=named)
+        return reason_from_arrow(str(error), named=named)
     return None
 
 
-def _reason_from_arrow(message: str, *, named: bool) -> str:
+def reason_from_arrow(message: str, *, named: bool) -> str:
     """Rewrite Arrow's message about a block of one value; `named` keeps the path of the field."""
     message = re.sub(r" in row \d+$", "", message[:_REASON_LENGTH]).removeprefix("JSON parse error: ")
     message = re.sub(

@@ -7,8 +7,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from exactbatch.columns import Column
 from exactbatch.formats.format import Decoded, positions
 from exactbatch.formats.json import Json
-from exactbatch.formats.schema_registry import schema_type
-from exactbatch.formats.wire_format import bodies_of, check_address, prefixes_of, schema_id_of, unknown
+from exactbatch.formats.schema_registry import Inquiry, schema_type
+from exactbatch.formats.wire_format import (
+    bodies_of,
+    check_address,
+    most_frequent_first,
+    prefixes_of,
+    schema_id_of,
+    unknown,
+)
 from exactbatch.options import check_types
 
 if TYPE_CHECKING:
@@ -67,8 +74,9 @@ class JsonSchema:
         headers = prefixes_of(written)
         rejects: list[tuple[int, str]] = []
         refused = pa.nulls(len(written), pa.bool_()).fill_null(False)
-        for header in headers.unique().to_pylist():
-            if reason := self._why_refused(header):
+        inquiry = Inquiry()
+        for header in most_frequent_first(headers):
+            if reason := self._why_refused(header, inquiry):
                 matches = pc.equal(headers, pa.scalar(header, pa.binary()))
                 refused = pc.or_(refused, matches)
                 rejects += [(index, reason) for index in present.filter(matches).to_pylist()]
@@ -83,12 +91,12 @@ class JsonSchema:
             tombstones=values.null_count,
         )
 
-    def _why_refused(self, header: bytes) -> str | None:
+    def _why_refused(self, header: bytes, inquiry: Inquiry) -> str | None:
         try:
             schema_id = schema_id_of(header)
+            found = schema_type(self.registry, schema_id, self.properties, inquiry)
         except ValueError as error:
             return str(error)
-        found = schema_type(self.registry, schema_id, self.properties)
         if found is None:
             return unknown(schema_id)
         return None if found == _JSON else f"schema {schema_id} of the registry is {found}, not {_JSON}"

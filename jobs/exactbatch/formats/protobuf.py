@@ -1,6 +1,7 @@
 """The format Protobuf: messages of a descriptor file, or of the schemas of a registry. Python decodes one by one."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from os import PathLike
@@ -26,8 +27,16 @@ from exactbatch.formats.protobuf_fields import Way, followed, way_of
 from exactbatch.formats.protobuf_types import files_of_set, message_at, message_named, named_files, pool_of
 from exactbatch.formats.protobuf_wire import Memory, widen
 from exactbatch.formats.raw_json_fields import json_texts
-from exactbatch.formats.schema_registry import protobuf_files
-from exactbatch.formats.wire_format import SchemaId, check_address, prefix_size, schema_id_of, unknown
+from exactbatch.formats.schema_registry import Inquiry, protobuf_files
+from exactbatch.formats.wire_format import (
+    SchemaId,
+    check_address,
+    most_frequent_first,
+    prefix_size,
+    prefixes_of,
+    schema_id_of,
+    unknown,
+)
 from exactbatch.options import check_types
 
 if TYPE_CHECKING:
@@ -116,8 +125,15 @@ class Protobuf:
 
     def decode(self, values: "pa.BinaryArray") -> Decoded:
         """Decode n values."""
-        # Within a block, an unknown ID is asked for once; a later block may find it registered.
-        files_of = cache(lambda schema_id: protobuf_files(str(self.registry), schema_id, self.properties))
+        inquiry = Inquiry()
+
+        def files_of(schema_id: SchemaId) -> "_Files | None":
+            return protobuf_files(str(self.registry), schema_id, self.properties, inquiry)
+
+        if self.registry is not None:
+            for header in most_frequent_first(prefixes_of(values.drop_null())):
+                with suppress(ValueError):  # its values are rejects
+                    files_of(schema_id_of(header))
         return decode_several(values, partial(self._decode_block, files_of))
 
     def _decode_block(

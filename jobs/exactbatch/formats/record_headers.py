@@ -83,9 +83,11 @@ def headers_as_json(headers: Any) -> str:
 
     jsonb cannot store U+0000, so that a name has it as the text \\u0000.
     """
+    if not headers:
+        return "[]"
     return json.dumps(
         [
             [name.replace("\0", "\\u0000"), None if value is None else base64.b64encode(value).decode()]
-            for name, value in headers or ()
+            for name, value in headers
         ]
     )

@@ -6,6 +6,7 @@ basic and bearer authentication.
 
 import base64
 import json
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -14,12 +15,14 @@ from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from exactbatch.errors import ConfigurationError, RegistryUnavailable
+from exactbatch.formats.registry_limits import is_open, limit_answers
 from exactbatch.formats.wire_format import SchemaId
 
 if TYPE_CHECKING:
-    from confluent_kafka.schema_registry import Schema, SchemaReference, SchemaRegistryClient
+    from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 
 PREFIX: Final = "schema.registry."
+_ISSUER: Final = "bearer.auth.issuer.endpoint.url"
 # Left out are properties of the client that are Python functions, or that a reader of schemas does not use.
 _PROPERTIES: Final = frozenset(
     {
@@ -29,7 +32,7 @@ _PROPERTIES: Final = frozenset(
         "bearer.auth.credentials.source",
         "bearer.auth.identity.pool.id",
         "bearer.auth.issuer.endpoint.query",
-        "bearer.auth.issuer.endpoint.url",
+        _ISSUER,
         "bearer.auth.logical.cluster",
         "bearer.auth.scope",
         "bearer.auth.token",
@@ -46,6 +49,11 @@ _PROPERTIES: Final = frozenset(
 )
 _NUMBERS: Final = frozenset({"max.retries", "retries.max.wait.ms", "retries.wait.ms", "timeout"})
 _TIMEOUT: Final = 10.0  # seconds for each request
+_LACKING_FOR: Final = 30.0  # seconds for which an unknown ID is not asked for again
+_MOST_LACKING: Final = 20  # IDs that one block may ask for in vain
+# Each is a request. A schema that really is split has dozens.
+_MOST_REFERENCES: Final = 500
+_DEEPEST_REFERENCE: Final = 50
 # The registry answers, and has no schema with this ID: 40403; Apicurio's, if its IDs are those of versions of
 # artifacts, 40402, and 40401 in its version 2.
 _UNKNOWN_SCHEMA: Final = frozenset({40401, 40402, 40403})
@@ -81,35 +89,71 @@ def registry_properties(properties: Mapping[str, Any]) -> dict[str, Any]:
     return own
 
 
-def writer_schema(registry: str, schema_id: SchemaId, properties: Mapping[str, Any]) -> str | None:
+class Inquiry:
+    """What the records of one block ask a registry.
+
+    After 20 IDs that the registry lacks, it is asked for no other one: each is a request, and records name any ID.
+    """
+
+    def __init__(self) -> None:
+        self._lacking: set[SchemaId] = set()
+
+    def check(self, schema_id: SchemaId) -> None:
+        """Raise ValueError, the reason to reject a record, if the registry is not asked for this ID."""
+        if len(self._lacking) >= _MOST_LACKING:
+            raise ValueError(
+                f"the registry was not asked for schema {schema_id}, because it lacks {_MOST_LACKING} others that are "
+                f"more frequent in the same block of records: replay this one if its schema exists"
+            )
+
+    def lacks(self, schema_id: SchemaId) -> None:
+        """Note that the registry has no such schema."""
+        self._lacking.add(schema_id)
+
+
+def writer_schema(
+    registry: str, schema_id: SchemaId, properties: Mapping[str, Any], inquiry: Inquiry | None = None
+) -> str | None:
     """Return the Avro schema, as JSON text, that the registry has under an ID or GUID; None if it has no such schema.
 
     Schemas that it references are part of the text. A schema never changes under its id, so that each process
-    fetches it once. Raises ValueError if the registry has something other than an Avro schema under this id,
-    RegistryUnavailable if it cannot be reached, and ConfigurationError if it refuses the request or is not a schema
-    registry.
+    fetches it once; an unknown id is not asked for again for 30 s. Raises ValueError if the registry has something
+    other than an Avro schema under this id, or if the inquiry does not ask for it, RegistryUnavailable if it cannot be
+    reached, and ConfigurationError if it refuses the request or is not a schema registry.
     """
-    return _reader(registry, tuple(sorted(properties.items()))).schema(schema_id)
+    return _reader(registry, tuple(sorted(properties.items()))).schema(schema_id, inquiry)
 
 
-def schema_type(registry: str, schema_id: SchemaId, properties: Mapping[str, Any]) -> str | None:
+def schema_type(
+    registry: str, schema_id: SchemaId, properties: Mapping[str, Any], inquiry: Inquiry | None = None
+) -> str | None:
     """Return the type of the schema that the registry has under an id, such as JSON; None if it has no such id.
 
     Raises as writer_schema() does.
     """
-    schema = _reader(registry, tuple(sorted(properties.items()))).fetched(schema_id)
+    schema = _reader(registry, tuple(sorted(properties.items()))).fetched(schema_id, inquiry)
     return None if schema is None else schema.schema_type or _AVRO
 
 
 def protobuf_files(
-    registry: str, schema_id: SchemaId, properties: Mapping[str, Any]
+    registry: str, schema_id: SchemaId, properties: Mapping[str, Any], inquiry: Inquiry | None = None
 ) -> list[tuple[str, bytes]] | None:
     """Return the .proto files of a schema, each as its name and a serialized FileDescriptorProto: first those that it
     references, and last its own; None if the registry has no Protobuf schema under this id.
 
     Raises as writer_schema() does.
     """
-    return _reader(registry, tuple(sorted(properties.items()))).files(schema_id)
+    return _reader(registry, tuple(sorted(properties.items()))).files(schema_id, inquiry)
+
+
+def sends_password_openly(registry: str, properties: Mapping[str, Any]) -> str | None:
+    """Return the address, of a registry or an issuer of tokens, to which these properties would send a password or
+    token over http; None if there is none, and for a loopback address."""
+    secrets = [
+        name for name in properties if name.startswith((f"{PREFIX}basic.auth.", f"{PREFIX}bearer.auth."))
+    ]
+    addresses = f"{registry},{properties.get(PREFIX + _ISSUER, '')}".split(",") if secrets else []
+    return next(filter(is_open, map(str.strip, addresses)), None)
 
 
 @cache
@@ -126,60 +170,97 @@ class _Reader:
         self._schemas: dict[SchemaId, str] = {}
         self._files: dict[SchemaId, list[tuple[str, bytes]]] = {}
         self._fetched: dict[tuple[SchemaId, str | None], Schema] = {}
+        self._refused: dict[SchemaId, str] = {}
+        # Until when, on the monotonic clock, an unknown ID is not asked for again.
+        self._lacking: dict[tuple[SchemaId, str | None], float] = {}
 
-    def fetched(self, schema_id: SchemaId, format_: str | None = None) -> "Schema | None":
+    def fetched(
+        self, schema_id: SchemaId, inquiry: Inquiry | None, format_: str | None = None
+    ) -> "Schema | None":
         """Return a schema of any type, in a format that the registry knows for its type; None for an unknown id."""
-        if (schema_id, format_) not in self._fetched:
-            schema = self._get_any(schema_id, format_)
-            if schema is None:
-                return None
-            self._fetched[schema_id, format_] = schema
-        return self._fetched[schema_id, format_]
+        wanted, now = (schema_id, format_), time.monotonic()
+        if wanted in self._fetched:
+            return self._fetched[wanted]
+        if self._lacking.get(wanted, now) > now:
+            return None
+        if inquiry is not None:
+            inquiry.check(schema_id)
+        schema = self._get_any(schema_id, format_)
+        if schema is not None:
+            self._fetched[wanted] = schema
+            return schema
+        if inquiry is not None:
+            inquiry.lacks(schema_id)
+        self._lacking = {each: until for each, until in self._lacking.items() if until > now}
+        self._lacking[wanted] = time.monotonic() + _LACKING_FOR
+        return None
 
-    def files(self, schema_id: SchemaId) -> list[tuple[str, bytes]] | None:
+    def files(self, schema_id: SchemaId, inquiry: Inquiry | None) -> list[tuple[str, bytes]] | None:
         if schema_id in self._files:  # it is asked for each value
             return self._files[schema_id]
-        schema = self.fetched(schema_id, _SERIALIZED)
+        schema = self.fetched(schema_id, inquiry, _SERIALIZED)
         if schema is None or schema.schema_type != _PROTOBUF:
             return None
-        with self._errors(f"schema {schema_id}"):
-            files = dict(self._referenced_files(schema, set()))
-            own = base64.b64decode(str(schema.schema_str), validate=True)
-        self._files[schema_id] = [*files.items(), (_OWN_FILE, own)]
+        what = f"schema {schema_id}"
+        with self._refusal(schema_id):
+            files = dict(self._referenced_files(schema, what, set()))
+        self._files[schema_id] = [*files.items(), (_OWN_FILE, self._file_of(schema, what))]
         return self._files[schema_id]
 
-    def _referenced_files(self, schema: "Schema", met: set[str]) -> Iterator[tuple[str, bytes]]:
-        for reference in _not_met(schema, met):
-            version = self._client.get_version(
-                str(reference.subject), reference.version or "latest", deleted=True, fmt=_SERIALIZED
-            )
-            yield from self._referenced_files(version.schema, met)
-            yield str(reference.name), base64.b64decode(str(version.schema.schema_str), validate=True)
+    @contextmanager
+    def _refusal(self, schema_id: SchemaId) -> Iterator[None]:
+        """Raise the ValueError for a schema that cannot be used again, without the requests for its references."""
+        if schema_id in self._refused:
+            raise ValueError(self._refused[schema_id])
+        try:
+            yield
+        except ValueError as error:
+            self._refused[schema_id] = str(error)
+            raise
 
-    def schema(self, schema_id: SchemaId) -> str | None:
+    def _referenced_files(
+        self, schema: "Schema", what: str, met: set[str], depth: int = 1
+    ) -> Iterator[tuple[str, bytes]]:
+        for name, referenced in self._references(schema, what, met, depth, _SERIALIZED):
+            yield from self._referenced_files(referenced, what, met, depth + 1)
+            yield name, self._file_of(referenced, f"{what}'s reference {name}")
+
+    def _file_of(self, schema: "Schema", what: str) -> bytes:
+        with self._errors(what):
+            return base64.b64decode(str(schema.schema_str), validate=True)
+
+    def schema(self, schema_id: SchemaId, inquiry: Inquiry | None) -> str | None:
         if schema_id not in self._schemas:
-            schema = self._get(schema_id)
+            schema = self.fetched(schema_id, inquiry)
             if schema is None:
                 return None
-            self._schemas[schema_id] = schema
+            with self._refusal(schema_id):
+                self._schemas[schema_id] = self._text_of(schema, f"schema {schema_id}")
         return self._schemas[schema_id]
 
     def _connect(self, properties: Mapping[str, Any]) -> "SchemaRegistryClient":
         from confluent_kafka.schema_registry import SchemaRegistryClient
 
+        if (address := sends_password_openly(self._registry, properties)) is not None:
+            raise ConfigurationError(
+                f"The registry's client would send its password or token to {address} without encryption. Write the "
+                f"address with https, or remove {PREFIX}basic.auth.user.info and {PREFIX}bearer.auth.* from the Kafka "
+                f"connection."
+            )
         own = {name.removeprefix(PREFIX): value for name, value in properties.items()}
+        settings = {"timeout": _TIMEOUT, **own, "url": self._registry}
         try:
-            return SchemaRegistryClient({"timeout": _TIMEOUT, **own, "url": self._registry})
+            client = SchemaRegistryClient(settings)
+            rest = client._rest_client
+            for session in (rest.session, getattr(rest.bearer_field_provider, "client", None)):
+                if session is not None:
+                    limit_answers(session, settings["timeout"])
+            return client
         except (ValueError, TypeError, OSError) as error:
             raise ConfigurationError(
                 f"The client of the schema registry at {self._registry!r} cannot start: {error}. Correct the "
                 f"registry's address in the pipeline, or the {PREFIX}* properties of the Kafka connection."
             ) from error
-
-    def _get(self, schema_id: SchemaId) -> str | None:
-        if (schema := self._get_any(schema_id, None)) is None:
-            return None
-        return self._text_of(schema, f"schema {schema_id}")
 
     def _get_any(self, schema_id: SchemaId, format_: str | None) -> "Schema | None":
         from confluent_kafka.schema_registry.error import SchemaRegistryError
@@ -225,17 +306,39 @@ class _Reader:
             parsed = {key: value for key, value in parsed.items() if not key.startswith("__")}
         return json.dumps(parsed)
 
-    def _referenced(self, schema: "Schema", what: str, met: set[str]) -> Iterator[tuple[str, str]]:
+    def _referenced(
+        self, schema: "Schema", what: str, met: set[str], depth: int = 1
+    ) -> Iterator[tuple[str, str]]:
         """Yield the name and text of every schema that a schema references, directly or not."""
-        for reference in _not_met(schema, met):
-            part = f"{what}'s reference {reference.name}"
-            # A version that was deleted since is still the one that the values were written with.
-            with self._errors(part):
-                version = self._client.get_version(
-                    str(reference.subject), reference.version or "latest", deleted=True
-                )
-            yield str(reference.name), self._checked(version.schema, part)
-            yield from self._referenced(version.schema, part, met)
+        for name, referenced in self._references(schema, what, met, depth, None):
+            part = f"{what}'s reference {name}"
+            yield name, self._checked(referenced, part)
+            yield from self._referenced(referenced, part, met, depth + 1)
+
+    def _references(
+        self, schema: "Schema", what: str, met: set[str], depth: int, format_: str | None
+    ) -> "Iterator[tuple[str, Schema]]":
+        """Yield the names and schemas of the references of a schema whose names were not met before, and note the
+        names.
+
+        If references name several versions of one schema, the first one that is met counts, depth first, as for the
+        serializer: resolveReferences() in io.confluent.kafka.schemaregistry.AbstractSchemaProvider. Raises ValueError
+        for too many references, and for those that nest too deeply.
+        """
+        for reference in schema.references or ():
+            if (name := str(reference.name)) not in met:
+                met.add(name)
+                if len(met) > _MOST_REFERENCES or depth > _DEEPEST_REFERENCE:
+                    raise ValueError(
+                        f"{what[:100]}: expected at most {_MOST_REFERENCES} referenced schemas, and "
+                        f"{_DEEPEST_REFERENCE} levels of them, found more"
+                    )
+                # A version that was deleted since is still the one that the values were written with.
+                with self._errors(f"{what}'s reference {name}"):
+                    version = self._client.get_version(
+                        str(reference.subject), reference.version or "latest", deleted=True, fmt=format_
+                    )
+                yield name, version.schema
 
     def _checked(self, schema: "Schema", what: str) -> str:
         if not isinstance(schema.schema_str, str):
@@ -267,7 +370,7 @@ class _Reader:
                 f"address in the pipeline, or the credentials in {PREFIX}basic.auth.user.info or "
                 f"{PREFIX}bearer.auth.* of the Kafka connection."
             ) from error
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, TimeoutError) as error:
             raise RegistryUnavailable(
                 f"The schema registry at {self._registry} cannot be reached for {what}: {type(error).__name__}: "
                 f"{error}. Check that it is up, and its address."
@@ -277,20 +380,8 @@ class _Reader:
                 f"The token for the schema registry at {self._registry} cannot be fetched: {error.message}. Check "
                 f"{PREFIX}bearer.auth.* in the Kafka connection."
             ) from error
-        except (ValueError, KeyError, AttributeError, httpx.InvalidURL) as error:
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError, httpx.InvalidURL) as error:
             raise ConfigurationError(
                 f"The server at {self._registry} did not answer as a schema registry does when asked for {what}: "
                 f"{type(error).__name__}: {error}. Correct the registry's address in the pipeline."
             ) from error
-
-
-def _not_met(schema: "Schema", met: set[str]) -> "Iterator[SchemaReference]":
-    """Yield the references of a schema whose names were not met before, and note the names.
-
-    If references name several versions of one schema, the first one that is met counts, depth first, as for the
-    serializer: resolveReferences() in io.confluent.kafka.schemaregistry.AbstractSchemaProvider.
-    """
-    for reference in schema.references or ():
-        if (name := str(reference.name)) not in met:
-            met.add(name)
-            yield reference

@@ -26,7 +26,7 @@ def text_of(values: "pa.BinaryArray") -> "pa.StringArray":
     except ValueError:
         if len(values) > 1:
             raise
-        raise ValueError(_not_utf8(values[0].as_py())) from None
+        raise ValueError(not_utf8(values[0].as_py())) from None
 
 
 def without_marks(values: "pa.Array") -> "pa.Array":
@@ -56,7 +56,8 @@ def half_surrogate(text: str) -> str | None:
     return _where(text, lambda string: any(map(_is_surrogate, string)), "half a surrogate pair")
 
 
-def _not_utf8(value: bytes) -> str:
+def not_utf8(value: bytes) -> str:
+    """Return why bytes that are no UTF-8 are refused, with the field if the rest is JSON."""
     if value.startswith(_UTF16):
         return "expected UTF-8, found UTF-16: the value begins with its byte order mark"
     try:

@@ -53,6 +53,16 @@ def prefixes_of(values: "pa.BinaryArray") -> "pa.BinaryArray":
     return _sliced(values, lambda size: (0, size))
 
 
+def most_frequent_first(headers: "pa.BinaryArray") -> list[bytes]:
+    """Return the different headers of a block, so that a registry is asked first for those of most records."""
+    import pyarrow.compute as pc
+
+    counts = pc.value_counts(headers)
+    order = pc.array_sort_indices(counts.field("counts"), order="descending")
+    different: list[bytes] = counts.field("values").take(order).to_pylist()
+    return different
+
+
 def bodies_of(values: "pa.BinaryArray") -> "pa.BinaryArray":
     """Return what comes after the prefixes of n values."""
     return _sliced(values, lambda size: (size, _LONGEST))

@@ -32,3 +32,14 @@ def with_registry(format_: AnyFormat, properties: Mapping[str, Any]) -> AnyForma
             )
         case _:
             return format_
+
+
+def registries_of(format_: Format | WithMessage | None) -> set[str]:
+    """Return the addresses of the schema registries that a format asks."""
+    match format_:
+        case Avro() | Debezium() | JsonSchema() | Protobuf():
+            return set() if format_.registry is None else {format_.registry}
+        case WithMessage():
+            return set().union(*map(registries_of, (format_.value, format_.key, *format_.header.values())))
+        case _:
+            return set()

@@ -1,5 +1,10 @@
-"""Jars from Maven, downloaded once with the Ivy that PySpark contains."""
+"""Jars from Maven, downloaded once with the Ivy that PySpark contains.
 
+Ivy checks only what the same server says about a jar. So `<name>.sha256`, next to a definition, has what each jar of it
+must be, in the format of sha256sum.
+"""
+
+import hashlib
 import importlib.util
 import os
 import re
@@ -20,7 +25,8 @@ def fetch_jars(
 ) -> Path:
     """Return the folder `jars/<name>` with all jars of `definitions/<name>.xml`. Download them if they are missing.
 
-    Raises LocalStackError if Java is missing, or if a jar cannot be downloaded.
+    Raises LocalStackError if Java is missing, if a jar cannot be downloaded, and if the jars are not those of
+    `definitions/<name>.sha256`.
     """
     folder = jars / name
     if is_complete(name, jars, definitions):
@@ -30,6 +36,7 @@ def fetch_jars(
     fetched = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=jars))
     try:
         _retrieve(definitions / f"{name}.xml", fetched, progress)
+        check_jars(fetched, definitions / f"{name}.sha256")
         shutil.copy(definitions / f"{name}.xml", fetched / "ivy.xml")
         fetched.chmod(0o755)
         _put_in_place(fetched, folder)
@@ -42,6 +49,19 @@ def is_complete(name: str, jars: Path, definitions: Path = DEFINITIONS) -> bool:
     """Return True if `jars/<name>` has the jars of the current definition."""
     fetched = jars / name / "ivy.xml"
     return fetched.is_file() and fetched.read_text() == (definitions / f"{name}.xml").read_text()
+
+
+def check_jars(folder: Path, checksums: Path) -> None:
+    """Raise LocalStackError unless a folder has exactly the jars that a file of sha256sum lists."""
+    expected = {line[66:]: line[:64] for line in checksums.read_text().splitlines()}
+    found = {jar.name: hashlib.sha256(jar.read_bytes()).hexdigest() for jar in folder.glob("*.jar")}
+    wrong = sorted(name for name in expected | found if expected.get(name) != found.get(name))
+    if wrong:
+        raise LocalStackError(
+            f"{wrong[0]}: expected a jar with the SHA-256 {expected.get(wrong[0], 'of none')}, found "
+            f"{found.get(wrong[0], 'no such jar')}; {len(wrong)} of {len(expected)} jars differ. Check the network "
+            f"or the mirror, remove {ivy_cache()}, and download them again."
+        )
 
 
 def _retrieve(definition: Path, into: Path, progress: Progress) -> None:

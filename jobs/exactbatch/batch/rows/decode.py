@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow as pa
 
 from exactbatch.batch.rows.binary_copy import EncodedRows
-from exactbatch.batch.rows.rejects import SHOWN_REJECTS, PendingRejects, Rejected, reject_batch
+from exactbatch.batch.rows.rejects import REJECT_SCHEMA, SHOWN_REJECTS, PendingRejects, stored_reason
 from exactbatch.errors import ExactbatchError
 from exactbatch.errors.translation import unexpected
-from exactbatch.formats import Decoded, Format, WithMessage, as_changes, with_epochs
+from exactbatch.formats import Decoded, Format, WithMessage, as_changes, headers_as_json, with_epochs
 from exactbatch.formats.bounds import InParts
 from exactbatch.formats.enveloped_nulls import with_nulls
 from exactbatch.formats.format import LeavesValuesOut, gives_several_rows
@@ -201,7 +201,7 @@ class RangeReader:
         return with_epochs(decoded, records.offsets(), changes.epochs)
 
     def _reject(self, records: Records, decoded: Decoded) -> None:
-        batch = reject_batch(rejects_of(self._task.range, records, decoded, self._attempt))
+        batch = rejects_of(self._task.range, records, decoded, self._attempt)
         self.pending.add(batch)
         first = batch.slice(0, SHOWN_REJECTS - len(self.first)).to_pylist()
         self.first += [f"offset {row['offset']}: {row['reason']}" for row in first]
@@ -268,10 +268,22 @@ def _decode(value: Format | WithMessage, changes: Changes | None, records: Messa
     )
 
 
-def rejects_of(range_: OffsetRange, records: Records, decoded: Decoded, attempt: int) -> Iterator[Rejected]:
-    """Yield the records of a range that did not decode."""
-    for index, reason in decoded.rejects:
-        yield Rejected(range_.topic, range_.partition, records.record(index), reason, attempt)
+def rejects_of(range_: OffsetRange, records: Records, decoded: Decoded, attempt: int) -> pa.RecordBatch:
+    """Return the records of a range that did not decode, with the columns of REJECT_SCHEMA."""
+    indexes, reasons = zip(*decoded.rejects, strict=True)
+    refused = records.take(indexes)
+    headers = refused.headers()
+    columns = {
+        "topic": pa.repeat(range_.topic, len(indexes)),
+        "partition": pa.repeat(pa.scalar(range_.partition, pa.int32()), len(indexes)),
+        "offset": refused.offsets(),
+        "key": refused.keys(),
+        "value": refused.values(),
+        "headers": pa.array(map(headers_as_json, headers), pa.string()),
+        "reason": pa.array(map(stored_reason, reasons, headers), pa.string()),
+        "task_attempt": pa.repeat(pa.scalar(attempt, pa.int64()), len(indexes)),
+    }
+    return pa.RecordBatch.from_arrays(list(columns.values()), schema=REJECT_SCHEMA)
 
 
 @contextmanager

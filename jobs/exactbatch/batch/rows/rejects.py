@@ -73,29 +73,34 @@ class PendingRejects:
         return batches
 
 
-def reject_batch(rejects: Iterable[Rejected]) -> pa.RecordBatch:
-    """Return rejects with the columns of REJECT_SCHEMA. This is the slow path: one record at a time."""
-    return pa.RecordBatch.from_pylist(list(map(_reject, rejects)), REJECT_SCHEMA)
-
-
 def reject_batches(rejects: Iterable[Rejected]) -> Iterator[pa.RecordBatch]:
-    """Yield rejects as reject_batch() does, in batches of a size that fits into memory."""
+    """Yield rejects with the columns of REJECT_SCHEMA, in batches of a size that fits into memory. This is slow: one
+    record at a time."""
     held: list[Rejected] = []
     size = 0
     for reject in rejects:
         held.append(reject)
         size += reject.record.size
         if size >= _HELD_BYTES or len(held) == _HELD_RECORDS:
-            yield reject_batch(held)
+            yield _reject_batch(held)
             held, size = [], 0
     if held:
-        yield reject_batch(held)
+        yield _reject_batch(held)
+
+
+def _reject_batch(rejects: Iterable[Rejected]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist(list(map(_reject, rejects)), REJECT_SCHEMA)
+
+
+def stored_reason(reason: str, headers: Any) -> str:
+    """Return a reason as it is stored: printable, and with a note if the record's headers cannot be read."""
+    if isinstance(headers, Unreadable) and reason != UNREADABLE:
+        reason = f"{reason}; {UNREADABLE}"
+    return printable(reason)
 
 
 def _reject(reject: Rejected) -> dict[str, Any]:
-    record, reason = reject.record, reject.reason
-    if isinstance(record.headers, Unreadable) and reason != UNREADABLE:
-        reason = f"{reason}; {UNREADABLE}"
+    record = reject.record
     return {
         "topic": reject.topic,
         "partition": reject.partition,
@@ -103,7 +108,7 @@ def _reject(reject: Rejected) -> dict[str, Any]:
         "key": record.key,
         "value": record.value,
         "headers": headers_as_json(record.headers),
-        "reason": printable(reason),
+        "reason": stored_reason(reject.reason, record.headers),
         "task_attempt": reject.attempt,
     }
 

@@ -13,6 +13,7 @@ from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Definition, Ledger, check_schema
 from exactbatch.model import StoredOffset
 from exactbatch.operations.doctor import database, machine
+from exactbatch.operations.doctor.encryption import check_encryption
 from exactbatch.operations.doctor.finding import DEADLINE, Finding, not_checked, of_error, run_check
 from exactbatch.operations.doctor.forwarding import check_forwarding
 from exactbatch.operations.doctor.pools import check_pools
@@ -89,10 +90,11 @@ def examine(
     yield from run("pipelines", find)
     if isinstance(settings, ExactbatchError):
         yield of_error("settings", settings)
-        for name in ("Kafka connection", "Postgres connection"):
+        for name in ("encryption", "Kafka connection", "Postgres connection"):
             yield not_checked(name, "the settings")
         yield from (not_checked(name, "the settings") for name in (*dict(_DATABASE), *_LEDGER, *_LOG))
         return
+    yield from run("encryption", partial(check_encryption, settings, pipelines))
     kafka = run("Kafka connection", partial(check_kafka, settings))
     postgres = run("Postgres connection", partial(check_postgres, settings))
     yield from (*kafka, *postgres)

@@ -1,0 +1,140 @@
+"""Why lines of CSV are refused, for many at once: the same reasons as Csv gives for each alone (refused_json.py)."""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from exactbatch.columns import Column
+from exactbatch.formats.postgres_limits import is_too_fine, too_fine
+from exactbatch.formats.refused_text import (
+    NUMBER,
+    Undecided,
+    has_zone,
+    is_no_day,
+    is_no_integer,
+    is_no_moment,
+)
+from exactbatch.formats.unreadable_text import not_utf8
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_LONGEST: Final = 500  # characters of a reason
+_BOOLEANS: Final = frozenset({"true", "false", "1", "0"})
+_FEW: Final = 30  # characters of a number that any type holds
+# Of a field that is not null: true if its column refuses it when Arrow converts it. Raises Undecided.
+_Check = Callable[[str], bool]
+
+
+class RefusedCsv:
+    """Finds the lines that some columns refuse. A line with a quote is left to Arrow."""
+
+    def __init__(self, columns: Sequence[Column], delimiter: str, null: str) -> None:
+        self._columns = [(f"column {column.name!r}, {column.type}", _check(column)) for column in columns]
+        self._delimiter, self._null = delimiter, null
+
+    def reasons(self, values: "pa.BinaryArray") -> Iterable[tuple[int, str]]:
+        """Yield the index of each value that is surely refused, and the reason."""
+        for index, value in enumerate(values.to_pylist()):
+            try:
+                reason = self._reason(value)
+            except Undecided:
+                continue
+            if reason is not None:
+                yield index, reason
+
+    def _reason(self, value: bytes) -> str | None:
+        try:
+            text = value.decode()
+        except UnicodeDecodeError:
+            return not_utf8(value)
+        text = text.removeprefix("\ufeff")
+        text = (
+            text.removesuffix("\r\n") if text.endswith("\r\n") else text[:-1] if text[-1:] in "\r\n" else text
+        )
+        if not text or any(each in text for each in '"\r\n\0') or "0x" in text.lower():
+            raise Undecided
+        fields = text.split(self._delimiter)
+        if len(fields) != len(self._columns):
+            return f"expected a line of {len(self._columns)} fields, found {len(fields)}"
+        for (label, check), field in zip(self._columns, fields, strict=True):
+            if field != self._null and check(field):
+                reason = f"invalid value '{field}'"
+                if check is _is_no_decimal:
+                    reason = f"The string '{field}' is not a valid decimal128 number"
+                elif is_too_fine(field):
+                    reason = too_fine(field)
+                return f"{label}: {reason[:_LONGEST]}"
+        return None
+
+
+def _check(column: Column) -> _Check:
+    import pyarrow as pa
+
+    type_ = column.arrow_type
+    if pa.types.is_integer(type_):
+        return partial(_is_no_integer, type_)
+    if pa.types.is_floating(type_):
+        return _is_no_float
+    if pa.types.is_boolean(type_):
+        return _is_no_boolean
+    if pa.types.is_date(type_):
+        return lambda text: is_no_day(_unpadded(text))
+    if pa.types.is_timestamp(type_):
+        return partial(_is_no_timestamp, type_.tz is not None)
+    if pa.types.is_decimal(type_):
+        return _is_no_decimal if type_.precision + type_.scale <= 38 else _is_later
+    return _is_later if column.type.startswith("numeric") else lambda _text: False
+
+
+def _unpadded(text: str) -> str:
+    if not text or text[0] in " \t" or text[-1] in " \t":
+        raise Undecided
+    return text
+
+
+def _is_no_integer(type_: "pa.DataType", text: str) -> bool:
+    if "+" in text:
+        raise Undecided
+    return is_no_integer(_unpadded(text), type_)
+
+
+def _is_no_float(text: str) -> bool:
+    if NUMBER.fullmatch(_unpadded(text)):
+        if len(text) > _FEW or "e" in text or "E" in text:
+            raise Undecided
+        return False
+    if text[:1].isdigit() and text[-1:].isalpha():
+        return True
+    raise Undecided  # NaN and infinity have many spellings
+
+
+def _is_no_boolean(text: str) -> bool:
+    if _unpadded(text).lower() in _BOOLEANS:
+        if text not in _BOOLEANS:
+            raise Undecided
+        return False
+    return True
+
+
+def _is_no_timestamp(needs_zone: bool, text: str) -> bool:
+    if is_no_moment(_unpadded(text)):
+        return True
+    if has_zone(text) != needs_zone:
+        raise Undecided
+    return False
+
+
+def _is_no_decimal(text: str) -> bool:
+    if NUMBER.fullmatch(_unpadded(text)):
+        if len(text) > _FEW // 4 or not text.isdigit():
+            raise Undecided
+        return False
+    return True
+
+
+def _is_later(text: str) -> bool:
+    """A number of more digits than Arrow's is checked after all columns."""
+    if NUMBER.fullmatch(text) and len(text) < _FEW // 4 and "e" not in text.lower():
+        return False
+    raise Undecided

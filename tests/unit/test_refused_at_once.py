@@ -1,0 +1,123 @@
+"""Many refused values in one block: found at once, for the reasons for which each is refused alone."""
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from exactbatch.formats import Csv, Json
+from support.decoding import decode
+from support.json_values import BROKEN
+
+# fmt: off
+TOKENS = st.sampled_from([
+    "1", "-3", "1.5", "99999", "1e39", "1e5", "1e400", "0e400", "123456.7", "1.234", "12345678901", "00", "-0", "-",
+    "1.", "1e", "+1", ".5", "null", "true", "nul", "NaN", "-Infinity", "Inf", "-Inf", "N", "[]", "{}", "[1]",
+    '["x",1]', '[1,"x"]', '["a\\u0000",5]', '[null,"2024-01-01"]', "[[1]]", '{"b":1}', '{"b":"x"}', '{"b":{}}',
+    '{"b":1,"b":2}', '{"b":[1]}', '""', '"x"', '"1.25"', '"1.255"', '"1e5"', '" 1"', '"\\u0000"', '"\\ud800"',
+    '"\\\\ud800"', '"\\ud83d\\ude00"', '"\\q"', '"\\u12"', '"}{"', '"é"', '"2024-02-29"', '"2024-02-30"',
+    '"2024-13-01"', '"0000-01-01"', '"10000-01-01"', '"2024-2-3"', '"2024-02-29T10:00Z"', '"2024-02-29T25:00"',
+    '"2024-02-29T10:00:00.1234567"', '"2024-02-29 10"', '"2024-02-29T10:00:60"', '"T"', '"', "x", '"a\nb"', "[1,]",
+    "[1 2]", '{"a":}', '{"a" 1}',
+])
+TYPES = st.sampled_from([
+    "smallint", "int", "bigint", "real", "float8", "bool", "text", "bytea", "date", "timestamp", "timestamptz",
+    "numeric(10,2)", "numeric(38,30)", "numeric", "json", "jsonb", "uuid", "int[]", "text[]", "date[]",
+    "numeric(5,2)[]", "numeric[]", "bool[]",
+])
+# fmt: on
+MEMBERS = st.lists(st.tuples(st.sampled_from(["a", "b", "c", "x", ""]), TOKENS), max_size=4)
+BETWEEN = st.sampled_from([*[(",", ":")] * 8, (" ,", ": "), (",,", ":"), ("", ":"), (",", ""), (";", ":")])
+OBJECTS = st.tuples(MEMBERS, BETWEEN).map(
+    lambda drawn: ("{" + drawn[1][0].join(f'"{n}"{drawn[1][1]}{v}' for n, v in drawn[0]) + "}").encode()
+)
+SCHEMAS = st.tuples(TYPES, TYPES, TYPES, st.booleans()).map(
+    lambda drawn: (
+        f"a {drawn[0]} from 'a.b', b {drawn[1]} from 'b', c {drawn[2]} from 'c.b.b'"
+        if drawn[3]
+        else f"a {drawn[0]}, b {drawn[1]}, c {drawn[2]}"
+    )
+)
+STRICT = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def why_each(form, values):
+    """The reason for which each value is refused alone; None for a good one."""
+    found = [decode(form, value).rejects for value in values]
+    return {index: rejects[0][1] for index, rejects in enumerate(found) if rejects}
+
+
+@STRICT
+@given(SCHEMAS, st.lists(OBJECTS | OBJECTS | BROKEN, min_size=2, max_size=12))
+def test_a_block_of_json_has_the_reasons_of_its_values(schema, values):
+    form = Json(schema)
+    assert dict(decode(form, *values).rejects) == why_each(form, values)
+
+
+def test_an_infinity_is_left_to_arrow():
+    """Arrow parses Inf, Python does not: what is learned of one word must not be said of the other."""
+    form = Json("a int, b text")
+    values = [b'{"a":Xnf}', b'{"a":Inf}', b'{"c":Inf}', b'{"c":-Inf}', b'{"c":NaN}', b'{"a":"x"}']
+    decoded = decode(form, *values)
+    assert dict(decoded.rejects) == why_each(form, values)
+    assert decoded.kept.to_pylist() == [2, 3, 4]
+
+
+FIELDS_OF_CSV = st.sampled_from([
+    "x", "1a", "+1", " 1", "1 ", "", '""', "1.5", "1e5", "99999999999999999999", "0x10", "nan", "Infinity", "true", "T",
+    "yes", "1", "0", "-", "2024-13-45", "2024-01-01", "2024-01-01 ", "2024-01-01T25:00", "2024-01-01T00:00:00.1234567Z",
+    "2024-01-01T00:00:00Z", "2024-01-01 00:00", "123456789.1", "1.234", '"x', 'a"b', '"a"b', "1\n2", "NULL",
+    "é", "\0", ".",
+])  # fmt: skip
+LINES = st.tuples(
+    st.lists(FIELDS_OF_CSV, min_size=1, max_size=4), st.sampled_from(["", "", "", "\n", "\r\n", "\r"])
+).map(lambda drawn: (",".join(drawn[0]) + drawn[1]).encode())
+TYPES_OF_CSV = TYPES.filter(lambda type_: not type_.endswith("[]") and type_ != "bytea")
+
+
+@STRICT
+@given(
+    st.tuples(TYPES_OF_CSV, TYPES_OF_CSV),
+    st.lists(LINES | st.binary(max_size=4), min_size=2, max_size=12),
+    st.sampled_from(["", "NULL"]),
+)
+def test_a_block_of_csv_has_the_reasons_of_its_values(types, values, null):
+    form = Csv(f"a {types[0]}, b {types[1]}", null=null)
+    assert dict(decode(form, *values).rejects) == why_each(form, values)
+
+
+BAD = {
+    "Json": (Json("id int, at timestamptz, price numeric(10,2), note text"), [
+        '{"id":"%d"}', '{"id":%d.5}', '{"id":9%012d}', '{"at":"%d"}', '{"at":"2024-13-%02d"}', '{"price":"x%d"}',
+        '{"price":0.00%d}', '{"price":[%d]}', '{"note":%d}', '{"note":"%d\\u0000"}', '{"note":"%d\\ud800"}', "%d",
+        '{"a":%d', '{"a":%d,}', '{"a" %d}', '{"a":%d}{}', '{"id":1%d,"id":2}', '{"note":"%d\n"}', '{"note":"\\q%d"}',
+    ]),
+    "Csv": (Csv("id int, at timestamptz, note text"), [
+        "%da,,", "%d", "%d,,,", "9%012d,,x", "1,%d,", "1,2024-13-%02d,x", "1.%d,,", "x%d,,\n",
+    ]),
+    "Json with paths": (Json("id int from 'a.id', note text from 'note'"), [
+        '{"a":%d}', '{"a":{"id":"%d"}}', '{"a":{"id":%d.5}}', '{"note":%d}', "%d",
+    ]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", BAD)
+def test_bad_values_are_not_decoded_one_by_one(monkeypatch, form):
+    format_, kinds = BAD[form]
+    blocks = []
+    for name in ("_decode_block", "_decode_members"):
+        inner = getattr(type(format_), name, None)
+        if inner is not None:
+            monkeypatch.setattr(
+                type(format_),
+                name,
+                lambda self, values, inner=inner: blocks.append(len(values)) or inner(self, values),
+            )
+    for kind in kinds:
+        values = [(kind % number).encode() for number in range(10, 100)]
+        blocks.clear()
+        decoded = format_.decode(pa.array(values, pa.binary()))
+        assert len(decoded.rejects) == 90, kind
+        assert len(blocks) <= 3, kind
+        sample = values[::30]
+        assert [why for _, why in decoded.rejects[::30]] == list(why_each(format_, sample).values())
