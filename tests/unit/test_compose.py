@@ -113,7 +113,8 @@ def test_spark_connect_asks_for_a_token_and_is_reached_by_tls_only():
 def test_nothing_has_a_published_password():
     text = (ROOT / "docker-compose.yaml").read_text()
     assert set(re.findall(r"\$\{(.*?)\}", text)) == {
-        f"{name}:?" for name in ("POSTGRES_PASSWORD", "AIRFLOW_PASSWORD", "AIRFLOW_SECRET", "SPARK_CONNECT_TOKEN")
+        f"{name}:?"
+        for name in ("POSTGRES_PASSWORD", "AIRFLOW_PASSWORD", "AIRFLOW_SECRET", "SPARK_CONNECT_TOKEN")
     }
     rest = re.sub(r"\$\{.*?\}", "", text)
     values = re.findall(r"(?i)(?:password|secret|_key)\w*[\"']?[:=] *[\"']?([^\s\"',}]+)", rest)
