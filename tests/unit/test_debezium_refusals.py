@@ -409,7 +409,7 @@ def test_broken_avro_is_rows_or_rejects(seed):
     values = []
     with pytest.MonkeyPatch.context() as patch:
         schemas = {}
-        patch.setattr("exactbatch.formats.avro_bodies.writer_schema", lambda _r, id_, _p: schemas.get(id_))
+        patch.setattr("exactbatch.formats.avro_bodies.writer_schema", lambda _r, id_, *_: schemas.get(id_))
         for id_ in range(4):
             value = chance.choice(chance.choice([*CONNECTORS.values()]))
             schema = envelope(

@@ -107,7 +107,7 @@ def test_a_value_arrives_as_the_source_has_it(value):
 def registry(monkeypatch):
     schemas: dict[int, str] = {}
     monkeypatch.setattr(
-        "exactbatch.formats.avro_bodies.writer_schema", lambda _registry, id_, _properties: schemas.get(id_)
+        "exactbatch.formats.avro_bodies.writer_schema", lambda _registry, id_, *_: schemas.get(id_)
     )
     return schemas
 

@@ -5,7 +5,7 @@ import unicodedata
 
 import pytest
 
-from exactbatch.batch.rows.rejects import Rejected, reject_batch
+from exactbatch.batch.rows.rejects import Rejected, reject_batches
 from exactbatch.cli.console import Terminal
 from exactbatch.cli.tables import new_table, short
 from exactbatch.errors import TooManyRejects
@@ -35,7 +35,8 @@ def test_controls_and_bidi_marks_become_escapes_and_text_stays():
 
 def test_the_reason_of_a_reject_is_one_printable_line_and_its_value_stays():
     record = Record(offset=3, key=b"\x1b", value=HOSTILE.encode(), headers=None)
-    [row] = reject_batch([Rejected("t", 0, record, f"expected a number, found {HOSTILE}", 7)]).to_pylist()
+    [rows] = reject_batches([Rejected("t", 0, record, f"expected a number, found {HOSTILE}", 7)])
+    [row] = rows.to_pylist()
     assert row["reason"] == f"expected a number, found {SHOWN}"
     assert (row["key"], row["value"]) == (b"\x1b", HOSTILE.encode())
 

@@ -23,6 +23,12 @@ class Value:
     def __len__(self) -> int:
         return SIZE
 
+    def key(self) -> None:
+        return None
+
+    def headers(self) -> None:
+        return None
+
 
 def range_of(partition: int, records: int = 10) -> OffsetRange:
     return OffsetRange("t", partition, 0, records, UUID(int=0))
