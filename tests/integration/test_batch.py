@@ -511,7 +511,8 @@ def test_a_task_that_fails_for_good_is_told_with_its_own_error(
 
 def drop_staging(world: BatchRunner) -> None:
     for table in world.staging():
-        world.execute(f'drop table exactbatch_staging."{table}"')
+        if not table.endswith("_rejects"):  # its launch has locked that one
+            world.execute(f'drop table exactbatch_staging."{table}"')
 
 
 def test_staged_rows_that_are_gone_at_publish_fail_the_batch(
@@ -534,7 +535,7 @@ def test_staged_rows_that_are_gone_at_publish_fail_the_batch(
             drop_staging(world)
 
     monkeypatch.setattr(batch_job, "failpoint", lose_table)
-    assert "another launch dropped its tables" in world.refused(StagedRowsDiffer, pipeline)
+    assert "_rows is missing: " in world.refused(StagedRowsDiffer, pipeline)
     monkeypatch.undo()
     assert world.run(pipeline).batch.rows == 2
     assert world.is_exact(pipeline)

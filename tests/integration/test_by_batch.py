@@ -439,7 +439,10 @@ def test_rows_that_name_only_their_batch_become_partitions(world, topic, make_pi
         ("", "is not partitioned"),
         ("partition by list (batch_id)", "is partitioned otherwise"),
         ("partition by range (batch_id, id)", "is partitioned otherwise"),
-        ("partition by range (batch_id); create table d partition of {t} default", "default partition d"),
+        (
+            "partition by range (batch_id); create table d partition of {t} default",
+            "default partition public.d",
+        ),
         (
             "partition by range (batch_id); create publication p for table {t}",
             "publish_via_partition_root = true",
@@ -754,6 +757,8 @@ def test_each_partition_belongs_to_the_owner_of_the_target(world, topic, make_pi
         assert bounds(world, pipeline) == [(large, large + 1), (small, small + 100)]
         assert owners(world, topic.name) == {role}
         with transaction(world.connection) as cursor:
+            cursor.execute(f"grant usage on schema exactbatch to {role}")
+            cursor.execute(f"grant execute on function exactbatch.take_lock(text) to {role}")
             cursor.execute(f"set local role {role}")
             columns = (*pipeline.value.columns, Column("note", "text"))
             pipeline.sink.prepare(cursor, columns, evolve="add")

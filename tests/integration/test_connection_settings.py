@@ -166,7 +166,7 @@ def test_a_schema_in_which_another_login_may_create_is_not_searched(database, cr
         run_as_superuser(
             database, "create schema s; grant usage on schema s to public; " + grant.format(**names)
         )
-        dsn = make_dsn(database, user=names["me"], options="-c search_path=s,public")
+        dsn = make_dsn(as_login(database, names["me"]), options="-c search_path=s,public")
         for opener in OPENERS:
             with closing(opener(dsn, application="tests")) as connection:
                 assert target_path(connection) == ("s, public" if is_searched else "public")
@@ -182,11 +182,11 @@ def test_a_schema_that_others_have_given_the_logins_name_is_not_searched(databas
             f"create schema {names['me']} authorization {names['other']}; "
             f"grant usage on schema {names['me']} to public",
         )
-        with closing(connect(make_dsn(database, user=names["me"]), application="tests")) as connection:
+        with closing(connect(as_login(database, names["me"]), application="tests")) as connection:
             assert target_path(connection) == "public"
             assert connection.left_out == f"{names['me']} (role {names['other']})"
         run_as_superuser(database, f"alter schema {names['me']} owner to {names['me']}")
-        with closing(connect(make_dsn(database, user=names["me"]), application="tests")) as connection:
+        with closing(connect(as_login(database, names["me"]), application="tests")) as connection:
             assert target_path(connection) == f"{names['me']}, public"
 
 
@@ -213,8 +213,8 @@ def logins(database: str) -> Iterator[dict[str, str]]:
     names = {"me": f"me_{name}", "other": f"other_{name}", "group": f"group_{name}"}
     run_as_superuser(
         database,
-        "create role {me} login; create role {other} login; create role {group}; "
-        "grant {other} to postgres".format(**names),
+        f"create role {names['me']} {LOGIN}; create role {names['other']} {LOGIN}; create role {names['group']}; "
+        f"grant {names['other']} to postgres",
     )
     try:
         yield names

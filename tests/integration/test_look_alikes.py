@@ -8,7 +8,6 @@ from typing import Any
 import psycopg2
 import psycopg2.errors
 import pytest
-from psycopg2.extensions import make_dsn
 from typer.testing import CliRunner
 
 from exactbatch import Aggregate, Append, Count, Json, Max, Pipeline, Upsert
@@ -19,6 +18,7 @@ from exactbatch.ledger import migrate
 from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.postgres.catalog import read_facts
 from exactbatch.postgres.connection import connect, transaction
+from support.logins import LOGIN, as_login
 from support.look_alikes import calls_of_look_alikes, plant_look_alikes, set_trap
 from support.roles import ROLES, Deployment
 from support.topics import record
@@ -36,11 +36,11 @@ SINKS = {
 def stranger(deployment: Deployment) -> str:
     """The connection string of a login that may create in the schema public, and may do nothing else."""
     deployment.execute(
-        "do $$ begin if to_regrole('test_stranger') is null then create role test_stranger login; end if; end $$"
+        f"do $$ begin if to_regrole('test_stranger') is null then create role test_stranger {LOGIN}; end if; end $$"
     )
     deployment.execute("grant create on schema public to test_stranger")
     set_trap(deployment.superuser)
-    return make_dsn(deployment.superuser, user="test_stranger")
+    return as_login(deployment.superuser, "test_stranger")
 
 
 @pytest.fixture

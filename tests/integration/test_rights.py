@@ -19,6 +19,7 @@ from exactbatch.operations.doctor.owners import check_owners
 from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.sinks.tables.target import TargetTable
+from support.logins import LOGIN
 from support.roles import ROLES, Deployment
 from support.topics import record
 
@@ -153,7 +154,7 @@ def shop(deployment, topic):
     deployment.execute(ROLES)
     deployment.execute(BETA)
     deployment.execute(
-        "do $$ begin if to_regrole('test_mallory') is null then create role test_mallory login; end if; end $$; "
+        f"do $$ begin if to_regrole('test_mallory') is null then create role test_mallory {LOGIN}; end if; end $$; "
         "grant usage, create on schema shop to test_mallory"
     )
     return deployment

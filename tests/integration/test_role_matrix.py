@@ -10,6 +10,7 @@ import psycopg2.errors
 import pytest
 
 from exactbatch import Append, Json, Pipeline
+from support.logins import LOGIN
 from support.roles import ROLES
 
 PIPELINE = Pipeline(name="p", topics=("t",), value=Json("id int"), sink=Append("shop.item"))
@@ -81,7 +82,7 @@ def ledger(deployment):
     deployment.init(PIPELINE)
     deployment.execute(ROLES)
     deployment.execute(
-        "do $$ begin if to_regrole('test_nobody') is null then create role test_nobody login; end if; end $$"
+        f"do $$ begin if to_regrole('test_nobody') is null then create role test_nobody {LOGIN}; end if; end $$"
     )
     return deployment
 

@@ -42,6 +42,14 @@ def test_links_lead_to_a_file_and_a_heading(page):
         assert not anchor or anchor in anchors(target), f"{link}: no such heading"
 
 
+def test_the_tests_that_a_page_names_exist():
+    named = [name for page in PAGES for name in re.findall(r"`(tests/[\w/]+\.py(?:::\w+)?)`", text_of(page))]
+    assert named
+    for path, _, test in (name.partition("::") for name in named):
+        text = (ROOT / path).read_text(encoding="utf-8")
+        assert not test or f"def {test}(" in text, f"{path}::{test}"
+
+
 def test_the_index_lists_every_page():
     indexes = (INDEX, ROOT / "docs" / "errors.md")
     listed = {(index.parent / link).resolve() for index in indexes for link in links(index)}
