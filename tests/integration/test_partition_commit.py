@@ -358,14 +358,17 @@ def test_a_batch_is_not_committed_before_its_last_range(world, pipeline):
 @pytest.mark.parametrize(
     ("definition", "found"),
     [
-        (f"id int primary key, name text, {LINEAGE}", "constraint or unique index t_pkey"),
-        (f"id int, name text constraint one_each unique, {LINEAGE}", "constraint or unique index one_each. "),
-        (f"id int, name text, {LINEAGE}); create unique index one_id on t (id", "unique index one_id"),
-        (f"id int, name text, {LINEAGE}, constraint apart exclude (id with =)", "unique index apart"),
+        (f"id int primary key, name text, {LINEAGE}", "constraint or unique index public.t_pkey"),
+        (
+            f"id int, name text constraint one_each unique, {LINEAGE}",
+            "constraint or unique index public.one_each. ",
+        ),
+        (f"id int, name text, {LINEAGE}); create unique index one_id on t (id", "unique index public.one_id"),
+        (f"id int, name text, {LINEAGE}, constraint apart exclude (id with =)", "unique index public.apart"),
         (
             f"id int, name text, {LINEAGE}) partition by range (id); create table p partition of t (unique (id)"
             ") default; select (1",
-            "unique index p_id_key",
+            "unique index public.p_id_key",
         ),
         (f"id bigint, name text, {LINEAGE}", "column id: expected exactly the type integer, .* found bigint"),
         (

@@ -24,11 +24,11 @@ from exactbatch.postgres.connection import connect
 from exactbatch.settings import Settings
 from support.batch_runner import BatchRunner
 from support.certificates import Authority
+from support.logins import password_of
 from support.tls_proxy import TlsProxy
 from support.topics import record
 
 NAME: Final = "localhost"  # the certificate is for this name, and not for the address
-PASSWORD: Final = "planted-pa55word"
 LEDGER: Final = {"tests", "exactbatch", "exactbatch launch", "exactbatch task", "exactbatch audit"}
 
 
@@ -48,13 +48,20 @@ def proxy(stack, authorities):
 
 @pytest.fixture
 def dsn(proxy, database, authorities):
-    """dsn(**changes): the connection string with verify-full, and with a password that nobody asks for."""
+    """dsn(**changes): the connection string with verify-full and the password."""
 
     def make(**changes: Any) -> str:
         verified = {"sslmode": "verify-full", "sslrootcert": str(authorities[0].certificate)}
         return str(
             make_dsn(
-                database, **{"host": NAME, "port": proxy.port, "password": PASSWORD, **verified, **changes}
+                database,
+                **{
+                    "host": NAME,
+                    "port": proxy.port,
+                    "password": password_of(database),
+                    **verified,
+                    **changes,
+                },
             )
         )
 
@@ -126,7 +133,7 @@ def test_the_driver_says_what_is_wrong(stack, dsn, authorities, name, said):
         connect(wrong(name, dsn, stack, authorities[1]), application="tests")
     assert said in str(caught.value)
     assert "Check the connection string" in str(caught.value)
-    assert PASSWORD not in str(caught.value)
+    assert password_of(dsn()) not in str(caught.value)
 
 
 @pytest.mark.parametrize(("name", "said"), WRONG)
@@ -148,7 +155,7 @@ def test_batch_whose_executors_cannot_connect_says_why_and_leaves_nothing_behind
     monkeypatch.setattr(batch_job, "stage_tasks", tasks)
     message = world.refused(TasksFailed, pipeline)
     assert said in message
-    assert PASSWORD not in message
+    assert password_of(dsn()) not in message
 
 
 def test_the_proxy_hands_on_what_the_server_says(dsn):
