@@ -584,6 +584,12 @@ def test_offsets_that_do_not_ascend_are_refused(fetches: list[list[int]], wrong:
         def __len__(self) -> int:
             return 0
 
+        def key(self) -> None:
+            return None
+
+        def headers(self) -> None:
+            return None
+
         def leader_epoch(self) -> None:
             return None
 
