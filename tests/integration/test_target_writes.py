@@ -356,7 +356,7 @@ def test_equal_values_of_aggregate_are_stored_alike_in_any_order(db, batches):
         ("alter table t add check (length(v) < 9)", "constraint t_v_check is now CHECK"),
         (trigger("t", "before insert", "return null;"), "trigger meddle is now CREATE TRIGGER"),
         ("create rule no as on insert to t do instead nothing", "rule no is now"),
-        ("create table c () inherits (t)", "inheritance child c"),
+        ("create table c () inherits (t)", "inheritance child public.c"),
         ("alter table t set unlogged", "t is unlogged"),
         ("create table o (t bigint); alter table t add unique (kafka_offset); "
          "alter table o add foreign key (t) references t (kafka_offset) on delete cascade", "foreign key "
@@ -599,7 +599,7 @@ def test_a_unique_index_that_could_hold_different_keys_to_be_equal_is_refused(
         db.execute(
             f"create unique index of_loose on t {of_index.replace(') where', ') nulls not distinct where')}"
         )
-        said = f"column id: the unique index of_loose compares it by the {said}"
+        said = f"column id: the unique index public.of_loose compares it by the {said}"
         with pytest.raises(TargetMismatch, match=said):
             made.run(rows[0])
         db.execute("drop index of_loose")
