@@ -844,7 +844,7 @@ def test_triggers_function_replaced_while_batch_runs_is_noticed(db, batches):
     replaced = (
         "create or replace function meddle() returns trigger language plpgsql as $$ begin return new; end $$"
     )
-    with pytest.raises(StagedRowsDiffer, match="function of the trigger meddle is now meddle"):
+    with pytest.raises(StagedRowsDiffer, match="function of the trigger meddle is now public.meddle"):
         made.run((1, 1), meanwhile=lambda: db.execute(replaced))
     assert made.run((1, 1)).wrote
 
