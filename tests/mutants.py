@@ -888,8 +888,8 @@ MUTANTS: Final = (
     ),
     Mutant(
         "code of a target writes rows of other pipelines when a batch is published",
-        "batch/publishing/publish.py",
-        "        ledger.bind(pipeline)\n",
+        "ledger/session.py",
+        "        Ledger(connection).bind(pipeline)\n",
         "",
         (f"{_RIGHTS}::test_code_of_a_targets_owner_reaches_no_other_pipeline[trigger]",),
     ),

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from exactbatch.batch.staging import uncastable
+from exactbatch.ledger import Ledger
 
 
 @pytest.mark.parametrize(("noted", "searched"), [(3, 1), (4, 0)])
@@ -16,7 +17,7 @@ def test_unknown_values_are_not_looked_for_among_too_many_uncastable_rows(
     monkeypatch.setattr(uncastable, "note_uncastable", lambda *_, **__: noted)
     monkeypatch.setattr(uncastable, "note_unknown", lambda *each, **__: searches.append(each))
     monkeypatch.setattr(uncastable, "is_any_noted", lambda *_: False)
-    monkeypatch.setattr(uncastable.Ledger, "bind", lambda *_: None)
+    monkeypatch.setattr(Ledger, "bind", lambda *_: None)
     part = SimpleNamespace()
     staged = SimpleNamespace(by_part=lambda: [(0, part)], rejected=0, has_several_rows_of_a_record=False)
     tables = SimpleNamespace(batch_id=1, of_part=lambda _: None)

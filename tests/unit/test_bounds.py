@@ -184,7 +184,7 @@ FAILURES = [
     (pa.ArrowNotImplementedError("x"), "the record cannot be decoded: ArrowNotImplementedError: x"),
     (pa.ArrowInvalid("x"), "the record cannot be decoded: ArrowInvalid: x"),
     (SystemError("x"), "the record cannot be decoded: SystemError: x"),
-    (MemoryError(), "to decode the record takes more memory than its worker may have"),
+    (MemoryError(), "decoding the record takes more memory than the worker may use"),
     (RecursionError(), TOO_DEEP),
 ]
 

@@ -94,7 +94,7 @@ def outcomes(outcome: bytes, *answers: dict[str, Any]) -> list[Any]:
 
 
 def test_an_outcome_that_would_run_code_is_refused(tmp_path):
-    with pytest.raises(ConfigurationError, match="which is no outcome of a task"):
+    with pytest.raises(ConfigurationError, match="which is not a task outcome"):
         outcomes(pickle.dumps(Planted(tmp_path / "planted")))
     assert not list(tmp_path.iterdir())
 

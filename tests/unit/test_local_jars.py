@@ -35,7 +35,7 @@ def test_jars_are_those_of_the_checkout(tmp_path):
     check_jars(tmp_path, checksums)
     for name, content in (("a.jar", b"b"), ("b.jar", b"b")):
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(LocalStackError, match=f"{name}: expected a jar with the SHA-256"):
+        with pytest.raises(LocalStackError, match=f"{name}: expected the SHA-256"):
             check_jars(tmp_path, checksums)
         (tmp_path / "a.jar").write_bytes(b"a")
     for name in ("a.jar", "b.jar"):

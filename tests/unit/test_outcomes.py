@@ -70,6 +70,6 @@ def test_an_error_of_a_pipeline_s_own_arrives_as_the_one_that_it_derives_from():
 )
 def test_anything_else_is_refused_and_shown(data):
     with pytest.raises(
-        ConfigurationError, match="which is no outcome of a task of this version of exactbatch"
+        ConfigurationError, match="which is not a task outcome that this version of exactbatch knows"
     ):
         load(data)

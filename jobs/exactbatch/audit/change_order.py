@@ -37,8 +37,8 @@ class ChangeOrder:
 
     @property
     def _own_position(self) -> Sequence[str]:
-        """What a change has each time that it is sent: not the commit before it, which the connector for Postgres
-        first does not know."""
+        """The part of the position that is the same each time a change is sent. The commit before it is not: the
+        Postgres connector does not know it at first."""
         return ["lsn"] if "lsn" in self.positions else self.positions
 
     @property

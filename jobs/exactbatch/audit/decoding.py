@@ -42,6 +42,8 @@ def decode_records(
     """Decode records of a partition, in parts, with the formats of their values and keys: into changes, if the sink
     keeps deletes. Yield the place of each part among the records."""
     start = 0
+    epochs = pipeline.sink.epochs
+    starts = epoch_starts(epochs, partition) if epochs else None
 
     def decode(part: LogRecords) -> Decoded:
         return decode_replacing(
@@ -54,8 +56,7 @@ def decode_records(
 
     for part, decoded in InParts().decode(records, decode):
         place = slice(start, start + len(part))
-        if epochs := pipeline.sink.epochs:
-            starts = epoch_starts(epochs, partition)
+        if starts is not None:
             decoded = with_epochs(decoded, pa.array(offsets[place], pa.int64()), starts)
         yield place, decoded
         start = place.stop

@@ -47,7 +47,7 @@ from exactbatch.errors.sqlstates import is_of_a_row
 from exactbatch.errors.translation import translate_errors
 from exactbatch.failpoints import failpoint
 from exactbatch.kafka.broker import KafkaBroker
-from exactbatch.ledger import Batch, Ledger, check_schema, ledger_session
+from exactbatch.ledger import Batch, Ledger, check_schema, ledger_session, target_transaction
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.catalog import Fact, is_plain
@@ -345,8 +345,7 @@ def _stage_partition(
     _check_rejects(launch, tables, staged, pipeline.rejects_allowed(staged.records))
     close_partition(connection, pipeline, tables)
     failpoint("job.after_close")
-    with transaction(connection) as cursor:
-        Ledger(connection).bind(pipeline)
+    with target_transaction(connection, pipeline) as cursor:
         staging.complete(cursor, identifier(tables.partition))
     return staged
 
@@ -449,8 +448,7 @@ def _process_ranges(launch: _Launch) -> Published:
     """Commit each range that is not committed yet, on the executors, and then the batch."""
     pipeline, batch, connection = launch.pipeline, launch.batch, launch.connection
     ledger = Ledger(connection)
-    with transaction(connection) as cursor:
-        ledger.bind(pipeline)
+    with target_transaction(connection, pipeline) as cursor:
         check_results_exist(cursor, ledger, pipeline, batch)
         pipeline.sink.prepare(cursor, pipeline.value.columns, evolve=pipeline.evolve)
         pipeline.sink.check_copyable(cursor, pipeline.value.columns)

@@ -32,8 +32,7 @@ class ExactbatchError(Exception):
         constraint: name of a constraint of the target
         sqlstate: the code of five characters that Postgres sent
 
-    Errors travel from executors to the driver: pickling keeps the message and the attributes, because
-    BaseException stores the former in `args` and reduces to `args` and `__dict__`.
+    Errors travel from executors to the driver as the message and the attributes (batch/staging/outcomes.py).
     """
 
     retryable: ClassVar[bool] = False
@@ -51,7 +50,7 @@ class ExactbatchError(Exception):
         constraint: str | None = None,
         sqlstate: str | None = None,
     ) -> None:
-        super().__init__(printable(message))
+        super().__init__(self._show(message))
         self.topic = topic
         self.partition = partition
         self.from_offset = from_offset
@@ -60,6 +59,10 @@ class ExactbatchError(Exception):
         self.column = column
         self.constraint = constraint
         self.sqlstate = sqlstate
+
+    @staticmethod
+    def _show(message: str) -> str:
+        return printable(message)
 
 
 class RetryableError(ExactbatchError):

@@ -278,7 +278,7 @@ MEANINGS: Final[Mapping[str, Meaning]] = {
     FOREIGN_LOGIN: Meaning(
         ConfigurationError,
         "this login is for other pipelines",
-        "exactbatch.login_pipeline has the pipelines that it may write, and docs/security.md the statement that adds "
+        "exactbatch.login_pipeline lists the pipelines that this login may write; docs/security.md shows how to add "
         "one.",
     ),
     "F0": _SERVER_ERROR,

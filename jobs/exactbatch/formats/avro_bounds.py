@@ -12,6 +12,7 @@ count them.
 import io
 import threading
 from collections.abc import Iterator, Mapping, Set
+from itertools import islice
 from typing import Any, Final
 
 from exactbatch.formats.bounds import TooLarge, check_names
@@ -25,7 +26,8 @@ _ENTER: Final = "exactbatch-enter"
 _LEAVE: Final = "exactbatch-leave"
 _COUNT: Final = "exactbatch-count"
 _INNER: Final = ("items", "values", "type")
-# Without bytes: so many, and as many for each byte. To read one takes about a microsecond and 100 bytes of memory.
+# How many parts without bytes a value may have: a fixed number, and some for each of its bytes. Reading one takes
+# about a microsecond and 100 bytes of memory.
 _MOST_PARTS: Final = 10_000
 _PARTS_PER_BYTE: Final = 2
 # The bytes of an encoded value; at least so many for those of any length. The length of a text or array, and the number
@@ -66,17 +68,19 @@ def bounded(schema: Any) -> Any:
         readers[f"{kind}-{_LEAVE}"], readers[f"{kind}-{_COUNT}"] = _leave, _count
     readers[f"null-{_COUNT}"] = readers[f"fixed-{_COUNT}"] = _count
     _check_names(schema)
-    inside: dict[str, Set[str]] = {}
-    _collect(schema, inside)
+    inside = {
+        each["name"]: set(_names(each))
+        for each in _within(schema)
+        if isinstance(each, dict) and "fields" in each
+    }
     recursive = {name for name in inside if name in _reached_from(name, inside)}
     return _marked(schema, recursive, _Widths(schema))
 
 
 def _check_names(schema: Any) -> None:
-    if isinstance(schema, dict):
-        check_names([*(field["name"] for field in schema.get("fields", ())), *schema.get("symbols", ())])
-    for part in _parts(schema):
-        _check_names(part)
+    for each in _within(schema):
+        if isinstance(each, dict):
+            check_names([*(field["name"] for field in each.get("fields", ())), *each.get("symbols", ())])
 
 
 def _enter(_nothing: None, mark: Mapping[str, Any], _reader_schema: Any = None) -> None:
@@ -105,15 +109,10 @@ class _Widths:
     """How many bytes values of a schema, and of the types that it names, take at least."""
 
     def __init__(self, schema: Any) -> None:
-        self._named: dict[str, Any] = {}
+        self._named = {
+            each["name"]: each for each in _within(schema) if isinstance(each, dict) and "name" in each
+        }
         self._known: dict[str, int] = {}
-        self._add(schema)
-
-    def _add(self, schema: Any) -> None:
-        if isinstance(schema, dict) and "name" in schema:
-            self._named[schema["name"]] = schema
-        for part in _parts(schema):
-            self._add(part)
 
     def of(self, schema: Any) -> int:
         """Return the bytes; for a record that contains itself without end, any number."""
@@ -161,23 +160,20 @@ def _parts(schema: Any) -> Iterator[Any]:
             yield from (schema[key] for key in _INNER if key in schema)
 
 
+def _within(schema: Any) -> Iterator[Any]:
+    """Yield a schema, and all schemas inside of it, the outer ones first."""
+    yield schema
+    for part in _parts(schema):
+        yield from _within(part)
+
+
 def _names(schema: Any) -> Iterator[str]:
     """Yield the names of the types that a schema mentions or defines inside."""
-    for part in _parts(schema):
-        if isinstance(part, str):
-            yield part
-            continue
-        if isinstance(part, dict) and "fields" in part:
-            yield part["name"]
-        yield from _names(part)
-
-
-def _collect(schema: Any, inside: dict[str, Set[str]]) -> None:
-    """Collect the names inside of each record."""
-    if isinstance(schema, dict) and "fields" in schema:
-        inside[schema["name"]] = set(_names(schema))
-    for part in _parts(schema):
-        _collect(part, inside)
+    for each in islice(_within(schema), 1, None):
+        if isinstance(each, str):
+            yield each
+        elif isinstance(each, dict) and "fields" in each:
+            yield each["name"]
 
 
 def _reached_from(name: str, inside: Mapping[str, Set[str]]) -> Set[str]:

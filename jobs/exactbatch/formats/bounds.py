@@ -161,6 +161,6 @@ def _reason(error: Exception) -> str:
         case RecursionError():
             return TOO_DEEP
         case MemoryError():
-            return "to decode the record takes more memory than its worker may have"
+            return "decoding the record takes more memory than the worker may use"
         case _:
             return f"the record cannot be decoded: {type(error).__name__}: {error}"[:_REASON_LENGTH]

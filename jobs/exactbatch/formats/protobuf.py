@@ -25,7 +25,7 @@ from exactbatch.formats.json_members import default_of
 from exactbatch.formats.postgres_limits import check_rows
 from exactbatch.formats.protobuf_fields import Way, followed, way_of
 from exactbatch.formats.protobuf_types import files_of_set, message_at, message_named, named_files, pool_of
-from exactbatch.formats.protobuf_wire import Memory, widen
+from exactbatch.formats.protobuf_wire import Memory, varint, widen
 from exactbatch.formats.raw_json_fields import json_texts
 from exactbatch.formats.schema_registry import Inquiry, protobuf_files
 from exactbatch.formats.wire_format import (
@@ -127,6 +127,7 @@ class Protobuf:
         """Decode n values."""
         inquiry = Inquiry()
 
+        @cache
         def files_of(schema_id: SchemaId) -> "_Files | None":
             return protobuf_files(str(self.registry), schema_id, self.properties, inquiry)
 
@@ -246,16 +247,13 @@ def message_prefix(value: bytes) -> tuple[SchemaId, tuple[int, ...], int]:
 
 def _varint(value: bytes, at: int) -> tuple[int, int]:
     """Return a zigzag varint, and where it ends."""
-    number = 0
-    for shift in range(0, _VARINT_BITS, 7):
-        if at >= len(value):
-            break
-        byte = value[at]
-        at += 1
-        number |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return (number >> 1) ^ -(number & 1), at
-    raise ValueError("the value ends within the indexes of its message type, or one of them is too large")
+    try:
+        number, at = varint(value, at, _VARINT_BITS)
+    except IndexError:
+        raise ValueError(
+            "the value ends within the indexes of its message type, or one of them is too large"
+        ) from None
+    return (number >> 1) ^ -(number & 1), at
 
 
 def _members(messages: Sequence[tuple[Any, Way]], each: Field) -> tuple[Members, list[bool]]:

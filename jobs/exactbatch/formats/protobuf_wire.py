@@ -62,12 +62,12 @@ class Memory:
             if at >= end:
                 open_.pop()
                 continue
-            key, at = _varint(value, at)
+            key, at = varint(value, at)
             field = None if type_ is None else type_.fields_by_number.get(key >> 3)
             inner = None if field is None else field.message_type
             wire_type = key & 7
             if wire_type == _VARINT:
-                _, at = _varint(value, at)
+                _, at = varint(value, at)
             elif wire_type == _FIXED64:
                 at += 8
             elif wire_type == _FIXED32:
@@ -75,7 +75,7 @@ class Memory:
             elif wire_type == _END:
                 open_.pop()
             elif wire_type in (_LENGTH, _START):
-                size, start = _varint(value, at) if wire_type == _LENGTH else (end - at, at)
+                size, start = varint(value, at) if wire_type == _LENGTH else (end - at, at)
                 if inner is not None:
                     yield inner
                 if inner is None and wire_type == _LENGTH:
@@ -87,14 +87,16 @@ class Memory:
                 return
 
 
-def _varint(value: bytes, at: int) -> tuple[int, int]:
-    """Return a number, and where it ends."""
-    number = shift = 0
-    while (byte := value[at]) >= 0x80:
-        number |= (byte & 0x7F) << shift
-        shift += 7
+def varint(value: bytes, at: int, bits: int = 70) -> tuple[int, int]:
+    """Return a number of at most so many bits, and where it ends. Raises IndexError if it does not end before."""
+    number = 0
+    for shift in range(0, bits, 7):
+        byte = value[at]
         at += 1
-    return number | byte << shift, at + 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number, at
+    raise IndexError(at)
 
 
 def widen(file: "FileDescriptorProto") -> None:

@@ -48,10 +48,7 @@ class RefusedCsv:
             text = value.decode()
         except UnicodeDecodeError:
             return not_utf8(value)
-        text = text.removeprefix("\ufeff")
-        text = (
-            text.removesuffix("\r\n") if text.endswith("\r\n") else text[:-1] if text[-1:] in "\r\n" else text
-        )
+        text = text.removeprefix("\ufeff").removesuffix("\n").removesuffix("\r")
         if not text or any(each in text for each in '"\r\n\0') or "0x" in text.lower():
             raise Undecided
         fields = text.split(self._delimiter)

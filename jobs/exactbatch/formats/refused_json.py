@@ -7,6 +7,7 @@ reads its objects one by one and finds those that are surely refused; Arrow deco
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +20,7 @@ from exactbatch.formats.postgres_limits import NUL
 from exactbatch.formats.raw_json_fields import NUMBER as JSON_NUMBER
 from exactbatch.formats.raw_json_fields import is_kept_as_text
 from exactbatch.formats.refused_text import (
+    INTEGER,
     NUMBER,
     Undecided,
     is_no_day,
@@ -58,7 +60,6 @@ class _Object(list[tuple[str, Any]]):
 
 _KINDS: Final = {_Number: "number", str: "string", bool: "boolean", _Object: "object", list: "array"}
 _KINDS_OF_MSGSPEC: Final = {str: "str", bool: "bool", list: "array"}
-_INTEGER: Final = re.compile(r"-?\d+", re.ASCII)
 _END_OF_NUMBER: Final = re.compile(r"[-+.\deE]*\d[-+.\deE]*$", re.ASCII)
 _FOUND: Final = tuple(f", found {kind}" for kind in _KINDS.values())
 # Of a value that is not null: why a column refuses it; None if it does not. Raises Undecided.
@@ -188,7 +189,7 @@ class _Member:
         assert self.steps is not None
         if not self.is_kept_as_text:
             return f"{'/'.join(self.steps[:depth])}: expected object, found {_KINDS[type(found)]}"
-        kind = _KINDS_OF_MSGSPEC.get(type(found)) or ("int" if _INTEGER.fullmatch(found) else "float")
+        kind = _KINDS_OF_MSGSPEC.get(type(found)) or ("int" if INTEGER.fullmatch(found) else "float")
         return f"{Path((self.steps[:depth],))}: expected object | null, found {kind}"
 
 
@@ -197,8 +198,8 @@ def _has_half(text: str) -> bool:
 
 
 def _twice(members: _Object) -> set[str]:
-    names = [name for name, _ in members]
-    return {name for name in names if names.count(name) > 1}
+    counts = Counter(name for name, _ in members)
+    return {name for name, times in counts.items() if times > 1}
 
 
 def _steps(field: Field) -> tuple[str, ...] | None:
@@ -257,14 +258,20 @@ def _kind_of_more(text: str) -> tuple[str, ...]:
 
 
 def _opened(text: str) -> str:
-    """Return the bracket that is open at the end of the text of JSON, or the quote."""
+    """Return the bracket that is open at the end of the text of JSON, or the quote.
+
+    Python's parser has accepted the text so far, so that each closing bracket fits the last one that is open.
+    """
     rest = _STRINGS.sub("", text)
     if '"' in rest:
         return '"'
-    while (inner := re.sub(r"\{[^{}\[\]]*\}|\[[^{}\[\]]*\]", "", rest)) != rest:
-        rest = inner
-    brackets = re.findall(r"[\[{]", rest)
-    return str(brackets[-1]) if brackets else ""
+    opened = []
+    for bracket in re.findall(r"[\[\]{}]", rest):
+        if bracket in "[{":
+            opened.append(bracket)
+        elif opened:
+            opened.pop()
+    return opened[-1] if opened else ""
 
 
 def _written(text: str) -> str:

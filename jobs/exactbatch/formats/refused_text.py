@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 NUMBER: Final = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?", re.ASCII)
-_INTEGER: Final = re.compile(r"-?\d+", re.ASCII)
+INTEGER: Final = re.compile(r"-?\d+", re.ASCII)
 _DAY: Final = re.compile(r"(\d{4})-(\d\d)-(\d\d)", re.ASCII)
 _MOMENT: Final = re.compile(
     r"(?P<day>\d{4}-\d\d-\d\d)(?:[T ](\d\d)(?::(\d\d)(?::(\d\d)(?:\.(?P<fraction>\d*))?)?)?)?"
@@ -28,7 +28,7 @@ class Undecided(Exception):
 
 def is_no_integer(text: str, type_: "pa.DataType") -> bool:
     """True for text that is no integer, or one out of the range of the type."""
-    if _INTEGER.fullmatch(text) is None:
+    if INTEGER.fullmatch(text) is None:
         return True
     bits = type_.bit_width
     return len(text) > bits or not -(2 ** (bits - 1)) <= int(text) < 2 ** (bits - 1)

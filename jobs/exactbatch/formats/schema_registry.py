@@ -196,7 +196,7 @@ class _Reader:
         return None
 
     def files(self, schema_id: SchemaId, inquiry: Inquiry | None) -> list[tuple[str, bytes]] | None:
-        if schema_id in self._files:  # it is asked for each value
+        if schema_id in self._files:
             return self._files[schema_id]
         schema = self.fetched(schema_id, inquiry, _SERIALIZED)
         if schema is None or schema.schema_type != _PROTOBUF:
@@ -209,7 +209,7 @@ class _Reader:
 
     @contextmanager
     def _refusal(self, schema_id: SchemaId) -> Iterator[None]:
-        """Raise the ValueError for a schema that cannot be used again, without the requests for its references."""
+        """If a schema turned out to be unusable before, raise the same ValueError without further requests."""
         if schema_id in self._refused:
             raise ValueError(self._refused[schema_id])
         try:

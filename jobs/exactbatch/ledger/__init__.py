@@ -25,7 +25,7 @@ from exactbatch.ledger.rows import (
     TimeBoundary,
 )
 from exactbatch.ledger.schema import apply_migrations, check_schema, migrate
-from exactbatch.ledger.session import ledger_session
+from exactbatch.ledger.session import ledger_session, target_transaction
 
 __all__ = [
     "Batch",
@@ -54,4 +54,5 @@ __all__ = [
     "check_schema",
     "ledger_session",
     "migrate",
+    "target_transaction",
 ]

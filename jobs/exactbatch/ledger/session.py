@@ -1,10 +1,11 @@
-"""Connections to the ledger that are closed at the end of a block."""
+"""Connections to the ledger that are closed at the end of a block, and transactions that are bound to a pipeline."""
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
+from exactbatch.ledger.ledger import Ledger
 from exactbatch.pipeline import Pipeline
-from exactbatch.postgres.connection import Connection, connect
+from exactbatch.postgres.connection import Connection, Cursor, connect, transaction
 
 
 @contextmanager
@@ -27,3 +28,14 @@ def ledger_session(dsn: str, application: str, pipeline: Pipeline | None = None)
         )
     with closing(connection):
         yield connection
+
+
+@contextmanager
+def target_transaction(connection: Connection, pipeline: Pipeline) -> Iterator[Cursor]:
+    """Run a block that reads or writes a pipeline's target in a transaction, as transaction() does.
+
+    Code of whoever owns the target runs in it: see Registration.bind().
+    """
+    with transaction(connection) as cursor:
+        Ledger(connection).bind(pipeline)
+        yield cursor

@@ -7,7 +7,7 @@ from exactbatch.printable import printable_lines
 class LocalStackError(ExactbatchError):
     """The local stack cannot do what was asked: Java, a jar, a port, an account or a server is missing."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__("")
+    @staticmethod
+    def _show(message: str) -> str:
         # Its end may be the last lines of a log.
-        self.args = (printable_lines(message),)
+        return printable_lines(message)

@@ -53,12 +53,13 @@ def is_complete(name: str, jars: Path, definitions: Path = DEFINITIONS) -> bool:
 
 def check_jars(folder: Path, checksums: Path) -> None:
     """Raise LocalStackError unless a folder has exactly the jars that a file of sha256sum lists."""
-    expected = {line[66:]: line[:64] for line in checksums.read_text().splitlines()}
+    lines = (line.split("  ", 1) for line in checksums.read_text().splitlines())
+    expected = {name: digest for digest, name in lines}
     found = {jar.name: hashlib.sha256(jar.read_bytes()).hexdigest() for jar in folder.glob("*.jar")}
     wrong = sorted(name for name in expected | found if expected.get(name) != found.get(name))
     if wrong:
         raise LocalStackError(
-            f"{wrong[0]}: expected a jar with the SHA-256 {expected.get(wrong[0], 'of none')}, found "
+            f"{wrong[0]}: expected the SHA-256 {expected.get(wrong[0], 'of no jar')}, found "
             f"{found.get(wrong[0], 'no such jar')}; {len(wrong)} of {len(expected)} jars differ. Check the network "
             f"or the mirror, remove {ivy_cache()}, and download them again."
         )

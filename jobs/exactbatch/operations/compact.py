@@ -7,7 +7,7 @@ from datetime import datetime
 from exactbatch.errors import ConfigurationError
 from exactbatch.failpoints import failpoint
 from exactbatch.kafka.broker import KafkaBroker
-from exactbatch.ledger import Ledger
+from exactbatch.ledger import Ledger, target_transaction
 from exactbatch.model import StoredOffset
 from exactbatch.offsets import OffsetRange, PartitionKey, TopicPartition
 from exactbatch.pipeline import Pipeline
@@ -94,8 +94,7 @@ def compact_changes(
     """
     compactor, ledger = _compactor_of(connection, pipeline), Ledger(connection)
     situation = _observe(connection, broker, pipeline, before)
-    with transaction(connection) as cursor:
-        ledger.bind(pipeline)
+    with target_transaction(connection, pipeline) as cursor:
         ledger.lock(pipeline)
         previous = ledger.horizons(pipeline)
         below = _below(cursor, ledger, pipeline, compactor, situation, previous)

@@ -7,7 +7,7 @@ from typing import Final
 
 from exactbatch.errors import ConfigurationError, PostgresUnavailable
 from exactbatch.failpoints import failpoint
-from exactbatch.ledger import Ledger
+from exactbatch.ledger import Ledger, target_transaction
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Connection, transaction
 from exactbatch.sinks.base import MergeGroup, Merger
@@ -65,8 +65,7 @@ def merge_partitions(
 
 def _merge(connection: Connection, pipeline: Pipeline, merger: Merger, group: MergeGroup) -> int | None:
     ledger = Ledger(connection)
-    with transaction(connection) as cursor:
-        ledger.bind(pipeline)
+    with target_transaction(connection, pipeline) as cursor:
         rows = merger.copy(cursor, group)
         if rows is None:
             return None

@@ -70,6 +70,7 @@ def create_app() -> FastAPI:
     app = GuardedApp(title="exactbatch", docs_url=None, redoc_url=None, openapi_url=None)
     turn = Depends(Room(), scope="function")  # ends before the answer is sent, however slowly it is read
     EndsAt = Annotated[float, turn]
+    # The checks of what a user may do need threads, too: each route waits for its turn first.
     data = APIRouter(prefix="/data/pipelines", dependencies=[turn])
     files = {file.name: file.read_bytes() for file in _STATIC.iterdir() if file.is_file()}
     dags, databases, brokers, past_ends = PipelineDags(), Databases(), Brokers(), PastEnds()

@@ -23,8 +23,8 @@ _SPARE: Final = 4  # idle connections to one database
 
 def _time_is_over() -> PostgresUnavailable:
     return PostgresUnavailable(
-        "the request took longer than a request of the page may take, so its connection to Postgres was closed. Ask "
-        "again later, or for less: fewer offsets, or fewer batches."
+        "the request exceeded the page's time limit, so its connection to Postgres was closed. Ask again later, or for "
+        "less: fewer offsets, or fewer batches."
     )
 
 

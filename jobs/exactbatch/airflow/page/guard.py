@@ -60,7 +60,9 @@ class _Guard:
         app = self._app
         if scope["type"] == "http" and ("\0" in scope["path"] or b"%00" in scope["query_string"]):
             app = refusal(
-                422, "Refused", "the address has the character U+0000, which no name has. Correct it."
+                422,
+                "Refused",
+                "the address contains the character U+0000, which no name can contain. Remove it.",
             )
         await app(scope, receive_limited, send_guarded)
 

@@ -30,7 +30,7 @@ class Room:
         except TimeoutError:
             raise HTTPException(
                 503,
-                f"{_AT_ONCE} requests of the page are being answered, as many as run at a time. Try again in seconds.",
+                f"The page is already answering {_AT_ONCE} requests, its maximum. Try again in a few seconds.",
                 {"Retry-After": _AGAIN},
             ) from None
         try:

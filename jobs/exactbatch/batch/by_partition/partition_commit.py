@@ -28,7 +28,7 @@ from exactbatch.errors import ExactbatchError, Fenced, PostgresUnavailable, Stag
 from exactbatch.failpoints import failpoint
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.kafka.shared_reads import SharedReads
-from exactbatch.ledger import Ledger, batch_lost
+from exactbatch.ledger import Ledger, batch_lost, target_transaction
 from exactbatch.ledger.partition_commit import (
     ACCOUNT_RANGE,
     INSERT_RANGE_REJECTS,
@@ -155,8 +155,7 @@ def commit_staged(
     `may_reject`, or all of them.
     """
     pipeline = task.pipeline
-    with transaction(connection) as cursor:
-        Ledger(connection).bind(pipeline)
+    with target_transaction(connection, pipeline) as cursor:
         cursor.most_refused = most_refused(may_reject)
         lock_target(cursor, pipeline.sink, task.seen)
         rows = insert_rows(cursor, pipeline.sink, tables, staged, columns)

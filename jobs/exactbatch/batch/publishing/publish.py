@@ -17,7 +17,7 @@ from exactbatch.batch.staging.task import Staged, StagedBatch
 from exactbatch.columns import Column
 from exactbatch.errors import Fenced, StagedRowsDiffer, TargetMismatch
 from exactbatch.failpoints import failpoint
-from exactbatch.ledger import Batch, Ledger
+from exactbatch.ledger import Batch, Ledger, target_transaction
 from exactbatch.model import Covered
 from exactbatch.offsets import OffsetRange, merge
 from exactbatch.pipeline import Pipeline
@@ -85,8 +85,7 @@ def publish(
     if times is not None:
         times.enter("publish")
     ledger = Ledger(connection)
-    with transaction(connection) as cursor:
-        ledger.bind(pipeline)
+    with target_transaction(connection, pipeline) as cursor:
         cursor.most_refused = most_refused(may_reject)
         rows = 0
         if early is not None:

@@ -283,7 +283,7 @@ def rejects_of(range_: OffsetRange, records: Records, decoded: Decoded, attempt:
         "reason": pa.array(map(stored_reason, reasons, headers), pa.string()),
         "task_attempt": pa.repeat(pa.scalar(attempt, pa.int64()), len(indexes)),
     }
-    return pa.RecordBatch.from_arrays(list(columns.values()), schema=REJECT_SCHEMA)
+    return pa.RecordBatch.from_pydict(columns, schema=REJECT_SCHEMA)
 
 
 @contextmanager

@@ -54,7 +54,7 @@ def load(data: bytes) -> list[Any]:
         return [_instance(name, content) for name, content in named]
     except (msgspec.DecodeError, KeyError) as error:
         raise ConfigurationError(
-            f"a task returned {data[:50]!r}, which is no outcome of a task of this version of exactbatch: "
+            f"a task returned {data[:50]!r}, which is not a task outcome that this version of exactbatch knows: "
             f"{type(error).__name__}: {error}. Install the same version on the driver, on its executors and on the "
             f"Spark Connect server."
         ) from error

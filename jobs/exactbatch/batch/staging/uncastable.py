@@ -26,7 +26,7 @@ from exactbatch.batch.staging.task import StagedBatch
 from exactbatch.columns import Column
 from exactbatch.errors import RefusedRecord, TargetMismatch
 from exactbatch.errors.sqlstates import NOT_OF_A_VALUE
-from exactbatch.ledger import Ledger
+from exactbatch.ledger import target_transaction
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Connection, Cursor, transaction
@@ -71,8 +71,7 @@ def reject_uncastable(
     do not carry the record that they come from, or if a record gives two changes of a key.
     """
     rejected_before = staged.rejected
-    with transaction(connection) as cursor:
-        Ledger(connection).bind(pipeline)
+    with target_transaction(connection, pipeline) as cursor:
         too_many = False
         if rules := rules_of(cursor, pipeline, columns, tables.batch_id):
             for part, of_part in staged.by_part():
@@ -85,8 +84,7 @@ def reject_uncastable(
     if any_noted:
         staged = _rejected(connection, pipeline, tables, ranges, staged, limit, settings, cluster_id)
     if staged.rejected - rejected_before <= limit and staged.has_several_rows_of_a_record:
-        with transaction(connection) as cursor:
-            Ledger(connection).bind(pipeline)
+        with target_transaction(connection, pipeline) as cursor:
             for part, of_part in staged.by_part():
                 rows = identifier(tables.of_part(part).rows)
                 pipeline.sink.check_staged(
@@ -110,8 +108,7 @@ def reject_refused(
 ) -> StagedBatch:
     """Move staged rows whose records the target has refused, and what needs their values, into the staged rejects;
     return what is staged then. `limit` and the errors are those of reject_uncastable()."""
-    with transaction(connection) as cursor:
-        Ledger(connection).bind(pipeline)
+    with target_transaction(connection, pipeline) as cursor:
         for part, of_part in staged.by_part():
             _note_refused(cursor, tables.of_part(part), of_part, refused)
             note_unknown(cursor, pipeline, tables.of_part(part), of_part, columns, limit=limit)

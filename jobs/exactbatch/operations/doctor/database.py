@@ -182,14 +182,16 @@ def check_search_path(connection: Connection) -> Iterator[Finding]:
     """Look for schemas of the login's search path in which other roles may create functions and operators."""
     if connection.left_out is None:
         yield Finding(
-            "search path", "ok", f"no other role may create functions on that of {connection.info.user!r}"
+            "search path",
+            "ok",
+            f"no other role may create functions in the schemas on the path of {connection.info.user!r}",
         )
         return
     yield Finding(
         "search path",
         "warning",
-        f"{connection.info.user!r} has schemas on it in which other roles may create functions and operators, or have "
-        f"done so: {connection.left_out}. Statements over targets do not search these schemas, other programs do",
+        f"the path of {connection.info.user!r} has schemas in which other roles may create functions and operators, or "
+        f"have done so: {connection.left_out}. Statements over targets do not search these schemas, other programs do",
         "Run revoke create on schema … from …, and drop what the role has created there; or leave the schema out: "
         "alter role … set search_path = ….",
     )

@@ -22,7 +22,11 @@ def check_encryption(settings: Settings, pipelines: Mapping[str, Pipeline | Tabl
     """Yield the connections that are not encrypted, or whose server is not verified."""
     found = [*_of_postgres(settings), *_of_registries(settings, pipelines)]
     yield from found or [
-        Finding(_CHECK, "ok", "Postgres and the registries of pipelines are verified, or local")
+        Finding(
+            _CHECK,
+            "ok",
+            "no connection to Postgres or to the registry of a named pipeline was found that others could read",
+        )
     ]
 
 
@@ -40,8 +44,8 @@ def _of_postgres(settings: Settings) -> Iterator[Finding]:
         yield Finding(
             _CHECK,
             "warning",
-            f"Postgres is reached with sslmode={mode}, which does not verify the server: another in the network can "
-            "take its place",
+            f"Postgres is reached with sslmode={mode}, which does not verify the server: someone else on the "
+            "network can impersonate it",
             f"Set sslmode={_VERIFIED} and sslrootcert in {POSTGRES}.",
         )
 
