@@ -5,7 +5,6 @@ reads its objects one by one and finds those that are surely refused; Arrow deco
 """
 
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -38,7 +37,10 @@ _LARGE: Final = 100_000  # bytes of a value; the time that a larger one takes is
 _MOST_LEARNED: Final = 10_000
 _STRINGS: Final = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _FEW_DIGITS: Final = 300  # of a number
-_FAR: Final = re.compile(r"[eE][-+]?\d{3,}|\d{300}", re.ASCII)  # rapidjson may refuse it for its digits
+_FAR: Final = re.compile(r"[eE][-+]?\d{3,}", re.ASCII)  # rapidjson may refuse it
+# rapidjson refuses such an exponent of a number with few digits, whatever they are: GenericReader::ParseNumber.
+_EXPONENT: Final = re.compile(r"-?\d+(?:\.(?P<fraction>\d+))?[eE]\+?(?P<power>\d+)", re.ASCII)
+_MOST_POWER: Final = 308
 _FLAT: Final = 500  # brackets: it does not nest too deeply for anything that reads it
 _SURELY_REAL: Final = 3e38
 # What is no half of a surrogate pair: a pair, and the escape of a backslash before a "u".
@@ -71,9 +73,12 @@ def _constant(_name: str) -> Any:
 
 
 def _number(text: str) -> _Number:
-    if len(text) > _FEW_DIGITS or "e" in text or "E" in text:
-        if math.isinf(float(text)):
-            raise json.JSONDecodeError("found a number that no double holds", text, 0)
+    if len(text) > _FEW_DIGITS:
+        raise Undecided
+    if "e" in text or "E" in text:
+        exponent = _EXPONENT.fullmatch(text)
+        if exponent is not None and int(exponent["power"]) > _MOST_POWER + len(exponent["fraction"] or ""):
+            raise json.JSONDecodeError("found an exponent that no double has", text, 0)
         if _FAR.search(text):
             raise Undecided
     return _Number(text)
