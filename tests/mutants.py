@@ -1720,6 +1720,20 @@ MUTANTS: Final = (
         ("tests/unit/test_refused_at_once.py::test_an_infinity_is_left_to_arrow",),
     ),
     Mutant(
+        "an event is refused for a value although the source left another one out",
+        "formats/refused_events.py",
+        "        if any(self._may_be_left_out(row.get(name)) for _, name, _ in self._fields):\n",
+        "        if False:\n",
+        ("tests/unit/test_refused_at_once.py::test_what_is_not_sure_is_left_to_arrow",),
+    ),
+    Mutant(
+        "elements of an array are refused for the first of several reasons",
+        "formats/refused_json.py",
+        "        if len(reasons) > 1:\n            raise Undecided  # which one comes first?\n        return next(",
+        "        return next(",
+        ("tests/unit/test_refused_at_once.py::test_what_is_not_sure_is_left_to_arrow",),
+    ),
+    Mutant(
         "a column of a draft is widened although that rejects no fewer records",
         "sampling/fitting.py",
         ".rejects))) < fewest:\n",

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from exactbatch.formats import Csv, Json
+from exactbatch.formats import Csv, Debezium, Flattened, Json
 from support.decoding import decode
 from support.json_values import BROKEN
 
@@ -41,6 +41,8 @@ SCHEMAS = st.tuples(TYPES, TYPES, TYPES, st.booleans()).map(
 )
 STRICT = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 
+FEW = settings(STRICT, max_examples=25)
+
 
 def why_each(form, values):
     """The reason for which each value is refused alone; None for a good one."""
@@ -52,6 +54,77 @@ def why_each(form, values):
 @given(SCHEMAS, st.lists(OBJECTS | OBJECTS | BROKEN, min_size=2, max_size=12))
 def test_a_block_of_json_has_the_reasons_of_its_values(schema, values):
     form = Json(schema)
+    assert dict(decode(form, *values).rejects) == why_each(form, values)
+
+
+ROWS = st.lists(
+    st.tuples(st.sampled_from(["a", "b", "c", "a", "b"]), TOKENS | st.just('"__debezium_unavailable_value"')),
+    max_size=4,
+).map(lambda drawn: "{" + ",".join(f'"{n}":{v}' for n, v in drawn) + "}")
+IMAGES = ROWS | ROWS | ROWS | st.sampled_from(["null", '"x"', "1", "[]"])
+OPS = st.sampled_from(['"c"', '"u"', '"d"', '"r"', '"c"', '"u"', '"t"', '"m"', '"x"', "1", "null"])
+SOURCES = st.sampled_from(
+    ["", ',"source":{"n":1,"table":"t"}', ',"source":1', ',"payload":{}', ',"payload":null']
+)
+ENVELOPES = st.tuples(IMAGES, IMAGES, OPS, SOURCES).map(
+    lambda drawn: '{{"before":{},"after":{},"op":{}{}}}'.format(*drawn)
+)
+WRAPPED = ENVELOPES | ENVELOPES.map(lambda event: f'{{"payload":{event}}}')
+MARKS = st.sampled_from([
+    "", "", ',"__deleted":"false"', ',"__deleted":true', ',"__deleted":1', ',"__op":"u"', ',"__op":"x"',
+    ',"__op":"d","__deleted":"false"', ',"source":{},"op":"c","after":{}',
+])  # fmt: skip
+FLAT = st.tuples(ROWS, MARKS).map(lambda drawn: f"{drawn[0][:-1]}{drawn[1]}}}".replace("{,", "{"))
+EVENT_TYPES = st.tuples(TYPES, TYPES, TYPES).map(lambda drawn: f"a {drawn[0]}, b {drawn[1]}, c {drawn[2]}")
+
+
+@STRICT
+@given(EVENT_TYPES, st.sampled_from([None, "n"]), st.lists(WRAPPED.map(str.encode), min_size=2, max_size=12))
+def test_a_block_of_envelopes_has_the_reasons_of_its_values(schema, version, values):
+    form = Debezium(schema, version=version)
+    assert dict(decode(form, *values).rejects) == why_each(form, values)
+
+
+@FEW
+@given(EVENT_TYPES, st.lists(FLAT.map(str.encode), min_size=2, max_size=6))
+def test_a_block_of_flattened_events_has_the_reasons_of_its_values(schema, values):
+    form = Flattened(schema)
+    assert dict(decode(form, *values).rejects) == why_each(form, values)
+
+
+SPECIAL = {
+    "a value was left out": (
+        Flattened("a int, b int, c text"),
+        [b'{"a":1.5,"c":"__debezium_unavailable_value","__op":"u"}', b'{"a":1.5}'],
+    ),
+    "Python reads what Arrow refuses": (
+        Flattened("a text, b int"),
+        [b'{"a":"__debezium_unavailable_value","b":1.5e310,"__op":"u"}', b'{"b":1.5e310}'],
+    ),
+    "both images are refused": (
+        Debezium("a int"),
+        [
+            b'{"before":{"a":"x"},"after":{"a":true},"op":"u"}',
+            b'{"before":{"a":1.5},"after":{"a":"x"},"op":"u"}',
+        ],
+    ),
+    "only the row is stored": (
+        Debezium("a text, b real"),
+        [
+            b'{"before":{"a":"\\u0000","b":1e39},"after":{"a":"x"},"op":"u"}',
+            b'{"after":{"a":"\\u0000"},"op":"u"}',
+        ],
+    ),
+    "elements are refused for two reasons": (
+        Json("n int from 'items[].n'"),
+        [b'{"items":[{"n":1.5},{"n":"x"},{"n":2.5}]}', b'{"items":[{"n":2.5},{"n":1.5}]}'],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SPECIAL)
+def test_what_is_not_sure_is_left_to_arrow(case):
+    form, values = SPECIAL[case]
     assert dict(decode(form, *values).rejects) == why_each(form, values)
 
 
@@ -108,6 +181,17 @@ BAD = {
     "Json with paths": (Json("id int from 'a.id', note text from 'note'"), [
         '{"a":%d}', '{"a":{"id":"%d"}}', '{"a":{"id":%d.5}}', '{"note":%d}', "%d",
     ]),
+    "Json with elements": (Json("id int, n int from 'items[].n'"), [
+        '{"id":1,"items":[{"n":1},{"n":"%d"}]}', '{"id":1,"items":[{"n":%d.5}]}', '{"id":"%d","items":[]}',
+    ]),
+    "Debezium": (Debezium("id int, note text"), [
+        '{"before":null,"after":{"id":"%d"},"op":"c"}', '{"payload":{"before":{"id":%d.5},"after":null,"op":"d"}}',
+        '{"before":{"id":1},"after":{"id":1,"note":%d},"op":"u"}', '{"before":null,"after":{"id":"%d"},"op":"c"',
+        '{"before":{"id":1},"after":{"id":1,"note":"%d\\u0000"},"op":"u"}',
+    ]),
+    "Flattened": (Flattened("id int, note text"), [
+        '{"id":"%d"}', '{"id":1,"note":%d,"__deleted":"false"}', '{"id":%d.5,"__op":"u"}', '{"id":%d', "%d",
+    ]),
 }  # fmt: skip
 
 
@@ -121,7 +205,7 @@ def test_bad_values_are_not_decoded_one_by_one(monkeypatch, form):
             monkeypatch.setattr(
                 type(format_),
                 name,
-                lambda self, values, inner=inner: blocks.append(len(values)) or inner(self, values),
+                lambda *given, inner=inner: blocks.append(len(given[-1])) or inner(*given),
             )
     for kind in kinds:
         values = [(kind % number).encode() for number in range(10, 100)]

@@ -58,6 +58,7 @@ from exactbatch.formats.debezium_readings import (
 from exactbatch.formats.debezium_versions import Position, position_of, source_types, version_columns
 from exactbatch.formats.format import Decoded, decode_block_or_halves, in_order, positions
 from exactbatch.formats.json_blocks import as_stored, objects, stored_schema, why_refused
+from exactbatch.formats.refused_events import RefusedEvents, RowsOf, rows_of_envelope
 from exactbatch.formats.schema_registry import Inquiry
 from exactbatch.formats.unreadable_text import without_marks
 from exactbatch.formats.wire_format import check_address
@@ -179,6 +180,10 @@ class Debezium:
     def _rows_in(self, event: dict[str, Any]) -> Sequence[Any]:
         return images_in(event)
 
+    @property
+    def _rows_of(self) -> RowsOf:
+        return rows_of_envelope
+
     def _json_images(
         self, text: "pa.StringArray", readings: Mapping[str, Reading], source: "Mapping[str, pa.DataType]"
     ) -> Images:
@@ -211,6 +216,16 @@ class Debezium:
     def field_names(self) -> Mapping[str, str]:
         """The name of the field of the source's row that each column takes, by column."""
         return {each.column.name: str(each.own_member) for each in self.fields}
+
+    def _refused(self, readings: Mapping[str, Reading], has_schema: bool) -> RefusedEvents:
+        return RefusedEvents(
+            self._of_row(self.columns),
+            self.field_names,
+            readings,
+            self._rows_of,
+            self._placeholder.texts,
+            partial(hint_for, has_schema=has_schema),
+        )
 
     def _by_field(self, readings: Mapping[str, Reading], columns: Sequence[Column]) -> Mapping[str, Reading]:
         return {self.field_names[column.name]: readings[column.name] for column in self._of_row(columns)}
@@ -305,7 +320,10 @@ class Debezium:
         has_schema = group.schema is not None
         parts = [
             decode_block_or_halves(
-                rows, at.filter(pc.invert(is_document)), partial(self._decode_block, of_rows, has_schema)
+                rows,
+                at.filter(pc.invert(is_document)),
+                partial(self._decode_block, of_rows, has_schema),
+                self._refused(of_rows, has_schema).reasons if len(rows) else None,
             )
         ]
         if len(documents):

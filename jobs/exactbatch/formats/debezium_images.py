@@ -20,7 +20,7 @@ UPDATE: Final = "u"
 DELETE: Final = "d"
 SNAPSHOT: Final = "r"
 TRUNCATE: Final = "t"
-_WRITES: Final = ("c", UPDATE, SNAPSHOT)
+WRITES: Final = ("c", UPDATE, SNAPSHOT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ def deletes(op: "pa.StringArray", *, with_truncates: bool) -> "pa.BooleanArray":
     import pyarrow.compute as pc
 
     deleting = pa.array([DELETE, *([TRUNCATE] if with_truncates else [])])
-    known = pc.fill_null(pc.is_in(op, pa.concat_arrays([pa.array(_WRITES), deleting])), False)
+    known = pc.fill_null(pc.is_in(op, pa.concat_arrays([pa.array(WRITES), deleting])), False)
     if not pc.all(known).as_py():
         unknown = op.filter(pc.invert(known))[0].as_py()
         raise ValueError(f"expected op c, u, r or d, found {'none' if unknown is None else repr(unknown)}")

@@ -27,7 +27,8 @@ class Placeholder:
     text: str
 
     @cached_property
-    def _texts(self) -> tuple[str, ...]:
+    def texts(self) -> tuple[str, ...]:
+        """The forms of a value that is text."""
         written = self.text.encode()
         return (
             self.text,
@@ -63,7 +64,7 @@ class Placeholder:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        matches = pc.is_in(values, pa.array(self._texts))
+        matches = pc.is_in(values, pa.array(self.texts))
         if nested:
             quoted = json.dumps(self.text, ensure_ascii=False)
             matches = pc.or_(matches, pc.fill_null(pc.match_substring(values, quoted), False))
@@ -84,7 +85,7 @@ class Placeholder:
     def is_in(self, value: Any) -> bool:
         """True if a parsed JSON value is or contains the placeholder."""
         if isinstance(value, str):
-            return value in self._texts
+            return value in self.texts
         if isinstance(value, dict):
             return any(map(self.is_in, (*value, *value.values())))
         if not isinstance(value, list):

@@ -19,6 +19,7 @@ from exactbatch.formats.debezium_images import Images
 from exactbatch.formats.debezium_readings import RowTypes
 from exactbatch.formats.flattened_images import DELETED, avro_rows, json_rows
 from exactbatch.formats.format import Decoded
+from exactbatch.formats.refused_events import RowsOf, rows_of_flattened
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -119,6 +120,10 @@ class Flattened(Debezium):
 
     def _rows_in(self, event: dict[str, Any]) -> Sequence[Any]:
         return (event,)
+
+    @property
+    def _rows_of(self) -> RowsOf:
+        return rows_of_flattened(self._names)
 
     def _row_of(self, event: dict[str, Any]) -> Any:
         return event

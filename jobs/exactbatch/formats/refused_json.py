@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 _BLANKS: Final = " \t\r\n"
 _LARGE: Final = 100_000  # bytes of a value; the time that a larger one takes is that of its bytes
 _MOST_LEARNED: Final = 10_000
+_MOST_ELEMENTS: Final = 1_000  # of an array: the bound of rows counts those of more
 _STRINGS: Final = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _FEW_DIGITS: Final = 300  # of a number
 _FAR: Final = re.compile(r"[eE][-+]?\d{3,}", re.ASCII)  # rapidjson may refuse it
@@ -56,11 +57,11 @@ class _Number(str):
     __slots__ = ()
 
 
-class _Object(list[tuple[str, Any]]):
+class Members(list[tuple[str, Any]]):
     """The names and values of an object; a name may occur twice."""
 
 
-_KINDS: Final = {_Number: "number", str: "string", bool: "boolean", _Object: "object", list: "array"}
+_KINDS: Final = {_Number: "number", str: "string", bool: "boolean", Members: "object", list: "array"}
 _KINDS_OF_MSGSPEC: Final = {str: "str", bool: "bool", list: "array"}
 _END_OF_NUMBER: Final = re.compile(r"[-+.\deE]*\d[-+.\deE]*$", re.ASCII)
 _FOUND: Final = tuple(f", found {kind}" for kind in _KINDS.values())
@@ -85,8 +86,49 @@ def _number(text: str) -> _Number:
 
 
 _decode: Final = json.JSONDecoder(
-    object_pairs_hook=_Object, parse_int=_number, parse_float=_number, parse_constant=_constant
+    object_pairs_hook=Members, parse_int=_number, parse_float=_number, parse_constant=_constant
 ).decode
+
+
+def find_each(
+    reason_of: Callable[[bytes], str | None], values: "pa.BinaryArray"
+) -> Iterable[tuple[int, str]]:
+    """Yield the index of each value that is surely refused, and the reason; `reason_of` raises Undecided for others."""
+    for index, value in enumerate(values.to_pylist()):
+        if len(value) > _LARGE:
+            continue
+        try:
+            reason = reason_of(value)
+        except (Undecided, RecursionError):
+            continue
+        if reason is not None:
+            yield index, reason
+
+
+def parse_object(value: bytes) -> "Members | str":
+    """Return the members of an object, or the reason why a value is none, as why_refused() gives it.
+
+    Raises Undecided if Arrow may say anything else than Python.
+    """
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        return not_utf8(value)
+    if not (text.startswith("{") and text.endswith("}")):
+        text = text.removeprefix("\ufeff").strip(_BLANKS)
+        if not (text.startswith("{") and text.endswith("}")):
+            return not_an_object(text)
+    try:
+        parsed: Members = _decode(text)
+    except json.JSONDecodeError as error:
+        return _syntax(text, error)
+    if _has_half(text):
+        if reason := half_surrogate(text):
+            return reason
+        raise Undecided  # it is in a member whose name occurs twice
+    if text.count("{") + text.count("[") > _FLAT:
+        raise Undecided
+    return parsed
 
 
 class RefusedJson:
@@ -97,6 +139,7 @@ class RefusedJson:
         self._fields = [
             _Member(
                 steps=_steps(each),
+                of_elements=_steps_of_elements(each),
                 label=_label(each),
                 check=_check(each.column, epoch),
                 is_plain=each.is_plain,
@@ -109,34 +152,13 @@ class RefusedJson:
 
     def reasons(self, values: "pa.BinaryArray") -> Iterable[tuple[int, str]]:
         """Yield the index of each value that is surely refused, and the reason."""
-        for index, value in enumerate(values.to_pylist()):
-            if len(value) > _LARGE:
-                continue
-            try:
-                reason = self._reason(value)
-            except (Undecided, RecursionError):
-                continue
-            if reason is not None:
-                yield index, reason
+        yield from find_each(self._reason, values)
 
     def _reason(self, value: bytes) -> str | None:
-        try:
-            text = value.decode()
-        except UnicodeDecodeError:
-            return not_utf8(value)
-        if not (text.startswith("{") and text.endswith("}")):
-            text = text.removeprefix("\ufeff").strip(_BLANKS)
-            if not (text.startswith("{") and text.endswith("}")):
-                return not_an_object(text)
-        try:
-            parsed = _decode(text)
-        except json.JSONDecodeError as error:
-            return _syntax(text, error)
-        if _has_half(text):
-            if reason := half_surrogate(text):
-                return reason
-            raise Undecided  # it is in a member whose name occurs twice
-        if (self._has_jsonb and "\\u0000" in text) or text.count("{") + text.count("[") > _FLAT:
+        parsed = parse_object(value)
+        if isinstance(parsed, str):
+            return parsed
+        if self._has_jsonb and b"\\u0000" in value:
             raise Undecided
         members = dict(reversed(parsed))
         twice = _twice(parsed) if len(members) < len(parsed) else ()
@@ -150,12 +172,16 @@ class RefusedJson:
             for depth, step in enumerate(each.steps[1:], start=1):
                 if found is None:
                     break
-                if type(found) is not _Object:
+                if type(found) is not Members:
                     return f"{each.label}: {each.no_object(found, depth)}"
                 if len(inner := dict(found)) < len(found):
                     raise Undecided
                 found, place = inner.get(step), f"{place}/{step}"
-            if found is not None and (reason := each.check(found)) is not None:
+            if each.of_elements:
+                reason = each.why_elements(found, place)
+                if reason is not None:
+                    return f"{each.label}: {reason}"
+            elif found is not None and (reason := each.check(found)) is not None:
                 if not each.is_plain and _of_kind(reason):
                     in_array = each.is_array and type(found) is list
                     reason = f"{place}/[]: {reason}" if in_array else f"{place}: {reason}"
@@ -167,11 +193,13 @@ class RefusedJson:
 class _Member:
     """How a column takes its member.
 
-    steps    the names that lead to it; None if the path has numbers or arrays, or the member has a default
-    label    of a reason
+    steps        the names that lead to it; None if the path has numbers, or the member has a default
+    of_elements  if they lead to an array, the names that lead on from each of its elements
+    label        of a reason
     """
 
     steps: tuple[str, ...] | None
+    of_elements: tuple[str, ...]
     label: str
     check: _Check
     is_plain: bool
@@ -189,6 +217,28 @@ class _Member:
             return reason
         return f"Column(/{self.steps[0]}) was specified twice"
 
+    def why_elements(self, found: Any, place: str) -> str | None:
+        """Return why the elements of an array at a place are refused, if all refused ones are for the same reason."""
+        if found is None:
+            return None
+        if type(found) is not list or len(found) > _MOST_ELEMENTS or self.is_kept_as_text or self.is_array:
+            raise Undecided
+        reasons = set()
+        for element in found:
+            value = element
+            for step in self.of_elements:
+                if value is None:
+                    break
+                if type(value) is not Members or len(members := dict(value)) < len(value):
+                    raise Undecided
+                value = members.get(step)
+            if value is not None and (reason := self.check(value)) is not None:
+                of_kind = _of_kind(reason)
+                reasons.add(f"{'/'.join((place, '[]', *self.of_elements))}: {reason}" if of_kind else reason)
+        if len(reasons) > 1:
+            raise Undecided  # which one comes first?
+        return next(iter(reasons), None)
+
     def no_object(self, found: Any, depth: int) -> str:
         """Return why a value is refused that should be an object, to which so many steps lead."""
         assert self.steps is not None
@@ -202,18 +252,24 @@ def _has_half(text: str) -> bool:
     return "\\u" in text and _SURROGATE.search(_NO_HALF.sub("", text)) is not None
 
 
-def _twice(members: _Object) -> set[str]:
+def _twice(members: Members) -> set[str]:
     counts = Counter(name for name, _ in members)
     return {name for name, times in counts.items() if times > 1}
 
 
 def _steps(field: Field) -> tuple[str, ...] | None:
-    """Return the names that lead to a field's member; None if its path has numbers or arrays."""
-    if field.default is not None or len(field.path.parts) != 1:
+    """Return the names that lead to a field's member, or to the array that it is in; None if its path has numbers or
+    several arrays."""
+    parts = field.path.parts
+    if field.default is not None or len(parts) > 2 or not all(parts):
         return None
-    steps = field.path.parts[0]
-    names = tuple(step for step in steps if isinstance(step, str))
-    return names if names and len(names) == len(steps) else None
+    if not all(isinstance(step, str) for part in parts for step in part):
+        return None
+    return tuple(map(str, parts[0]))
+
+
+def _steps_of_elements(field: Field) -> tuple[str, ...]:
+    return tuple(map(str, field.path.parts[1])) if len(field.path.parts) == 2 else ()
 
 
 def _label(field: Field) -> str:
@@ -297,11 +353,11 @@ def _check(column: Column, epoch: Mapping[str, str]) -> _Check:
         return partial(_check_array, _check(Column(column.name, column.element), epoch))
     type_ = pa.int64() if column.name in epoch else column.arrow_type
     if pa.types.is_integer(type_):
-        return partial(_check_integer, type_, column.name in epoch)
+        return partial(check_integer, type_, column.name in epoch)
     if pa.types.is_floating(type_):
-        return _check_float
+        return check_float
     if pa.types.is_boolean(type_):
-        return partial(_check_kind, "boolean")
+        return partial(check_kind, "boolean")
     if pa.types.is_date(type_):
         return _check_date
     if pa.types.is_timestamp(type_):
@@ -309,8 +365,8 @@ def _check(column: Column, epoch: Mapping[str, str]) -> _Check:
     if has_decimals(pa.struct([("x", type_)])):
         return partial(_check_decimal, without_wrapping(type_))
     if readable(type_) == pa.string():
-        return _check_text
-    return partial(_check_kind, "string")
+        return check_text
+    return partial(check_kind, "string")
 
 
 def _undecided(_value: Any) -> str | None:
@@ -321,13 +377,13 @@ def _check_json(_value: Any) -> str | None:
     return None
 
 
-def _check_kind(expected: str, value: Any) -> str | None:
+def check_kind(expected: str, value: Any) -> str | None:
     found = _KINDS[type(value)]
     return None if found == expected else f"expected {expected}, found {found}"
 
 
 def _check_array(check: _Check, value: Any) -> str | None:
-    if reason := _check_kind("array", value):
+    if reason := check_kind("array", value):
         return reason
     reasons = [reason for each in value if each is not None and (reason := check(each))]
     # Arrow checks the kinds of all elements before their values.
@@ -344,8 +400,8 @@ def _check_numeric(value: Any) -> str | None:
     return "expected a number, bare or in a string"
 
 
-def _check_integer(type_: "pa.DataType", is_time: bool, value: Any) -> str | None:
-    if reason := _check_kind("number", value):
+def check_integer(type_: "pa.DataType", is_time: bool, value: Any) -> str | None:
+    if reason := check_kind("number", value):
         return reason
     if is_no_integer(value, type_):
         return _unparsed(type_, value)
@@ -354,20 +410,20 @@ def _check_integer(type_: "pa.DataType", is_time: bool, value: Any) -> str | Non
     return None
 
 
-def _check_float(value: Any) -> str | None:
-    if reason := _check_kind("number", value):
+def check_float(value: Any) -> str | None:
+    if reason := check_kind("number", value):
         return reason
     if abs(float(value)) < _SURELY_REAL:
         return None
     raise Undecided
 
 
-def _check_text(value: Any) -> str | None:
-    return _check_kind("string", value) or (NUL if "\0" in value else None)
+def check_text(value: Any) -> str | None:
+    return check_kind("string", value) or (NUL if "\0" in value else None)
 
 
 def _check_date(value: Any) -> str | None:
-    if reason := _check_text(value):
+    if reason := check_text(value):
         return reason
     if not is_no_day(value):
         return None
@@ -377,7 +433,7 @@ def _check_date(value: Any) -> str | None:
 
 
 def _check_timestamp(type_: "pa.DataType", value: Any) -> str | None:
-    return _check_kind("string", value) or (_unparsed(type_, value) if is_no_moment(value) else None)
+    return check_kind("string", value) or (_unparsed(type_, value) if is_no_moment(value) else None)
 
 
 def _check_decimal(type_: "pa.Decimal128Type", value: Any) -> str | None:
