@@ -22,7 +22,7 @@ _LOGGING: Final = Path(__file__).parent / "log4j.properties"
 
 @dataclass(frozen=True)
 class Release:
-    """A release of Kafka: its number, as in the names of its jars; what controls it; and whether it has transactions."""
+    """A release of Kafka: the number in the names of its jars, what controls it, and whether it has transactions."""
 
     number: str
     zookeeper: bool = False
@@ -127,9 +127,10 @@ class ReleasedBroker(Broker):
 
 
 @contextmanager
-def released_stack(release: Release) -> Iterator[LocalStack]:
+def released_stack(release: Release, purpose: str = "release") -> Iterator[LocalStack]:
     """A stack, not started yet, whose broker is of a release."""
-    stack = new_stack(f"kafka-{release.number.replace('.', '-')}{'-zookeeper' if release.zookeeper else ''}")
+    controller = "zookeeper" if release.zookeeper else "kraft"
+    stack = new_stack(f"{purpose}-{release.number.replace('.', '-')}-{controller}")
     broker = ReleasedBroker(
         stack.folder / "kafka", StateFile(stack.folder / "state.json"), stack.jars_dir, release
     )
