@@ -158,6 +158,16 @@ def test_kafka_is_not_reached(doctor, pipeline, properties, cause, remedy):
     assert of(findings, "topics")["found"] == "not checked: it needs Kafka"
 
 
+def test_a_kafka_login_that_nothing_can_make_is_no_wrong_password(doctor, pipeline):
+    doctor.kafka(security_protocol="SASL_SSL", sasl_mechanism="OAUTHBEARER")
+    found = of(doctor(pipeline), "Kafka connection")
+    assert found["level"] == "problem"
+    assert found["found"].startswith(
+        "the Kafka property sasl.mechanism is 'OAUTHBEARER', and nothing supplies"
+    )
+    assert found["remedy"].startswith("Use PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512 with sasl.username and")
+
+
 def test_kafka_has_no_tls(doctor, pipeline, stack):
     doctor.kafka(bootstrap_servers=stack.bootstrap_servers, security_protocol="SSL")
     found = of(doctor(pipeline), "Kafka connection")

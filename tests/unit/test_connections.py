@@ -1,5 +1,6 @@
 """Airflow's connections as settings: what is read, and what is refused with the connection's name."""
 
+import json
 from typing import Any
 
 import httpx
@@ -11,6 +12,7 @@ from exactbatch.airflow import connections as module
 from exactbatch.airflow.connections import Connections
 from exactbatch.airflow_api import airflow_url
 from exactbatch.errors import ConfigurationError
+from exactbatch.kafka.client_properties import check_properties
 
 
 def settings(monkeypatch: pytest.MonkeyPatch, **given: dict[str, Any]) -> Any:
@@ -78,6 +80,21 @@ def test_a_property_that_has_two_values_is_named(monkeypatch):
     assert "s3cret" not in str(caught.value)
     same = settings(monkeypatch, kafka_default={"host": "staging", "extra": extra}).kafka
     assert same["bootstrap.servers"] == "staging:9092"
+
+
+@pytest.mark.parametrize(
+    "servers",
+    ["b-1.shop.abc.kafka.eu-west-1.amazonaws.com:9098", "bootstrap.shop.eu.managedkafka.p.cloud.goog:9092"],
+)
+def test_a_kafka_connection_for_which_airflows_own_hook_makes_tokens_is_refused(monkeypatch, servers):
+    extra = {
+        "bootstrap.servers": servers,
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "OAUTHBEARER",
+    }
+    found = settings(monkeypatch, kafka_default={"extra": json.dumps(extra)}).kafka
+    with pytest.raises(ConfigurationError, match="is 'OAUTHBEARER', and nothing supplies its tokens"):
+        check_properties(found)
 
 
 def test_what_airflows_own_hook_takes_is_left_out(monkeypatch):

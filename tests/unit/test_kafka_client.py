@@ -66,8 +66,8 @@ def test_both_clients_have_the_same_identity() -> None:
 
 def test_a_password_of_digits_may_be_a_number_in_json() -> None:
     """librdkafka takes every value as text; kafka-python would fail over it once it connects."""
-    given = {"security.protocol": "SASL_SSL", "sasl.username": 1, "sasl.password": 20, "ssl.key.password": 3}
-    admin = admin_properties({**BROKER, **given})
+    given = {"sasl.username": 1, "sasl.password": 20, "ssl.key.password": 3}
+    admin = admin_properties({**BROKER, "security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", **given})
     assert [admin[name] for name in ("sasl_plain_username", "sasl_plain_password", "ssl_password")] == [
         "1",
         "20",
@@ -90,12 +90,71 @@ def test_login_or_tls_that_protocol_does_not_have_is_refused(
 ) -> None:
     """Both clients would connect without it, and say nothing."""
     given = {**BROKER, name: "planted", **({"security.protocol": protocol} if protocol else {})}
+    given["sasl.mechanism"] = "PLAIN"
     message = refusal(given)
     assert (
         f"{name} has no effect: security.protocol is {(protocol or 'plaintext').lower()}, and both" in message
     )
     assert f"Set security.protocol to {others}, or remove {name} in the Kafka connection" in message
     assert "planted" not in message
+
+
+@pytest.mark.parametrize("name", ["sasl.mechanism", "sasl.mechanisms"])
+@pytest.mark.parametrize(
+    ("mechanism", "why"),
+    [
+        (
+            "OAUTHBEARER",
+            "nothing supplies its tokens: exactbatch requests none from a cloud or another server",
+        ),
+        ("oauthbearer", "nothing supplies its tokens"),
+        ("AWS_MSK_IAM", "which is not supported"),
+        ("SCRAM-SHA-1", "which is not supported"),
+        ("", "which is not supported"),
+        ("scram-sha-512", "and must be in capitals"),
+    ],
+)
+def test_a_login_that_a_client_lacks_is_refused_at_once_with_those_that_work(
+    name: str, mechanism: str, why: str
+) -> None:
+    login = {"sasl.username": "me", "sasl.password": "s3cret"}
+    message = refusal({**BROKER, "security.protocol": "SASL_SSL", name: mechanism, **login})
+    assert message.startswith(f"the Kafka property {name} is {mechanism!r}, ")
+    assert why in message
+    assert (
+        "Use PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512 with sasl.username and sasl.password, or a cli" in message
+    )
+    assert message.endswith("in the Kafka connection (EXACTBATCH_KAFKA, or Airflow's kafka_default).")
+    assert "s3cret" not in message
+
+
+@pytest.mark.parametrize("more", [{"oauth_cb": "tokens.make"}, {"sasl.oauthbearer.method": "oidc"}])
+def test_what_a_token_would_need_is_not_named_before_the_token_itself(more: dict[str, str]) -> None:
+    """Whoever removes a property because a message says so must not get to the next message only."""
+    given = {"security.protocol": "SASL_SSL", "sasl.mechanism": "OAUTHBEARER", **more}
+    assert refusal({**BROKER, **given}).startswith(
+        "the Kafka property sasl.mechanism is 'OAUTHBEARER', and no"
+    )
+
+
+def test_a_login_has_a_mechanism() -> None:
+    """Without one, librdkafka would use Kerberos."""
+    message = refusal(
+        {**BROKER, "security.protocol": "SASL_SSL", "sasl.username": "me", "sasl.password": "p"}
+    )
+    assert message.startswith(
+        "the Kafka property sasl.mechanism is missing, which security.protocol SASL_SSL needs. Set it to PLAIN, "
+        "SCRAM-SHA-256 or SCRAM-SHA-512 in the Kafka connection"
+    )
+
+
+def test_kerberos_is_refused_where_librdkafka_lacks_it() -> None:
+    message = refusal({**BROKER, "security.protocol": "SASL_SSL", "sasl.mechanism": "GSSAPI"})
+    assert message == (
+        "the Kafka property sasl.mechanism is GSSAPI (Kerberos), which this librdkafka lacks, as do all in PyPI's "
+        "packages of confluent-kafka. Use SCRAM or a client certificate, or build confluent-kafka with Kerberos "
+        "(docs/security.md)."
+    )
 
 
 def test_librdkafka_s_other_name_for_the_mechanism_is_known_too() -> None:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from exactbatch.errors import ConfigurationError
@@ -63,6 +64,26 @@ def admin_client(properties: Mapping[str, Any]) -> Iterator[Any]:
         raise unavailable(servers, error) from error
     finally:
         client.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """What brokers say of their cluster: its ID, None if it has none, and how many brokers are up."""
+
+    cluster_id: str | None
+    brokers: int
+
+
+def describe_cluster(client: Any) -> Cluster:
+    """Ask for the cluster by a Metadata request without topics, which every broker answers.
+
+    kafka-python's own describe_cluster() fails with brokers before 3.7: it expects the field `endpoint_type`, which
+    only version 1 of DescribeCluster has (KIP-919).
+
+    Raises what kafka-python raises.
+    """
+    metadata = client._manager.run(client._get_cluster_metadata, [])
+    return Cluster(metadata["cluster_id"], len(metadata["brokers"]))
 
 
 @contextmanager

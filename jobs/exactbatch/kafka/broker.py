@@ -13,7 +13,7 @@ from uuid import UUID
 import tenacity
 
 from exactbatch.errors import ConfigurationError, KafkaUnavailable, StoredOffsetBeyondLog, TopicMissing
-from exactbatch.kafka.admin import admin_client, needs_acl
+from exactbatch.kafka.admin import admin_client, describe_cluster, needs_acl
 from exactbatch.kafka.errors import acl_missing
 from exactbatch.kafka.identity import check_same_logs
 from exactbatch.model import FoundRecord, LogPartition, Retention, Start, StoredOffset
@@ -219,7 +219,7 @@ class KafkaBroker:
             with admin_client(self._properties) as client:
                 described = _describe(client, topics, topics)
                 ids = {name: _topic_id(topic) for name, topic in described.items()}
-                return ids, client.describe_cluster()["cluster_id"]
+                return ids, describe_cluster(client).cluster_id
 
         return self._settled(query)
 

@@ -55,6 +55,12 @@ def check_properties(properties: Mapping[str, Any]) -> None:
         # connection.
         Consumer({**reader_properties(properties), "bootstrap.servers": "", "log_level": 0}).close()
     except KafkaException as error:
+        if "No provider for SASL mechanism GSSAPI" in error.args[0].str():
+            raise ConfigurationError(
+                "the Kafka property sasl.mechanism is GSSAPI (Kerberos), which this librdkafka lacks, as do all in "
+                "PyPI's packages of confluent-kafka. Use SCRAM or a client certificate, or build confluent-kafka "
+                "with Kerberos (docs/security.md)."
+            ) from None
         raise ConfigurationError(
             f"librdkafka, which reads, rejects the Kafka client properties: {error.args[0].str()}. Correct the "
             f"Kafka connection."

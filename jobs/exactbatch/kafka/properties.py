@@ -64,6 +64,9 @@ _SECURITY_PREFIXES: Final = ("sasl.", "ssl.", "https.", "security.", "enable.sas
 
 _SASL: Final = ("sasl_plaintext", "sasl_ssl")
 _TLS: Final = ("ssl", "sasl_ssl")
+# The mechanisms that both clients have, in the only spelling that librdkafka takes, and GSSAPI, which it may lack.
+_PASSWORDS: Final = "PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512"
+_MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "GSSAPI")
 # Properties of logins and TLS, and the protocols that use them.
 _PROTOCOLS_OF: Final[Mapping[str, tuple[str, ...]]] = {
     "sasl.username": _SASL,
@@ -277,6 +280,7 @@ def allowed(properties: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises ConfigurationError for a property that is not allowed, and for an invalid value.
     """
+    _check_mechanism(properties)
     for name, value in properties.items():
         _check(name, value)
     _check_protocol(properties)
@@ -296,6 +300,30 @@ def is_number(name: str) -> bool:
 def is_security(name: str) -> bool:
     """True if a property determines the client's identity, or which brokers it trusts."""
     return name.startswith(_SECURITY_PREFIXES)
+
+
+def _check_mechanism(properties: Mapping[str, Any]) -> None:
+    """Refuse a login that one of the clients lacks, or for which both of them have another default."""
+    given = [name for name in ("sasl.mechanism", "sasl.mechanisms") if name in properties]
+    for name in given:
+        mechanism = str(properties[name]).upper()
+        if mechanism == "OAUTHBEARER":
+            why = ", and nothing supplies its tokens: exactbatch requests none from a cloud or another server"
+        elif mechanism not in _MECHANISMS:
+            why = ", which is not supported"
+        elif mechanism != properties[name]:
+            why = ", and must be in capitals"
+        else:
+            continue
+        raise _wrong(
+            f"the Kafka property {name} is {properties[name]!r}{why}. Use {_PASSWORDS} with sasl.username and "
+            f"sasl.password, or a client certificate (docs/security.md has examples),"
+        )
+    if not given and str(properties.get("security.protocol")).lower() in _SASL:
+        raise _wrong(
+            f"the Kafka property sasl.mechanism is missing, which security.protocol "
+            f"{properties['security.protocol']} needs. Set it to {_PASSWORDS}"
+        )
 
 
 def _check_protocol(properties: Mapping[str, Any]) -> None:

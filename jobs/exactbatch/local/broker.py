@@ -91,6 +91,7 @@ class Broker(Server):
         from kafka import KafkaAdminClient
         from kafka.errors import KafkaError
 
+        from exactbatch.kafka.admin import describe_cluster
         from exactbatch.kafka.client_properties import admin_properties
 
         # While the port is closed, the client would only log failures.
@@ -101,7 +102,7 @@ class Broker(Server):
         try:
             timeouts = {"bootstrap_timeout_ms": 5_000, "request_timeout_ms": 5_000}
             client = KafkaAdminClient(**admin_properties(self.kafka_properties) | timeouts)
-            cluster_id = client.describe_cluster()["cluster_id"]
+            cluster_id = describe_cluster(client).cluster_id
         except KafkaError as error:
             raise NotReady(repr(error)) from error
         finally:

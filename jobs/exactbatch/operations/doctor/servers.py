@@ -6,8 +6,9 @@ from contextlib import contextmanager
 from typing import Final
 
 from exactbatch.errors import ExactbatchError
-from exactbatch.kafka.admin import admin_client
-from exactbatch.operations.doctor.finding import Finding
+from exactbatch.kafka.admin import admin_client, describe_cluster
+from exactbatch.kafka.client_properties import check_properties
+from exactbatch.operations.doctor.finding import Finding, of_error
 from exactbatch.postgres.connection import Connection, connect
 from exactbatch.settings import KAFKA, POSTGRES, Settings
 
@@ -62,13 +63,17 @@ def connection_finding(server: str, variable: str, error: ExactbatchError) -> Fi
 def check_kafka(settings: Settings) -> Iterator[Finding]:
     """Connect to Kafka. Raises nothing: an error is a finding."""
     try:
+        check_properties(settings.kafka)
+    except ExactbatchError as error:
+        yield of_error("Kafka connection", error)
+        return
+    try:
         with admin_client(settings.kafka) as client:
-            cluster = client.describe_cluster()
+            cluster = describe_cluster(client)
     except ExactbatchError as error:
         yield connection_finding("Kafka", KAFKA, error)
         return
-    brokers = len(cluster.get("brokers", ()))
-    yield Finding("Kafka connection", "ok", f"cluster {cluster['cluster_id']} with {brokers} brokers")
+    yield Finding("Kafka connection", "ok", f"cluster {cluster.cluster_id} with {cluster.brokers} brokers")
 
 
 @contextmanager

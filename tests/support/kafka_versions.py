@@ -1,0 +1,142 @@
+"""Brokers of older versions of Kafka, each from its own jars, with ZooKeeper or KRaft as its controller."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Final
+
+from exactbatch.local import LocalStack
+from exactbatch.local.broker import Broker, server_properties
+from exactbatch.local.jars import fetch_jars
+from exactbatch.local.ports import HOST, accepts
+from exactbatch.local.process import Recorded, spawn
+from exactbatch.local.secret import write_secret
+from exactbatch.local.server import NotReady, Server
+from exactbatch.local.state import StateFile
+from support.stacks import new_stack
+
+_DEFINITIONS: Final = Path(__file__).parent / "ivy"
+_LOGGING: Final = Path(__file__).parent / "log4j.properties"
+
+
+@dataclass(frozen=True)
+class Release:
+    """A release of Kafka: the number in the names of its jars, what controls it, and whether it has transactions."""
+
+    number: str
+    zookeeper: bool = False
+    transactions: bool = True
+
+
+# By the name that a test has for it, the oldest first. KRaft is a preview in 2.8 and 3.0, and ends ZooKeeper in 4.0.
+RELEASES: Final[Mapping[str, Release]] = {
+    "2.8.2": Release("2.8.2", zookeeper=True),
+    "2.8.2-kraft": Release("2.8.2", transactions=False),
+    "3.0.2": Release("3.0.2", zookeeper=True),
+    "3.0.2-kraft": Release("3.0.2"),
+    "3.6.2": Release("3.6.2"),
+    "3.9.1": Release("3.9.1", zookeeper=True),
+}
+# The last one whose topics have no IDs.
+TOO_OLD: Final = Release("2.7.2", zookeeper=True)
+
+
+class ZooKeeper(Server):
+    """One ZooKeeper, from the jars of the broker that it controls."""
+
+    name: ClassVar[str] = "zookeeper"
+    title: ClassVar[str] = "ZooKeeper"
+    usual_ports: ClassVar[Mapping[str, int]] = {"client": 2181}
+
+    def __init__(self, folder: Path, state: StateFile, broker: "ReleasedBroker") -> None:
+        super().__init__(folder, state)
+        self._broker = broker
+        self._properties_file = folder / "zookeeper.properties"
+
+    def _prepare(self) -> None:
+        properties = {
+            "dataDir": str(self.data_dir),
+            "clientPort": str(self.port),
+            "clientPortAddress": HOST,
+            "admin.enableServer": "false",
+        }
+        self._properties_file.write_text("".join(f"{key}={value}\n" for key, value in properties.items()))
+
+    def _spawn(self) -> Recorded:
+        main = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
+        return spawn(self._broker._java(main, self._properties_file), log=self.log_file, cwd=self.folder)
+
+    def _ask(self) -> None:
+        if not accepts(self.port):
+            raise NotReady(f"nothing listens on port {self.port}")
+
+
+class ReleasedBroker(Broker):
+    """A broker of a release, with the ZooKeeper that it needs."""
+
+    def __init__(self, folder: Path, state: StateFile, jars_dir: Path, release: Release) -> None:
+        name = f"kafka-{release.number}"
+        super().__init__(folder, state, lambda: fetch_jars(name, jars_dir, definitions=_DEFINITIONS))
+        self._zookeeper = ZooKeeper(folder.with_name("zookeeper"), state, self) if release.zookeeper else None
+
+    def configure(
+        self, ports: Mapping[str, int], settings: Mapping[str, str] | None, *, anywhere: bool = False
+    ) -> None:
+        if self._zookeeper is not None:
+            self._zookeeper.configure({}, None, anywhere=True)
+        super().configure(ports, settings, anywhere=anywhere)
+
+    def launch(self) -> None:
+        if self._zookeeper is not None:
+            self._zookeeper.start()
+        super().launch()
+
+    def stop(self, timeout_s: float = 30) -> None:
+        super().stop(timeout_s)
+        if self._zookeeper is not None:
+            self._zookeeper.stop(timeout_s)
+
+    def kill(self) -> None:
+        super().kill()
+        if self._zookeeper is not None:
+            self._zookeeper.kill()
+
+    def _prepare(self) -> None:
+        if self._zookeeper is None:
+            super()._prepare()
+            return
+        self._choose_secret()
+        properties = server_properties(self.ports, self.data_dir, self.secret)
+        listener = properties["advertised.listeners"]
+        of_kraft = {
+            name for name in properties if "controller" in name or name in ("process.roles", "node.id")
+        }
+        properties = {name: value for name, value in properties.items() if name not in of_kraft} | {
+            "broker.id": "1",
+            "zookeeper.connect": self._zookeeper.address,
+            "listeners": listener,
+            "listener.security.protocol.map": "CLIENT:SASL_PLAINTEXT",
+        }
+        properties |= self.settings
+        write_secret(self._properties_file, "".join(f"{key}={value}\n" for key, value in properties.items()))
+
+    def _java(self, main: str, *arguments: str | Path) -> list[str | Path]:
+        java, *more = super()._java(main, *arguments)
+        return [java, f"-Dlog4j.configuration={_LOGGING.as_uri()}", *more]
+
+
+@contextmanager
+def released_stack(release: Release, purpose: str = "release") -> Iterator[LocalStack]:
+    """A stack, not started yet, whose broker is of a release."""
+    controller = "zookeeper" if release.zookeeper else "kraft"
+    stack = new_stack(f"{purpose}-{release.number.replace('.', '-')}-{controller}")
+    broker = ReleasedBroker(
+        stack.folder / "kafka", StateFile(stack.folder / "state.json"), stack.jars_dir, release
+    )
+    stack.broker = broker
+    try:
+        yield stack
+    finally:
+        broker.stop()  # also the ZooKeeper of a broker that has ended
+        stack.down(delete=True)
