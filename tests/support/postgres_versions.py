@@ -44,11 +44,10 @@ def stacks_with(version: int) -> Iterator[None]:
 
 
 def close_public(stack: LocalStack, version: int) -> None:
-    """Let nobody else create functions in the schema public of databases to come, as from Postgres 15 on."""
-    if version < 15:
-        execute_alone(
-            make_dsn(stack.postgres_dsn, dbname="template1"), "revoke create on schema public from public"
-        )
+    """Let nobody else create functions in the schema public of the stack's databases, as from Postgres 15 on."""
+    for database in ("template1", "exactbatch") if version < 15 else ():
+        dsn = make_dsn(stack.postgres_dsn, dbname=database)
+        execute_alone(dsn, "revoke create on schema public from public")
 
 
 @contextmanager
