@@ -14,6 +14,7 @@ from exactbatch.errors import ConfigurationError, TargetMismatch
 from exactbatch.ledger import migrate
 from exactbatch.postgres.arrow import connect_arrow
 from exactbatch.postgres.connection import Connection, connect, transaction
+from exactbatch.postgres.dsn import refused_connection
 from exactbatch.postgres.input_checks import is_refused, refusal
 from exactbatch.postgres.types import type_named
 from exactbatch.sinks.aggregate.group_key import check_group_key, create_group_key, group_key
@@ -85,6 +86,27 @@ def test_postgres_13_is_refused_by_its_version(opener: Any) -> None:
 
 
 @pytest.mark.parametrize("opener", OPENERS)
+def test_a_server_that_is_too_old_is_refused_also_behind_a_pooler_that_drops_options(
+    database: str, opener: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("exactbatch.postgres.server_version.OLDEST", 990000)
+    with pytest.raises(
+        ConfigurationError, match=r"expected Postgres 99 or newer, found \d\d\. Upgrade the server"
+    ):
+        opener(database, application="tests")
+
+
+@pytest.mark.parametrize("answer", ['unrecognized configuration parameter "x"', "unbekannter Parameter »x«"])
+def test_an_old_server_is_refused_by_its_version_in_whatever_language_it_answers(
+    database: str, answer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("exactbatch.postgres.server_version.OLDEST", 990000)
+    error = refused_connection(f"connection to server failed: FATAL: {answer}", database)
+    assert str(error).startswith("expected Postgres 99 or newer, found ")
+    assert isinstance(error, ConfigurationError)
+
+
+@pytest.mark.parametrize("opener", OPENERS)
 def test_a_parameter_that_the_server_does_not_know_is_named(database: str, opener: Any) -> None:
     with pytest.raises(ConfigurationError) as caught:
         opener(make_dsn(database, options="-c colour=red"), application="tests")
@@ -139,6 +161,13 @@ def test_an_error_of_the_server_is_not_taken_for_one_of_a_value(server: Connecti
         server.rollback()
 
 
+@pytest.fixture(params=["as the server can", "as with Postgres 14"])
+def keys(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make keys as the server can, or without `nulls not distinct`."""
+    if request.param == "as with Postgres 14":
+        monkeypatch.setattr("exactbatch.sinks.aggregate.group_key.NULLS_NOT_DISTINCT", 990000)
+
+
 GROUPS: Final = (
     Column("name", "text"),
     Column("tags", "text[]"),
@@ -156,6 +185,7 @@ ROWS: Final = tuple(
 )
 
 
+@pytest.mark.usefixtures("keys")
 def test_a_target_has_one_row_for_each_group_also_where_values_are_null(server: Connection) -> None:
     table = TargetTable("public.grouped")
     with transaction(server) as cursor:
@@ -175,6 +205,7 @@ def test_a_target_has_one_row_for_each_group_also_where_values_are_null(server: 
         server.rollback()
 
 
+@pytest.mark.usefixtures("keys")
 def test_an_existing_target_needs_the_key_that_the_message_creates(server: Connection) -> None:
     table, groups = TargetTable("public.grouped"), (Column("name", "text"), Column("tags", "text[]"))
     with transaction(server) as cursor:
