@@ -7,7 +7,7 @@ import signal
 import sys
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +26,7 @@ from exactbatch.settings import Settings
 from support.databases import execute_alone
 from support.environment import HOME, LONG, TESTS
 from support.jvm import quick_kafka, quick_spark
+from support.postgres_versions import TESTED, close_public, stacks_with
 from support.readers import READERS, read_with
 from support.stacks import new_stack
 from support.topics import Topic, await_leaders
@@ -92,6 +93,13 @@ def _quick_brokers(request: pytest.FixtureRequest) -> None:
         os.environ["KAFKA_OPTS"] = quick_kafka(HOME)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _postgres_version() -> Iterator[None]:
+    """Let the stacks of this run have the Postgres of EXACTBATCH_TEST_POSTGRES, if it is set."""
+    with stacks_with(TESTED) if TESTED else nullcontext():
+        yield
+
+
 @pytest.fixture(scope="session")
 def stack() -> Iterator[LocalStack]:
     """Kafka and Postgres for this test run; tests that stop a server start it again."""
@@ -99,6 +107,8 @@ def stack() -> Iterator[LocalStack]:
     try:
         with _one_at_a_time():
             stack.up()
+        if TESTED:
+            close_public(stack, TESTED)
         yield stack
     finally:
         stack.down(delete=True)

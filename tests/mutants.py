@@ -61,6 +61,7 @@ _SHARED: Final = "tests/integration/test_shared_targets.py"
 _REFUSED: Final = "tests/integration/test_refused_records.py"
 _BY_BATCH: Final = "tests/integration/test_by_batch.py"
 _MERGE: Final = "tests/integration/test_merge.py"
+_VERSIONS: Final = "tests/integration/test_postgres_versions.py"
 _DEBEZIUM: Final = "tests/unit/test_debezium"
 _FLATTENED: Final = "tests/unit/test_flattened.py"
 _PLAIN_KEYS: Final = "tests/unit/test_plain_keys.py"
@@ -1481,6 +1482,76 @@ MUTANTS: Final = (
         "        if not (is_comparable and cast.holds_lineage):\n",
         "        if not cast.holds_lineage:\n",
         (f"{_KINDS}::test_lineage_that_a_column_may_change_is_refused_until_the_statement_of_the_message",),
+    ),
+    Mutant(
+        "a text that is longer than its type is taken for a value of it",
+        "ledger/migrations/0022_refusal_of_input.sql",
+        "        type, modifier\n",
+        "        type, -1\n",
+        (f"{_VERSIONS}::test_a_text_is_refused_exactly_if_its_type_refuses_it_and_with_the_same_message",),
+    ),
+    Mutant(
+        "a text with quotes is not checked as it is",
+        "ledger/migrations/0022_refusal_of_input.sql",
+        "(pg_catalog.replace(value, '\\', '\\\\'), '\"', '\\\"')",
+        "(pg_catalog.replace(value, '\\', '\\\\'), '\"', '')",
+        (f"{_VERSIONS}::test_a_text_is_refused_exactly_if_its_type_refuses_it_and_with_the_same_message",),
+    ),
+    Mutant(
+        "a full disk is taken for a value that its type refuses",
+        "ledger/migrations/0022_refusal_of_input.sql",
+        "'^(08|25|40|53|57",
+        "'^(08|25|40|57",
+        (f"{_VERSIONS}::test_an_error_of_the_server_is_not_taken_for_one_of_a_value",),
+    ),
+    Mutant(
+        "without nulls not distinct, a group of an empty array is that of null",
+        "sinks/aggregate/group_key.py",
+        '            yield sql.SQL("({} is null)").format(name)\n',
+        "",
+        (f"{_VERSIONS}::test_a_target_has_one_row_for_each_group_also_where_values_are_null",),
+    ),
+    Mutant(
+        "without nulls not distinct, groups of null have several rows",
+        "sinks/aggregate/group_key.py",
+        '"(array[{}])"',
+        '"({})"',
+        (f"{_VERSIONS}::test_a_target_has_one_row_for_each_group_also_where_values_are_null",),
+    ),
+    Mutant(
+        "a driver takes a server that is too old",
+        "postgres/connection.py",
+        "    check_version(version)\n",
+        "",
+        (f"{_VERSIONS}::test_a_server_that_is_too_old_is_refused_also_behind_a_pooler_that_drops_options",),
+    ),
+    Mutant(
+        "executors take a server that is too old",
+        "postgres/arrow.py",
+        "        check_version(version)\n",
+        "",
+        (f"{_VERSIONS}::test_a_server_that_is_too_old_is_refused_also_behind_a_pooler_that_drops_options",),
+    ),
+    Mutant(
+        "an old server that does not know a parameter is not refused by its version",
+        "postgres/dsn.py",
+        "    if version is not None and (old := too_old(version)) is not None:\n",
+        "    if parameter is None and version is not None and (old := too_old(version)) is not None:\n",
+        (f"{_VERSIONS}::test_an_old_server_is_refused_by_its_version_in_whatever_language_it_answers",),
+    ),
+    Mutant(
+        "a parameter that the server does not know is retried",
+        "postgres/session_settings.py",
+        "    return None if found is None else found[1]\n",
+        "    return None\n",
+        (f"{_VERSIONS}::test_a_parameter_that_the_server_does_not_know_is_named",),
+    ),
+    Mutant(
+        "a connection whose password comes from Azure is taken without one",
+        "airflow/connections.py",
+        '_CLOUD_PASSWORD: Final = ("azure_conn_id", "iam",',
+        '_CLOUD_PASSWORD: Final = ("iam",',
+        ("tests/unit/test_connections.py::test_what_libpq_does_not_know_is_named",),
     ),
     Mutant(
         "a collation treats different topics as equal",

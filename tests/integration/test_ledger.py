@@ -14,7 +14,6 @@ import pytest
 from exactbatch import Append, Json, OffsetRange, Pipeline
 from exactbatch.errors import (
     BatchLost,
-    ConfigurationError,
     IdentityChanged,
     NotRegistered,
     PostgresUnavailable,
@@ -162,16 +161,6 @@ def test_an_empty_database_is_not_taken_for_a_first_run(empty):
     assert "Check the connection string. If this is the right database, run `exactbatch init`" in str(
         caught.value
     )
-
-
-def test_a_server_that_is_too_old_is_refused(empty):
-    class Old:
-        server_version = 150004
-
-    with pytest.raises(
-        ConfigurationError, match="expected Postgres 16 or newer, found 15. Upgrade the server"
-    ):
-        migrate(Old())
 
 
 def test_a_pipeline_is_registered_once(connection, ledger):

@@ -107,6 +107,7 @@ def test_what_airflows_own_hook_takes_is_left_out(monkeypatch):
     ("extra", "said"),
     [
         ('{"iam": true}', "has 'iam' in its extra: exactbatch asks no cloud for a password"),
+        ('{"azure_conn_id": "azure"}', "has 'azure_conn_id' in its extra: exactbatch asks no cloud for a"),
         ('{"colour": "red"}', 'not a libpq parameter: invalid dsn: invalid connection option "colour"'),
     ],
 )

@@ -18,7 +18,6 @@ from exactbatch.settings import Settings, parse_object
 _AIRFLOW_ONLY: Final = frozenset(
     {
         "aws_conn_id",
-        "azure_conn_id",
         "client_log_level",
         "cluster-identifier",
         "cluster_identifier",
@@ -31,7 +30,7 @@ _AIRFLOW_ONLY: Final = frozenset(
     }
 )
 # With these, Airflow's hook requests the password from a cloud.
-_CLOUD_PASSWORD: Final = ("iam", "redshift", "redshift-serverless")
+_CLOUD_PASSWORD: Final = ("azure_conn_id", "iam", "redshift", "redshift-serverless")
 
 logger = logging.getLogger(__name__)
 

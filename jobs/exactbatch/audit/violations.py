@@ -5,6 +5,8 @@ from collections.abc import Iterator, Sequence
 from psycopg2 import sql
 
 from exactbatch.columns import Column
+from exactbatch.postgres.input_checks import is_refused
+from exactbatch.postgres.types import modifier_of
 
 
 def violations(
@@ -14,12 +16,15 @@ def violations(
     a value is not of its column's type."""
     values = [
         sql.SQL(
-            "case when {value} is null then null when pg_input_is_valid({value}::text, {name}) "
-            "then {value}::text::{type} end as {column}"
+            "case when {value} is null or {refused} then null else {value}::text::{type} end as {column}"
         ).format(
             value=sql.Identifier("e", column.name),
             column=sql.Identifier(column.name),
-            name=sql.Literal(column.type),
+            refused=is_refused(
+                sql.SQL("{}::text").format(sql.Identifier("e", column.name)),
+                column.type,
+                modifier_of(column.type),
+            ),
             type=sql.SQL(column.type),
         )
         for column in columns

@@ -7,12 +7,11 @@ from importlib.resources.abc import Traversable
 import psycopg2.errors
 from psycopg2 import sql
 
-from exactbatch.errors import ConfigurationError, NotRegistered
+from exactbatch.errors import NotRegistered
 from exactbatch.postgres.connection import Connection, Cursor, transaction
 from exactbatch.postgres.creation import create_named, create_schema
 
 _MIGRATIONS = resources.files("exactbatch.ledger") / "migrations"
-_OLDEST_POSTGRES = 160000  # pg_input_is_valid() came with 16
 
 
 def migrations(folder: Traversable = _MIGRATIONS) -> list[tuple[int, str]]:
@@ -31,12 +30,8 @@ def migrate(
 
     `progress` receives a sentence before each version that changes an existing ledger.
 
-    Raises ConfigurationError for Postgres older than 16, and NotRegistered for a ledger of a newer program.
+    Raises NotRegistered for a ledger of a newer program.
     """
-    if connection.server_version < _OLDEST_POSTGRES:
-        raise ConfigurationError(
-            f"expected Postgres 16 or newer, found {connection.server_version // 10000}. Upgrade the server."
-        )
     with transaction(connection) as cursor:
         return apply_migrations(cursor, folder, progress=progress)
 

@@ -122,7 +122,7 @@ class Postgres(Server):
     def _initdb(self, account: pwd.struct_passwd | None) -> None:
         self._progress("creating the Postgres data directory")
         # Nobody may connect before there is a password.
-        options = ("--auth=reject", "--encoding=UTF8", "--no-locale", "--no-instructions")
+        options = ("--auth=reject", "--encoding=UTF8", "--no-locale")
         answer = subprocess.run(
             as_account(account, [executables() / "initdb", "-D", self.data_dir, "-U", SUPERUSER, *options]),
             capture_output=True,

@@ -21,6 +21,7 @@ from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.arrow_values import as_text
 from exactbatch.postgres.connection import Cursor, connect, transaction
+from exactbatch.postgres.input_checks import can_check_input
 from exactbatch.settings import Settings
 from exactbatch.sinks import RejectRule, Sink
 from exactbatch.sinks.tables.lineage_table import LINEAGE
@@ -136,6 +137,12 @@ def _check_target(pipeline: Pipeline, trial: Trial, settings: Settings) -> None:
     try:
         with transaction(connection) as cursor:
             cursor.execute("set transaction read only")
+            if not can_check_input(cursor):
+                trial.unchecked = (
+                    f"Postgres {connection.server_version // 10000} checks values by a function of the ledger, and "
+                    f"the database {connection.info.dbname!r} has no ledger of this version: run `exactbatch init`"
+                )
+                return
             rules = _rules(cursor, pipeline, trial)
             _reject(cursor, pipeline, trial, rules)
     finally:

@@ -8,6 +8,7 @@ from adbc_driver_manager import Error as AdbcError
 
 from exactbatch.errors.translation import adbc_message, is_not_connected, translate
 from exactbatch.postgres.dsn import complete_dsn, connecting_errors, refused_connection
+from exactbatch.postgres.server_version import check_version
 from exactbatch.postgres.session_settings import (
     EFFECTIVE_SETTINGS,
     OWN_PATH,
@@ -122,6 +123,7 @@ def _open(dsn: str, settings: SessionSettings) -> ArrowConnection:
     connection = _connect(dsn)
     try:
         version = _server_version(connection)
+        check_version(version)
         connection.begin_with(settings.statements(version))
         with connection.cursor() as cursor:
             cursor.execute(EFFECTIVE_SETTINGS)

@@ -16,6 +16,7 @@ from exactbatch.errors.sqlstates import INSUFFICIENT_PRIVILEGE
 from exactbatch.errors.translation import translate
 from exactbatch.postgres.deadlines import deadlines
 from exactbatch.postgres.dsn import complete_dsn, connecting_errors
+from exactbatch.postgres.server_version import check_version
 from exactbatch.postgres.session_settings import (
     EFFECTIVE_SETTINGS,
     OWN_PATH,
@@ -194,9 +195,9 @@ def connect(
     server does not report that. With None there is no limit: a COPY lasts as long as it takes to read what it
     copies, and batch/rows/watchdog.py limits the waits for the server alone.
 
-    Raises ConfigurationError if the server refuses the login, the password or the database, or if a server, login
-    or pooler prevents a setting from taking effect. Raises PostgresUnavailable if the server cannot be reached or
-    has no free session.
+    Raises ConfigurationError if the server is too old, if it refuses the login, the password or the database, or if a
+    server, login or pooler prevents a setting from taking effect. Raises PostgresUnavailable if the server cannot be
+    reached or has no free session.
     """
     settings = SessionSettings(
         lock_timeout=milliseconds(timeout),
@@ -222,6 +223,7 @@ def connect(
 def _verify(connection: Connection, settings: SessionSettings) -> None:
     """Raise ConfigurationError unless a transaction has all settings; pin them in every later one."""
     version = connection.server_version
+    check_version(version)
     connection.pins = settings.statements(version)
     with connection.cursor() as cursor:
         cursor.execute(EFFECTIVE_SETTINGS)

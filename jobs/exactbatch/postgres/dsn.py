@@ -1,7 +1,7 @@
 """Connection strings: what the client adds to a user's own, and what the errors of connecting mean."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Final
 
 import psycopg2
@@ -10,11 +10,13 @@ from psycopg2.extensions import make_dsn, parse_dsn
 from exactbatch.errors import ConfigurationError, ExactbatchError
 from exactbatch.errors.sqlstates import connection_error
 from exactbatch.errors.translation import psycopg2_message
+from exactbatch.postgres.server_version import OLDEST, too_old
 from exactbatch.postgres.session_settings import (
     SessionSettings,
     milliseconds,
     names_startup_options,
     startup_options_refused,
+    unknown_parameter,
 )
 
 CONNECT_TIMEOUT: Final = 10  # seconds
@@ -64,19 +66,30 @@ def refused_connection(message: str, dsn: str) -> ExactbatchError:
     """Return the error for libpq's message about a connection that was not established.
 
     libpq does not tell the SQLSTATE, and each server words a refusal in its own way: whether it refuses the startup
-    options shows when it takes the user's own connection string, which has none of exactbatch's.
+    options shows when it takes the user's own connection string, which has none of exactbatch's. An old server does not
+    know all of them.
     """
     if names_startup_options(message):
         return startup_options_refused(message)
-    error = connection_error(message)
-    if _ANSWER in message and error.sqlstate is None and _connects(dsn):
-        return startup_options_refused(message)
-    return error
+    error, parameter = connection_error(message), unknown_parameter(message)
+    if parameter is None and (_ANSWER not in message or error.sqlstate is not None):
+        return error
+    version = _version(dsn)
+    if version is not None and (old := too_old(version)) is not None:
+        return old
+    if parameter is not None:
+        return ConfigurationError(
+            f"the server has no configuration parameter {parameter!r} ({message}). Remove it from the options of the "
+            f"connection string and from PGOPTIONS. If it is in neither, exactbatch sets it: use a server that has "
+            f"all parameters of Postgres {OLDEST // 10000}, in docs/settings.md."
+        )
+    return error if version is None else startup_options_refused(message)
 
 
-def _connects(dsn: str) -> bool:
+def _version(dsn: str) -> int | None:
+    """Return the version of the server behind the user's own connection string; None if it refuses that, too."""
     try:
-        psycopg2.connect(dsn, connect_timeout=CONNECT_TIMEOUT).close()
+        with closing(psycopg2.connect(dsn, connect_timeout=CONNECT_TIMEOUT)) as connection:
+            return int(connection.server_version)
     except psycopg2.Error:
-        return False
-    return True
+        return None

@@ -19,6 +19,7 @@ _SPACE: Final = "\\ "  # in libpq's `options`
 _REFUSED_OPTIONS: Final = re.compile(
     r"unsupported startup parameter|(command-line|startup) options? (is|are) not|n.t support command-line options"
 )
+_UNKNOWN_PARAMETER: Final = re.compile(r'unrecognized configuration parameter "([^"]+)"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +278,12 @@ class EffectiveSettings:
 def names_startup_options(message: str) -> bool:
     """True for the message of a server or pooler that refuses startup options, as PgBouncer and RDS Proxy word it."""
     return _REFUSED_OPTIONS.search(message) is not None
+
+
+def unknown_parameter(message: str) -> str | None:
+    """Return the configuration parameter that a server does not know, from its message; None for another message."""
+    found = _UNKNOWN_PARAMETER.search(message)
+    return None if found is None else found[1]
 
 
 def startup_options_refused(message: str) -> ConfigurationError:

@@ -134,15 +134,20 @@ def type_named(cursor: Cursor, name: str) -> PgType:
     (oid,) = cursor.fetchone()
     if oid is None:
         raise ConfigurationError(f"the database has no type {name}. Create it, or correct the schema.")
+    modifier = modifier_of(name)
+    return pg_types(cursor, {(oid, modifier)})[oid, modifier]
+
+
+def modifier_of(name: str) -> int:
+    """Return the modifier, as pg_attribute has it, of a type by its name in a pipeline's schema; -1 if it has none."""
     numbers = [int(number) for number in re.findall(r"(?<=[(,])\d+", name)] if "." not in name else []
     match numbers:
         case [precision, scale]:
-            modifier = (precision << 16 | scale) + _HEADER
+            return (precision << 16 | scale) + _HEADER
         case [length]:
-            modifier = length + _HEADER
+            return length + _HEADER
         case _:
-            modifier = -1
-    return pg_types(cursor, {(oid, modifier)})[oid, modifier]
+            return -1
 
 
 def refusal_of_null(cursor: Cursor, type_: PgType) -> str | None:

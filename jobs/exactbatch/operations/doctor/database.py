@@ -9,7 +9,6 @@ from exactbatch.ledger import check_schema
 from exactbatch.operations.doctor.finding import Finding, Level, of_error
 from exactbatch.postgres.connection import Connection, transaction
 
-OLDEST_POSTGRES: Final = 16
 SKEW: Final = 2.0  # seconds
 # Of the sessions that one batch may need: 32 tasks (max_connections of a pipeline) and 3 of the driver.
 SESSIONS: Final = 35
@@ -116,13 +115,6 @@ def check_privileges(connection: Connection) -> Iterator[Finding]:
 
 def check_settings(connection: Connection) -> Iterator[Finding]:
     """Look for settings of the server that stop or endanger batches."""
-    if (version := connection.server_version // 10000) < OLDEST_POSTGRES:
-        yield Finding(
-            "server settings",
-            "problem",
-            f"expected Postgres 16 or newer, found {version}",
-            "Upgrade the server.",
-        )
     with transaction(connection) as cursor:
         cursor.execute(_SETTINGS)
         row = cursor.fetchone()

@@ -9,6 +9,7 @@ from psycopg2 import sql
 from exactbatch.columns import Column
 from exactbatch.errors import TargetMismatch
 from exactbatch.postgres.connection import Cursor
+from exactbatch.sinks.aggregate.group_key import group_key
 from exactbatch.sinks.aggregate.partial_results import MERGED, PartialResults
 from exactbatch.sinks.aggregate.window_finality import WindowFinality
 from exactbatch.sinks.tables.affected_keys import AFFECTED
@@ -116,7 +117,7 @@ class MergedGroups:
                 own=own,
                 own_values=own_values,
                 rows=rows,
-                groups=column_list(self.partials.group_columns),
+                groups=group_key(self.partials.group_columns_of(columns)),
                 changes=sql.SQL(", ").join(changes),
                 differs=differs(column_list(values, of="t"), sql.SQL(", ").join(values.values())),
             ),

@@ -51,6 +51,10 @@ class PartialResults:
             *(Column(name, function.type_of(values)) for name, function in self.aggregates.items()),
         )
 
+    def group_columns_of(self, columns: Sequence[Column]) -> tuple[Column, ...]:
+        """Return the columns that name the group of a row, with their types."""
+        return self.result_columns(columns)[: len(self.group_by)]
+
     def prepare(self, cursor: Cursor, columns: Sequence[Column], *, evolve: Evolve) -> None:
         """Create the table if it is missing, and otherwise check its columns."""
         if self.table.prepare(cursor, (*self.result_columns(columns), RECORDS), evolve=evolve, exact=True):
@@ -161,7 +165,7 @@ class PartialResults:
             sql.SQL("{} as {}").format(
                 _representative(sql.Identifier("p", column.name), column.type), sql.Identifier(column.name)
             )
-            for column in self.result_columns(columns)[: len(self.group_by)]
+            for column in self.group_columns_of(columns)
         ]
         aggregates = [
             sql.SQL("{} as {}").format(

@@ -15,6 +15,7 @@ from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.aggregate.added_results import AddedResults
 from exactbatch.sinks.aggregate.audit import compare_partials_with_records, compare_with_partials
 from exactbatch.sinks.aggregate.functions import AggregateFunction
+from exactbatch.sinks.aggregate.group_key import check_group_key, create_group_key
 from exactbatch.sinks.aggregate.merged_groups import MergedGroups
 from exactbatch.sinks.aggregate.partial_results import RECORD_COUNT, RECORDS, PartialResults, staged_values
 from exactbatch.sinks.aggregate.sum_overflow import explained_overflow
@@ -27,11 +28,10 @@ from exactbatch.sinks.staged_rows import StagedRows
 from exactbatch.sinks.tables.affected_keys import create_affected_keys
 from exactbatch.sinks.tables.lineage_table import LINEAGE, LineageTable, Part
 from exactbatch.sinks.tables.target import TargetTable
-from exactbatch.sinks.tables.target_checks import check_collations, check_operators, check_unique
+from exactbatch.sinks.tables.target_checks import check_collations, check_operators
 from exactbatch.sinks.tables.target_definition import Evolve, prepare_table
 from exactbatch.sinks.values.cast import RejectRule, own_casts, reject_rules
 from exactbatch.sinks.values.check_fits import check_fits
-from exactbatch.sinks.values.null_safe_groups import column_list
 
 _RESERVED: Final = {RECORDS.name, FINAL.name, REVISIONS.name, *(column.name for column in LINEAGE)}
 _PARTIAL, _WATERMARK = "_partial", "_watermark"
@@ -226,15 +226,11 @@ class Aggregate(SinkDefaults):
             exact=True,
         )
         if not created:
-            check_unique(cursor, self._target, self.key_columns, nulls_equal=True)
+            check_group_key(cursor, self._target, self._partials.group_columns_of(columns))
             check_collations(cursor, self._target, self.key_columns)
         check_operators(cursor, self._target, self.key_columns)
         if created:
-            cursor.execute(
-                sql.SQL("alter table {} add unique nulls not distinct ({})").format(
-                    self.table, column_list(self.key_columns)
-                )
-            )
+            create_group_key(cursor, self._target, self._partials.group_columns_of(columns))
             if self.finality is not None:
                 self.finality.create_index(cursor, self._target)
 

@@ -45,7 +45,8 @@ select array_agg(pg_get_indexdef(i.indexrelid, k.number::int, true) order by k.n
        array_agg(case when c.oid is not null then format('%%I.%%I', cn.nspname, c.collname) end order by k.number)
            as collations,
        array_agg(format('operator(%%I.%%s)', n.nspname, o.oprname) order by k.number) as operators,
-       coalesce(pg_get_expr(i.indpred, i.indrelid), 'true') as predicate, i.indnullsnotdistinct as nulls_equal
+       coalesce(pg_get_expr(i.indpred, i.indrelid), 'true') as predicate,
+       bool_or(coalesce((to_jsonb(i) ->> 'indnullsnotdistinct')::boolean, false)) as nulls_equal
 from family f join pg_index i on i.indrelid = f.oid
 left join pg_constraint x on x.conindid = i.indexrelid and x.conexclop is not null
 cross join lateral unnest((i.indcollation::oid[])[0:i.indnkeyatts - 1], (i.indclass::oid[])[0:i.indnkeyatts - 1],

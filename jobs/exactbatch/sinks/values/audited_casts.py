@@ -8,6 +8,8 @@ from typing import Final
 
 from psycopg2 import sql
 
+from exactbatch.postgres.input_checks import is_refused
+
 # What a type declares besides its name: (3), (10,2).
 _MODIFIER: Final = re.compile(r"\(\d+(?:,-?\d+)?\)")
 _INTEGERS: Final = {"smallint", "integer", "bigint"}
@@ -42,7 +44,7 @@ def lost(value: sql.Composable, kept: str, target: str) -> sql.Composable | None
             target=sql.SQL(target),
             # Without a length, char is char(1).
             unlimited=sql.SQL(re.sub(r"^character(?! varying)", "bpchar", into)),
-            name=sql.Literal(target),
+            refused=is_refused(sql.SQL("({})::text").format(value), target, modifier=-1),
             number=sql.Literal(_NUMBER),
         )
     )
@@ -63,9 +65,9 @@ def _condition(from_: str, into: str, *, has_modifier: bool) -> str | None:
             return "{v}::{target}::text::numeric <> {v}::numeric"
         if into in _EXACT or from_.endswith("[]"):
             return None
-        # It may be a domain with a length or a scale, which a cast cuts off.
+        # The type has no modifier here. It may be a domain with a length or a scale, which a cast cuts off.
         return (
-            "case when not pg_input_is_valid({v}::text, {name}) then true when {v} ~ {number} "
+            "case when {refused} then true when {v} ~ {number} "
             "and {v}::{target}::text ~ {number} then {v}::{target}::text::numeric <> {v}::numeric else false end"
         )
     if from_.endswith("[]"):

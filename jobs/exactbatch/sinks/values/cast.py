@@ -10,6 +10,7 @@ from psycopg2 import sql
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError, TargetMismatch
 from exactbatch.postgres.connection import Cursor
+from exactbatch.postgres.input_checks import is_refused, refusal
 from exactbatch.postgres.types import PgType, refusal_of_null, type_named
 from exactbatch.sinks.values.exact_values import (
     INTEGERS,
@@ -116,7 +117,7 @@ class Cast:
         name, type_ = self._name, sql.SQL(self.type)
         text = self._text(name)
         where = f"column {self.column.name!r}, {self.type}: "
-        invalid = sql.SQL("not pg_input_is_valid({}, {})").format(text, sql.Literal(self.type))
+        invalid = is_refused(text, self.type, self.target.modifier)
         if self.null_refused is not None:
             invalid = sql.SQL("({} is null or {})").format(name, invalid)
         # The order matters: invalid input cannot be cast to see whether it stays the same.
@@ -128,13 +129,10 @@ class Cast:
             condition = altered
         else:
             condition = sql.SQL("case when {} then true else {} end").format(invalid, altered)
-        reason = sql.SQL(
-            "{where} || coalesce((pg_input_error_info({text}, {type_name})).message, {description})"
-        ).format(
-            where=sql.Literal(where),
-            text=text,
-            type_name=sql.Literal(self.type),
-            description=self._description(name, type_),
+        reason = sql.SQL("{} || coalesce({}, {})").format(
+            sql.Literal(where),
+            refusal(text, self.type, self.target.modifier),
+            self._description(name, type_),
         )
         if self.null_refused is not None:
             reason = sql.SQL("case when {} is null then {} else {} end").format(

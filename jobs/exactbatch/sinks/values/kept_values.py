@@ -7,6 +7,7 @@ from typing import Final
 from psycopg2 import sql
 
 from exactbatch.columns import Column
+from exactbatch.postgres.input_checks import is_refused, refusal
 from exactbatch.postgres.types import PgType
 from exactbatch.sinks.values.cast import Cast, RejectRule
 from exactbatch.sinks.values.exact_values import holds_all
@@ -42,7 +43,7 @@ def _rule(kept: PgType, cast: Cast) -> RejectRule | None:
             if as_staged.is_possible:
                 return as_staged.reject_rule
     name, type_ = sql.Identifier(cast.column.name), sql.SQL(target.sql_name)
-    text, type_name = sql.SQL("{}::text").format(name), sql.Literal(target.sql_name)
+    text = sql.SQL("{}::text").format(name)
     # Equal numbers may have another number of decimal places; of all other types the text is to be the same.
     lost = (
         sql.SQL("{name}::{type}::{kept} <> {name}")
@@ -50,13 +51,12 @@ def _rule(kept: PgType, cast: Cast) -> RejectRule | None:
         else sql.SQL('{name}::{type}::text collate "C" <> {name}::text')
     ).format(name=name, type=type_, kept=sql.SQL(kept.sql_name))
     return RejectRule(
-        sql.SQL("case when not pg_input_is_valid({}, {}) then true else {} end").format(
-            text, type_name, lost
+        sql.SQL("case when {} then true else {} end").format(
+            is_refused(text, target.sql_name, target.modifier), lost
         ),
-        sql.SQL("{} || coalesce((pg_input_error_info({}, {})).message, {} || left({}, {}))").format(
+        sql.SQL("{} || coalesce({}, {} || left({}, {}))").format(
             sql.Literal(f"column {cast.column.name!r}, {target.sql_name}: "),
-            text,
-            type_name,
+            refusal(text, target.sql_name, target.modifier),
             sql.Literal("expected a value that it can hold without loss, found "),
             text,
             sql.Literal(_VALUE_CHARACTERS),
