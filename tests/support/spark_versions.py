@@ -1,10 +1,10 @@
 """Run tests with another version of Spark, and of Python, in an environment of their own.
 
-    PYTHONPATH=tests python -m support.spark_versions 4.1.4 tests/integration/test_spark_versions.py
+    PYTHONPATH=tests python -m support.spark_versions 4.1.4
     PYTHONPATH=tests python -m support.spark_versions 4.2.0 --python python3.13 tests/unit -n 2
 
-An environment has the exact packages of requirements.txt and requirements-dev.txt, but for PySpark: it stays in
-.local/venvs until `rm -r` removes it.
+Without the names of tests, these are TESTS, which every supported version passes. An environment has the exact packages
+of requirements.txt and requirements-dev.txt, but for PySpark. It stays in .local/venvs until `rm -r` removes it.
 """
 
 import argparse
@@ -17,6 +17,13 @@ from typing import Final
 ROOT: Final = Path(__file__).parents[2]
 VENVS: Final = ROOT / ".local" / "venvs"
 UV: Final = Path(sys.executable).parent / "uv"
+TESTS: Final = (
+    "tests/integration/test_spark_versions.py",
+    "tests/integration/test_refused_plan.py",
+    "tests/integration/test_lineage.py",
+    "tests/integration/test_connect.py::test_rows_rejects_and_replays_are_exact",
+    "tests/faults/test_driver.py::test_driver_whose_jvm_is_killed_says_so_and_its_retry_is_exact",
+)
 # pyspark-client would write its files over those of PySpark; each PySpark names the Py4J that it needs.
 _OTHERS: Final = ("py4j==", "pyspark==", "pyspark-client==")
 
@@ -73,7 +80,8 @@ def main() -> int:
     parsed, arguments = parser.parse_known_args()
     python = environment(parsed.spark, parsed.python)
     path = {"PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": ""}
-    return subprocess.run([python, "-m", "pytest", *arguments], cwd=ROOT, env=os.environ | path).returncode
+    tests = arguments if any(each.startswith("tests/") for each in arguments) else [*arguments, *TESTS]
+    return subprocess.run([python, "-m", "pytest", *tests], cwd=ROOT, env=os.environ | path).returncode
 
 
 if __name__ == "__main__":
