@@ -15,7 +15,7 @@ from typing import Final
 
 from exactbatch.errors import ConfigurationError
 
-# Every test of Spark runs with these: tests/support/spark_versions.py.
+# `make test-spark` runs the tests with each of them.
 SUPPORTED: Final = ("4.0", "4.1", "4.2", "4.3")
 _JAR: Final = re.compile(r"spark-core_[\d.]+-(?P<version>.+)\.jar")
 

@@ -1,7 +1,7 @@
 """Run tests with another version of Spark, and of Python, in an environment of their own.
 
-    PYTHONPATH=tests python -m support.spark_versions 4.1.4
-    PYTHONPATH=tests python -m support.spark_versions 4.2.0 --python python3.13 tests/unit -n 2
+    make test-spark SPARK=4.1.4
+    make test-spark SPARK=4.2.0 ARGS="--python python3.13 tests/unit -n 2"
 
 Without the names of tests, these are TESTS, which every supported version passes. An environment has the exact packages
 of requirements.txt and requirements-dev.txt, but for PySpark. It stays in .local/venvs until `rm -r` removes it.
