@@ -53,7 +53,7 @@ _TOGETHER: Final = "tests/integration/test_together.py"
 _PATTERNS: Final = "tests/integration/test_topic_patterns.py"
 _TABLES: Final = "tests/integration/test_tables_of_topics.py"
 _RENAMING: Final = "tests/integration/test_renaming.py"
-_REFUSED: Final = "tests/integration/test_refused_plan.py"
+_PLAN: Final = "tests/integration/test_refused_plan.py"
 _LINEAGE: Final = "tests/integration/test_lineage.py"
 _ROWS: Final = "tests/integration/test_transform_rows.py"
 _EARLY: Final = "tests/integration/test_early_inserts.py"
@@ -2572,21 +2572,21 @@ MUTANTS: Final = (
         "transforms/refused_plan.py",
         'self._need_batch("subquery")',
         "pass",
-        (f"{_REFUSED}::test_rows_of_several_records_are_allowed_by_batch_alone",),
+        (f"{_PLAN}::test_rows_of_several_records_are_allowed_by_batch_alone",),
     ),
     Mutant(
         "words for the time are constants",
         "transforms/query_times.py",
         "        if word := _WORD.match(str(child.value())):\n",
         "        if word := None:\n",
-        (f"{_REFUSED}::test_what_gives_another_result_each_time_is_refused_by_name",),
+        (f"{_PLAN}::test_what_gives_another_result_each_time_is_refused_by_name",),
     ),
     Mutant(
         "what Spark calls nondeterministic passes if it is on no list",
         "transforms/refused_plan.py",
         "        elif flagged and kind not in _SUBQUERIES and _is_flagged(expression):\n",
         "        elif False:\n",
-        (f"{_REFUSED}::test_functions_of_user_are_judged_by_how_many_rows_they_get[declared]",),
+        (f"{_PLAN}::test_functions_of_user_are_judged_by_how_many_rows_they_get[declared]",),
     ),
     Mutant(
         "a fifth of a large target is not indexed",
@@ -2857,7 +2857,7 @@ MUTANTS: Final = (
         "transforms/refused_plan.py",
         "            self._note(plan.nodeName(), UNKNOWN)\n",
         "            pass\n",
-        (f"{_REFUSED}::test_an_operator_that_nobody_knows_is_refused_by_name",),
+        (f"{_PLAN}::test_an_operator_that_nobody_knows_is_refused_by_name",),
     ),
     Mutant(
         "a script of Spark is a query",
