@@ -53,7 +53,7 @@ _TOGETHER: Final = "tests/integration/test_together.py"
 _PATTERNS: Final = "tests/integration/test_topic_patterns.py"
 _TABLES: Final = "tests/integration/test_tables_of_topics.py"
 _RENAMING: Final = "tests/integration/test_renaming.py"
-_ALLOWED: Final = "tests/integration/test_allowed_plan.py"
+_PLAN: Final = "tests/integration/test_refused_plan.py"
 _LINEAGE: Final = "tests/integration/test_lineage.py"
 _ROWS: Final = "tests/integration/test_transform_rows.py"
 _EARLY: Final = "tests/integration/test_early_inserts.py"
@@ -2654,24 +2654,24 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a subquery over the records is taken for one record",
-        "transforms/allowed_plan.py",
+        "transforms/refused_plan.py",
         'self._need_batch("subquery")',
         "pass",
-        (f"{_ALLOWED}::test_rows_of_several_records_are_allowed_by_batch_alone",),
+        (f"{_PLAN}::test_rows_of_several_records_are_allowed_by_batch_alone",),
     ),
     Mutant(
         "words for the time are constants",
         "transforms/query_times.py",
         "        if word := _WORD.match(str(child.value())):\n",
         "        if word := None:\n",
-        (f"{_ALLOWED}::test_what_gives_another_result_each_time_is_refused_by_name",),
+        (f"{_PLAN}::test_what_gives_another_result_each_time_is_refused_by_name",),
     ),
     Mutant(
-        "sums of floating-point numbers pass",
-        "transforms/allowed_plan.py",
-        'if type_ in ("float", "double") or',
-        "if",
-        (f"{_ALLOWED}::test_aggregates_that_depend_on_order_of_rows_are_refused_by_name",),
+        "what Spark calls nondeterministic passes if it is on no list",
+        "transforms/refused_plan.py",
+        "        elif flagged and kind not in _SUBQUERIES and _is_flagged(expression):\n",
+        "        elif False:\n",
+        (f"{_PLAN}::test_functions_of_user_are_judged_by_how_many_rows_they_get[declared]",),
     ),
     Mutant(
         "a fifth of a large target is not indexed",
@@ -2934,15 +2934,15 @@ MUTANTS: Final = (
         "    elif _has(_TIMESTAMP, type_) and not has_format:",
         "    elif False:",
         (
-            "tests/integration/test_allowed_plan.py::test_what_gives_another_result_each_time_is_refused_by_name",
+            "tests/integration/test_refused_plan.py::test_what_gives_another_result_each_time_is_refused_by_name",
         ),
     ),
     Mutant(
         "an operator that nobody knows is allowed",
-        "transforms/allowed_plan.py",
-        "            return REFUSED.get(kind, UNKNOWN)",
-        "            return REFUSED.get(kind)",
-        (f"{_ALLOWED}::test_an_expression_that_is_on_no_list_is_refused",),
+        "transforms/refused_plan.py",
+        "            self._note(plan.nodeName(), UNKNOWN)\n",
+        "            pass\n",
+        (f"{_PLAN}::test_an_operator_that_nobody_knows_is_refused_by_name",),
     ),
     Mutant(
         "a script of Spark is a query",
@@ -4156,9 +4156,23 @@ MUTANTS: Final = (
         ("tests/unit/test_fast_path_availability.py::test_another_source_has_another_directory",),
     ),
     Mutant(
+        "PySpark with files of pyspark-client is used",
+        "pyspark_packages.py",
+        "            yield file\n",
+        "            yield from ()\n",
+        ("tests/unit/test_pyspark_packages.py",),
+    ),
+    Mutant(
+        "a version of Spark that no test has tried is used",
+        "pyspark_packages.py",
+        "    if minor_of(version) not in SUPPORTED:\n",
+        "    if False:\n",
+        ("tests/unit/test_pyspark_packages.py::test_another_version_is_refused",),
+    ),
+    Mutant(
         "a server of another version of Spark is used",
         "batch/engines/connect_engine.py",
-        "            if (version := session.version) != pyspark.__version__:\n",
+        "            if minor_of(version := session.version) != minor_of(pyspark.__version__):\n",
         "            if (version := session.version) is None:\n",
         ("tests/integration/test_connect.py::test_a_server_with_other_code_is_refused",),
     ),

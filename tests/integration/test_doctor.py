@@ -70,9 +70,9 @@ class Doctor:
 
 
 CHECKS = {
-    "java", "packages", "fast path", "class archive", "Kafka connection", "Postgres connection", "server settings",
-    "search path", "clocks", "ledger", "privileges", "pipelines", "targets", "topics", "retention", "freshness",
-    "open transactions", "forwarding", "Airflow's pools", "encryption",
+    "java", "packages", "spark", "fast path", "class archive", "Kafka connection", "Postgres connection",
+    "server settings", "search path", "clocks", "ledger", "privileges", "pipelines", "targets", "topics", "retention",
+    "freshness", "open transactions", "forwarding", "Airflow's pools", "encryption",
 }  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """The wheel: what it contains, and that it works in an environment that has nothing else."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -7,11 +8,16 @@ import subprocess
 import sys
 import sysconfig
 import zipfile
+from collections.abc import Iterator
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
 
 from exactbatch.code_identity import code_identity
+from exactbatch.local.ports import accepts, find_port
+from support.topics import record
+from support.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
 UV = Path(sys.executable).parent / "uv"
@@ -159,3 +165,80 @@ def test_a_dag_is_built_with_the_application_of_the_wheel(installed, tmp_path):
         installed / "python", "-c", DAG, PYTHONPATH=str(tmp_path), AIRFLOW_HOME=str(tmp_path / "airflow")
     )
     assert done.stdout.splitlines()[-1] == "['plan_batch', 'process_batch', 'process_replay', 'report_batch']"
+
+
+BATCHES = """
+from exactbatch import Append, Json, Pipeline
+
+driver, server = (
+    Pipeline(name=name, topics=(f"{name}_TOPIC",), value=Json("id int, name text"), sink=Append(f"public.{name}"))
+    for name in ("driver", "server")
+)
+"""
+
+
+@pytest.fixture(scope="module")
+def installed_as_documented(wheel, tmp_path_factory):
+    """The bin folder of an environment in which the resolver has chosen all packages, as `pip install` of the page."""
+    environment = tmp_path_factory.mktemp("documented")
+    run(UV, "venv", "--quiet", "--python", sys.executable, environment)
+    python = environment / "bin" / "python"
+    run(UV, "pip", "install", "--quiet", "--link-mode", "hardlink", "--python", python, wheel)
+    return environment / "bin"
+
+
+@contextlib.contextmanager
+def connect_server(installed: Path, log: Path, **environment: str) -> Iterator[str]:
+    """Start `exactbatch connect`; yield its URL."""
+    port = find_port(None)
+    command = [installed / "exactbatch", "connect", "--master", "local[2]", "--port", str(port)]
+    with log.open("wb") as out:
+        server = subprocess.Popen(
+            [*command, "--conf", "spark.ui.enabled=false"],
+            env=os.environ | environment,
+            stdout=out,
+            stderr=out,
+        )
+    try:
+        wait_for(lambda: server.poll() is not None or accepts(port))
+        assert server.poll() is None, log.read_text()
+        yield f"sc://localhost:{port}"
+    finally:
+        server.terminate()
+        server.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_batches_run_as_the_page_installs_them(installed_as_documented, make_topic, settings, tmp_path):
+    installed = installed_as_documented
+    (packages,) = installed.parent.glob("lib/python*/site-packages")
+    versions = {each.name: each.version for each in distributions(path=[str(packages)])}
+    assert versions["pyspark"] == versions["pyspark-client"]
+    suffix = tmp_path.name.lower()
+    topics = {name: make_topic(2, f"{name}_{suffix}") for name in ("driver", "server")}
+    for topic in topics.values():
+        topic.produce(*map(record, range(20)))
+    (tmp_path / "own_batches.py").write_text(BATCHES.replace("TOPIC", suffix))
+    environment = {"PYTHONPATH": str(tmp_path), **settings.as_environment()}
+
+    def exactbatch(*arguments: str, status: int = 0) -> str:
+        done = run(installed / "exactbatch", *arguments, status=status, **environment)
+        return done.stdout + done.stderr
+
+    exactbatch("init", "own_batches:driver")
+    exactbatch("init", "own_batches:server")
+    assert '"rows": 20' in exactbatch("run", "own_batches:driver", "--master", "local[2]", "--json")
+    with connect_server(installed, tmp_path / "server.log", **environment) as url:
+        assert '"rows": 20' in exactbatch("run", "own_batches:server", "--master", url, "--json")
+    for name in ("driver", "server"):
+        exactbatch("audit", f"own_batches:{name}", "--values")
+
+    # The page's command for a version without a client, and what installs the client over it.
+    replace = (UV, "pip", "install", "--quiet", "--no-deps", "--python", installed / "python", "--reinstall")
+    run(*replace, "pyspark-client==4.1.3")
+    refused = exactbatch("run", "own_batches:driver", "--master", "local[2]", status=42)
+    assert "are those of pyspark-client 4.1.3" in " ".join(refused.split())
+    run(*replace, f"pyspark=={versions['pyspark']}")
+    topics["driver"].produce(record(20))
+    assert '"rows": 1' in exactbatch("run", "own_batches:driver", "--master", "local[2]", "--json")

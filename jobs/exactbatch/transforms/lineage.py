@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame
 
 from exactbatch.columns import LINEAGE_NAMES
 from exactbatch.errors import TransformRefused
-from exactbatch.transforms.allowed_plan import RECORDS
+from exactbatch.transforms.refused_plan import RECORDS
 from exactbatch.transforms.spark_plan import analyzed_plan, class_of, id_of, items, names_of, renames_nothing
 
 # Operators that return the rows of their only input, or some of them, or several for one, with unchanged columns.

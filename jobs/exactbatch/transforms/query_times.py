@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final
 
-from exactbatch.transforms.allowed_expressions import CLOCK, CONSTANT, DATELESS, Finding
+from exactbatch.transforms.refused_expressions import CLOCK, CONSTANT, DATELESS, Finding
 from exactbatch.transforms.spark_plan import class_of, items, sql_text
 
 # What Spark replaces by the time of the query, in a cast of a constant and in a typed literal:

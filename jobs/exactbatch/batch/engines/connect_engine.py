@@ -44,6 +44,7 @@ from exactbatch.connect_url import address_of
 from exactbatch.errors import ConfigurationError, ExactbatchError, TasksFailed
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Connection
+from exactbatch.pyspark_packages import check_pyspark, minor_of
 
 logger = logging.getLogger(__name__)
 
@@ -82,9 +83,11 @@ class ConnectEngine:
     def executors(self, pipeline: Pipeline, where: str) -> "Iterator[ConnectExecutors]":
         """Open a session on the server for one batch.
 
-        Raises ConfigurationError for a pipeline that needs a Spark driver, and for a server of another version.
+        Raises ConfigurationError for a pipeline that needs a Spark driver, for a server of another minor version, and
+        for a PySpark with files of two versions.
         """
         check_pipeline(pipeline)
+        check_pyspark()
         with self._open() as session:
             executors = ConnectExecutors(session, pipeline, self.address)
             with cancel_waiting_jobs(executors.progress, executors.cancel, pipeline.launch_timeout, where):
@@ -131,10 +134,11 @@ class ConnectExecutors:
                     f"pipeline {pipeline.name!r}: the Spark Connect server refuses its spark_conf: "
                     f"{_reason(error)}. Nothing was written. Correct spark_conf."
                 ) from error
-            if (version := session.version) != pyspark.__version__:
+            if minor_of(version := session.version) != minor_of(pyspark.__version__):
                 raise ConfigurationError(
                     f"the Spark Connect server at {address} is Spark {version}, and this client is PySpark "
-                    f"{pyspark.__version__}. Nothing was written. Install the same version on both."
+                    f"{pyspark.__version__}. Nothing was written. Install Spark {minor_of(pyspark.__version__)} on the "
+                    f"server, or pyspark {minor_of(version)} here."
                 )
             if session.conf.get(ARTIFACT_ISOLATION) != "false":
                 raise ConfigurationError(

@@ -2,6 +2,7 @@
 
 import os
 import re
+import socket
 import sys
 import tempfile
 import threading
@@ -14,7 +15,6 @@ from typing import Final
 import pyspark
 from py4j.protocol import Py4JJavaError, Py4JNetworkError
 from pyspark import SparkConf, SparkContext
-from pyspark.accumulators import AccumulatorTCPServer
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -30,6 +30,7 @@ from exactbatch.batch.spark.spark_errors import setting_refused
 from exactbatch.class_archive import with_archive
 from exactbatch.errors import ConfigurationError, ExactbatchError, TasksFailed
 from exactbatch.pipeline import Pipeline
+from exactbatch.pyspark_packages import check_pyspark, jar_versions, minor_of
 from exactbatch.tables import Tables
 
 _LEGACY: Final = "spark.sql.legacy."
@@ -54,6 +55,7 @@ def spark_session(
     JVM exits.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    check_pyspark()
     _check_home()
     # A batch runs its tasks as RDDs, which a session of Spark Connect does not support.
     for name in ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED"):
@@ -109,13 +111,13 @@ def _stop_accumulators_later(context: SparkContext) -> None:
     process ends without it; where it listens to a Unix socket, it still has to remove the file.
     """
     server = context._accumulatorServer
-    if isinstance(server, AccumulatorTCPServer):
+    if server.address_family != socket.AF_UNIX:
         stop = threading.Thread(target=server.shutdown, name="stop accumulators", daemon=True)
         server.shutdown = stop.start  # type: ignore[method-assign] # PySpark has no option for this
 
 
 def _check_home() -> None:
-    """Raise ConfigurationError if SPARK_HOME does not exist or has another version than PySpark."""
+    """Raise ConfigurationError if SPARK_HOME does not exist or has another minor version than PySpark."""
     if not (home := os.environ.get("SPARK_HOME")):
         return
     if not (Path(home) / "bin" / "spark-submit").exists():
@@ -123,16 +125,12 @@ def _check_home() -> None:
             f"SPARK_HOME is {home}, which contains no bin/spark-submit. Unset it to use the Spark of the Python "
             f"package pyspark, or set it to an installation of Spark {pyspark.__version__}."
         )
-    versions = {
-        match[1]
-        for jar in (Path(home) / "jars").glob("spark-core_*.jar")
-        if (match := re.search(r"-(\d+\.\d+)[^-]*\.jar$", jar.name))
-    }
-    expected = ".".join(pyspark.__version__.split(".")[:2])
-    if versions and expected not in versions:
+    versions = jar_versions(Path(home))
+    if versions and minor_of(pyspark.__version__) not in map(minor_of, versions):
         raise ConfigurationError(
             f"SPARK_HOME is {home}, which is Spark {', '.join(sorted(versions))}, and the Python package "
-            f"pyspark is {pyspark.__version__}. Unset SPARK_HOME, or install the same version of both."
+            f"pyspark is {pyspark.__version__}. Unset SPARK_HOME, or let it name a Spark "
+            f"{minor_of(pyspark.__version__)}."
         )
 
 

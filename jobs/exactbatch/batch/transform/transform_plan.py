@@ -15,8 +15,8 @@ from exactbatch.batch.transform.spark_columns import repeated_names
 from exactbatch.columns import LINEAGE_NAMES
 from exactbatch.errors import ExactbatchError, TransformRefused
 from exactbatch.pipeline import Pipeline
-from exactbatch.transforms.allowed_expressions import Finding
-from exactbatch.transforms.allowed_plan import findings, marked
+from exactbatch.transforms.refused_expressions import Finding
+from exactbatch.transforms.refused_plan import findings, marked
 
 VIEW: Final = "records"
 _LINEAGE_TYPES: Final = dict(

@@ -44,6 +44,7 @@ from exactbatch.tables import Tables
 _MACHINE: Final = (
     ("java", machine.check_java, DEADLINE),
     ("packages", machine.check_packages, DEADLINE),
+    ("spark", machine.check_spark, DEADLINE),
     ("fast path", machine.check_fast_path, machine.FAST_PATH_TIMEOUT + DEADLINE),
     ("class archive", machine.check_archive, DEADLINE),
 )

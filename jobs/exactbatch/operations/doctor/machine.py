@@ -14,6 +14,7 @@ from packaging.specifiers import SpecifierSet
 from exactbatch.class_archive import archive_file, archive_folder, find_java
 from exactbatch.compiled.availability import VARIABLE
 from exactbatch.operations.doctor.finding import Finding
+from exactbatch.pyspark_packages import check_pyspark
 
 OLDEST_JAVA: Final = 17
 _INSTALL: Final = (
@@ -73,6 +74,11 @@ def check_packages() -> Iterator[Finding]:
         yield Finding("packages", "ok", f"Python {running}, and all packages are in their ranges")
 
 
+def check_spark() -> Iterator[Finding]:
+    """Compare the version of PySpark with those that are supported, and with those of its files and jars."""
+    yield Finding("spark", "ok", check_pyspark())
+
+
 def check_fast_path() -> Iterator[Finding]:
     """Try the compiled fast path, in another process, because compiling may take long."""
     if os.environ.get(VARIABLE, "").strip().lower() == "off":
@@ -119,6 +125,8 @@ def check_archive() -> Iterator[Finding]:
 def _out_of_range(required: Iterator[Requirement]) -> Iterator[Finding]:
     for requirement in required:
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        if requirement.name == "pyspark":  # its range says what pip may choose: check_spark() knows what runs
             continue
         remedy = f"Run pip install '{requirement.name}{requirement.specifier}'."
         try:

@@ -1,0 +1,81 @@
+"""Whether the installed PySpark is one that batches run with: of a supported version, and all of one version.
+
+The packages pyspark and pyspark-client write the same files, and Airflow's Spark provider requires pyspark-client,
+which has fewer releases. Of two versions, some files are those of one, some those of the other: whichever was written
+last. All that a batch needs of the client is in pyspark, too, so its files are the right ones.
+"""
+
+import base64
+import hashlib
+import re
+from collections.abc import Iterator
+from importlib.metadata import Distribution, PackageNotFoundError, PackagePath, distribution
+from pathlib import Path
+from typing import Final
+
+from exactbatch.errors import ConfigurationError
+
+# `make test-spark` runs the tests with each of them.
+SUPPORTED: Final = ("4.0", "4.1", "4.2", "4.3")
+_JAR: Final = re.compile(r"spark-core_[\d.]+-(?P<version>.+)\.jar")
+
+
+def check_pyspark() -> str:
+    """Return the version of PySpark and of its client, for people.
+
+    Raises ConfigurationError for a version that is not supported, and if some of its files or jars are of another
+    version. If pip does not know which files PySpark has, because Spark's own folder is on the path, there is no other.
+    """
+    import pyspark
+
+    installed, client = _installed("pyspark"), _installed("pyspark-client")
+    version = installed.version if installed else pyspark.__version__
+    if minor_of(version) not in SUPPORTED:
+        raise ConfigurationError(
+            f"PySpark is {version}, and exactbatch runs with {SUPPORTED[0]} to {SUPPORTED[-1]}. Nothing was written. "
+            f"Install one of these versions, on the cluster as well: docs/deploy.md says how."
+        )
+    if installed is None:
+        return f"PySpark {version}"
+    remedy = f"Nothing was written. Run pip install --force-reinstall --no-deps pyspark=={version}"
+    if client is not None and (of_client := list(_files_of_client(installed, client))):
+        raise ConfigurationError(
+            f"PySpark is {version}, but {len(of_client)} of its files, such as {of_client[0]}, are those of "
+            f"pyspark-client {client.version}: both packages write them. {remedy}"
+        )
+    jars = jar_versions(Path(str(installed.locate_file("pyspark"))))
+    if jars and jars != {version}:
+        raise ConfigurationError(
+            f"PySpark is {version}, but its jars are Spark {', '.join(sorted(jars))}. {remedy}"
+        )
+    return f"PySpark {version}" + (f", pyspark-client {client.version}" if client else "")
+
+
+def jar_versions(home: Path) -> set[str]:
+    """Return the versions of the jars of a Spark installation, usually one; empty if it has none there."""
+    names = (path.name for path in (home / "jars").glob("spark-core_*.jar"))
+    return {match["version"] for name in names if (match := _JAR.fullmatch(name))}
+
+
+def minor_of(version: str) -> str:
+    """Return the major and minor number of a version of Spark, such as 4.2: later ones of it only correct defects."""
+    return ".".join(version.split(".")[:2])
+
+
+def _installed(name: str) -> Distribution | None:
+    try:
+        return distribution(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _files_of_client(pyspark: Distribution, client: Distribution) -> Iterator[PackagePath]:
+    """Yield the files that differ between the packages, and that are not there as PySpark has them."""
+    hashes = {str(file): file.hash for file in client.files or ()}
+    for file in pyspark.files or ():
+        theirs = hashes.get(str(file))
+        if theirs is None or file.hash is None or theirs.value == file.hash.value:
+            continue
+        found = hashlib.new(file.hash.mode, file.read_binary()).digest()
+        if base64.urlsafe_b64encode(found).rstrip(b"=").decode() != file.hash.value:
+            yield file
