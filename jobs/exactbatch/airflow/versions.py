@@ -4,8 +4,8 @@ A name is imported from where the newest version has it. Airflow 3.0 has no `ext
 menu entry and no tabs there, only its URL.
 """
 
-from collections.abc import Collection
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any
 
 try:
     import airflow.sdk  # noqa: F401
@@ -14,7 +14,7 @@ except ModuleNotFoundError:
 
     raise ImportError(
         f"found Airflow {version('apache-airflow')}, expected 3.0 or newer. To run batches in Airflow 2, call "
-        f"`exactbatch run` in a BashOperator: docs/airflow-2.md shows how."
+        f"`exactbatch run` in a BashOperator: docs/deploy.md#airflow-2 shows how."
     ) from None
 
 try:
@@ -58,8 +58,23 @@ __all__ = [
     "CronDataIntervalTimetable",
     "Stats",
     "conf",
+    "depend_until_answered",
     "details_of_dags",
 ]
+
+
+def depend_until_answered(dependency: Callable[..., Any]) -> Any:
+    """Return FastAPI's dependency on a generator that ends before the answer is sent.
+
+    FastAPI before 0.118, as Airflow 3.1 has it, always ends it then, and knows no scope. Airflow 3.0 may have 0.118 to
+    0.120, which end it once the answer is read: there a slow reader keeps its turn.
+    """
+    from inspect import signature
+
+    from fastapi import Depends
+
+    scope = {"scope": "function"} if "scope" in signature(Depends).parameters else {}
+    return Depends(dependency, **scope)
 
 
 def details_of_dags(dag_ids: Collection[str]) -> "dict[str, DagDetails]":
