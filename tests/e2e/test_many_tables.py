@@ -87,6 +87,14 @@ def test_one_event_announces_all_tables(airflow, killed_run):
     assert sum(each["rows"] for each in extra["batches"]) == 30
 
 
+def test_a_run_with_nothing_new_starts_only_plan_batch(airflow, killed_run):
+    run_id = airflow.trigger("shop")
+    assert airflow.wait_for_run("shop", run_id) == "success"
+    states = airflow.task_states("shop", run_id)
+    assert {task for task, (_, tries) in states.items() if tries} == {"plan_batch"}
+    assert {state for state, _ in states.values()} == {"skipped"}
+
+
 def test_a_bad_table_fails_the_run_in_which_the_others_are_announced(airflow, killed_run, settings):
     for member in MEMBERS:
         _send(settings, member, range(10, 12))

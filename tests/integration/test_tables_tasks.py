@@ -285,7 +285,8 @@ def test_a_table_that_is_gone_fails_the_run_after_the_others(world, shop, make_t
     # The report of the second run was killed.
     monkeypatch.setattr(tables_tasks, "UNANNOUNCED_AFTER", 0.0)
     run = Run("fourth")
-    assert tasks.plan(run) == "report_batch"
+    assert tasks.plan(run) == "process_batch"  # which has no batch to process
+    assert json.loads(run.xcoms["batches"]) == []
     assert tasks.announced(run) == ["event"]
     with pytest.raises(AirflowFailException, match=rf"{shop.prefix}.customers: TopicMissing"):
         tasks.check(run)

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from support.new_process import run
+
 DAGS = sorted((Path(__file__).parents[2] / "dags").glob("*.py"))
 HEAVY = (
     "pyspark",
@@ -34,6 +36,8 @@ print(json.dumps({
     "arguments": process.application_args,
     "env_vars": process.env_vars,
     "doc": dag.doc_md,
+    "params": {task: list(dag.task_dict[task].params) for task in dag.task_dict},
+    "form": list(dag.params),
     "dag_id": dag.dag_id,
     "timetable": type(dag.timetable).__name__,
 }))
@@ -83,3 +87,25 @@ def test_the_job_gets_the_pipeline_by_reference_and_no_secret(loaded):
     assert loaded["arguments"][:2] == ["--pipeline", f"pipelines.{loaded['dag_id']}:{loaded['dag_id']}"]
     assert loaded["env_vars"] is None
     assert loaded["retries"] >= 1
+
+
+def test_parameters_are_those_of_the_dag_and_no_task_has_a_copy(loaded):
+    assert loaded["form"] == ["start", "end", "batch_ids", "ranges", "available_only"]
+    assert set(loaded["params"]) == {"plan_batch", "process_batch", "process_replay", "report_batch"}
+    assert not any(loaded["params"].values())
+
+
+_ENGINE = """
+import sys
+from exactbatch.airflow import pipeline_dag
+from pipelines.flights import flights
+pipeline_dag(flights, engine=sys.argv[1])
+print("airflow.providers.apache.spark.operators.spark_submit" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize(("engine", "is_imported"), [("connect", "False"), ("spark-submit", "True")])
+def test_a_dag_imports_the_provider_of_spark_only_for_spark_submit(tmp_path, engine, is_imported):
+    done = run(_ENGINE, engine, AIRFLOW_HOME=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == is_imported

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
-from airflow.sdk.exceptions import AirflowFailException
+from exactbatch.airflow.versions import AirflowFailException
 
 if TYPE_CHECKING:
     from exactbatch.ledger import Batch

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from airflow.sdk import BaseHook, BaseOperator
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk import BaseOperator
 
 from exactbatch.airflow.batches import named_batch
 from exactbatch.airflow.connections import Connections
@@ -11,6 +10,7 @@ from exactbatch.airflow.errors import airflow_errors
 from exactbatch.airflow.launch import done_already
 from exactbatch.airflow.links import links_of
 from exactbatch.airflow.openlineage import BatchLineage
+from exactbatch.airflow.versions import AirflowFailException, BaseHook
 from exactbatch.errors import ExactbatchError
 
 

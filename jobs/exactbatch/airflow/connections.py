@@ -6,10 +6,10 @@ from typing import Any, Final
 from urllib.parse import quote
 
 import psycopg2
-from airflow.sdk import BaseHook
 from psycopg2.extensions import make_dsn
 
 from exactbatch.airflow.history import check_history_address
+from exactbatch.airflow.versions import BaseHook
 from exactbatch.airflow_api import airflow_api, airflow_url, pool_slots
 from exactbatch.errors import ConfigurationError
 from exactbatch.settings import Settings, parse_object

@@ -4,16 +4,14 @@ Airflow parses DAG files again and again. Parsing imports nothing heavy and conn
 """
 
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from airflow.sdk import DAG, Asset
 
-from exactbatch.airflow.connect_operator import ProcessBatchOnServerOperator
 from exactbatch.airflow.connections import Connections
 from exactbatch.airflow.documentation import documentation
 from exactbatch.airflow.forward_task import forward_task
-from exactbatch.airflow.operator import ProcessBatchOperator
-from exactbatch.airflow.options import callbacks, dag_options, new_dag
+from exactbatch.airflow.options import callbacks, dag_options, keep_params_once, new_dag
 from exactbatch.airflow.parameters import parameters
 from exactbatch.airflow.plan_task import plan_task
 from exactbatch.airflow.report_task import report_task
@@ -21,6 +19,9 @@ from exactbatch.connect_limits import check_pipeline
 from exactbatch.discovery import reference_of
 from exactbatch.errors import ConfigurationError
 from exactbatch.pipeline import Pipeline
+
+if TYPE_CHECKING:
+    from airflow.sdk import BaseOperator
 
 # plan_batch leaves these. A run that was planned by a version without plan IDs has none.
 _BATCH_ID: Final = "{{ ti.xcom_pull('plan_batch', key='batch_id') or '' }}"
@@ -99,6 +100,7 @@ def pipeline_dag(
         planned >> reported
         if pipeline.forward is not None:
             processed >> forward_task(reference, connections)
+    keep_params_once(dag)
     return dag
 
 
@@ -119,7 +121,8 @@ def _check_engine(pipeline: Pipeline, engine: str) -> None:
 
 def _process_task(
     pipeline: Pipeline, reference: str, connections: Connections, engine: str, **arguments: Any
-) -> ProcessBatchOperator | ProcessBatchOnServerOperator:
+) -> "BaseOperator":
+    """Return the task of an engine. Each task's process imports only what the engine needs."""
     batch: dict[str, Any] = {
         "connections": connections,
         "pipeline": reference,
@@ -128,7 +131,12 @@ def _process_task(
         "replays_compacted": pipeline.replays_compacted,
     }
     if engine == "connect":
+        from exactbatch.airflow.connect_operator import ProcessBatchOnServerOperator
+
         return ProcessBatchOnServerOperator(**batch, **arguments)
+    # Its provider takes longer to import than the rest of a DAG file.
+    from exactbatch.airflow.operator import ProcessBatchOperator
+
     return ProcessBatchOperator(
         **batch,
         is_transformed=pipeline.is_transformed,

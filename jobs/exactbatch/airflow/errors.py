@@ -4,8 +4,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from airflow.sdk.exceptions import AirflowException, AirflowFailException
-
+from exactbatch.airflow.versions import AirflowException, AirflowFailException
 from exactbatch.errors import ExactbatchError
 from exactbatch.errors.explanation import hint
 from exactbatch.errors.translation import translate_all_errors

@@ -6,10 +6,10 @@ The DAG file imports this module whenever Airflow parses it, so heavy imports ar
 from typing import Any
 
 from airflow.sdk import task
-from airflow.sdk.exceptions import AirflowSkipException
 
 from exactbatch.airflow.connections import Connections
 from exactbatch.airflow.errors import airflow_errors
+from exactbatch.airflow.versions import AirflowSkipException
 
 
 def forward_task(reference: str, connections: Connections) -> Any:

@@ -6,10 +6,8 @@ from collections.abc import Iterable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from airflow.sdk.configuration import conf
-from airflow.sdk.observability import stats
-
 from exactbatch.airflow.connections import Connections
+from exactbatch.airflow.versions import Stats, conf
 from exactbatch.errors import ExactbatchError
 
 if TYPE_CHECKING:
@@ -39,11 +37,11 @@ def send(metrics: "Iterable[Metric]") -> None:
 
 def _send(metric: "Metric", name: str, tags: dict[str, Any] | None) -> None:
     if metric.kind == "gauge":
-        stats.gauge(name, metric.value, tags=tags)
+        Stats.gauge(name, metric.value, tags=tags)
     elif metric.kind == "counter":
-        stats.incr(name, int(metric.value), tags=tags)
+        Stats.incr(name, int(metric.value), tags=tags)
     else:
-        stats.timing(name, timedelta(seconds=metric.value), tags=tags)
+        Stats.timing(name, timedelta(seconds=metric.value), tags=tags)
 
 
 def send_gauges(pipelines: Iterable[str], connections: Connections) -> None:

@@ -3,8 +3,6 @@
 import os
 from typing import Any, Final
 
-from airflow.sdk.exceptions import AirflowException, AirflowFailException
-
 from exactbatch.airflow.batches import named_batch
 from exactbatch.airflow.connections import Connections
 from exactbatch.airflow.errors import airflow_errors
@@ -12,6 +10,7 @@ from exactbatch.airflow.launch import done_already, planned_offsets
 from exactbatch.airflow.links import links_of
 from exactbatch.airflow.openlineage import BatchLineage
 from exactbatch.airflow.submit import APPLICATIONS, SubmitOperator, search_path
+from exactbatch.airflow.versions import AirflowException, AirflowFailException
 from exactbatch.class_archive import with_archive
 from exactbatch.errors.exit_status import TERMINAL
 

@@ -4,9 +4,11 @@ from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from airflow.sdk import DAG, CronDataIntervalTimetable
+from airflow.sdk import DAG
+from airflow.sdk.definitions.param import ParamsDict
 
 from exactbatch.airflow.parameters import parameters
+from exactbatch.airflow.versions import CronDataIntervalTimetable
 from exactbatch.errors import ConfigurationError
 
 # Airflow's names for schedules without a cron expression.
@@ -41,6 +43,15 @@ def new_dag(
         )
     except (TypeError, ValueError) as error:
         raise ConfigurationError(f"{what} {dag_id!r}: Airflow refuses its DAG: {error}") from error
+
+
+def keep_params_once(dag: DAG) -> None:
+    """Remove the copies of the DAG's parameters that each task has: Airflow merges those of the DAG when a task runs.
+
+    Airflow would validate and store each of the copies whenever it has parsed the DAG file.
+    """
+    for task in dag.tasks:
+        task.params = ParamsDict()
 
 
 def checked_schedule(pipeline: str, schedule: Any) -> Any:

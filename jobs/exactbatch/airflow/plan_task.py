@@ -8,13 +8,13 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow.sdk import task
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from exactbatch.airflow.connections import Connections
 from exactbatch.airflow.errors import airflow_errors
 from exactbatch.airflow.metrics import send_gauges
 from exactbatch.airflow.options import callbacks
 from exactbatch.airflow.parameters import TRIGGERED, replay_of
+from exactbatch.airflow.versions import AirflowFailException, AirflowSkipException
 
 if TYPE_CHECKING:
     from exactbatch.ledger import Batch, Origin

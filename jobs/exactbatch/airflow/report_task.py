@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from airflow.sdk import Asset, task
-from airflow.sdk.exceptions import AirflowSkipException
 
 from exactbatch.airflow.batches import check_committed, check_own, named_batch
 from exactbatch.airflow.connections import Connections
 from exactbatch.airflow.errors import airflow_errors
 from exactbatch.airflow.metrics import metrics_are_on, send, send_gauges
+from exactbatch.airflow.versions import AirflowSkipException
 from exactbatch.errors import ExactbatchError, KafkaUnavailable
 from exactbatch.errors.translation import translate_all_errors
 from exactbatch.pipeline import Pipeline

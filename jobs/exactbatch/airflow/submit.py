@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
-from airflow.sdk import BaseHook
-from airflow.sdk.exceptions import AirflowFailException
 
 from exactbatch.airflow.connections import Connections
+from exactbatch.airflow.versions import AirflowFailException, BaseHook
 from exactbatch.discovery import import_folder
 
 APPLICATIONS: Final = Path(__file__).parents[2]

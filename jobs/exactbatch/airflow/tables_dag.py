@@ -10,9 +10,8 @@ from airflow.sdk import DAG, Asset
 
 from exactbatch.airflow.connections import Connections
 from exactbatch.airflow.documentation import documentation_of_tables
-from exactbatch.airflow.options import callbacks, dag_options, new_dag
+from exactbatch.airflow.options import callbacks, dag_options, keep_params_once, new_dag
 from exactbatch.airflow.parameters import parameters_of_tables
-from exactbatch.airflow.tables_operator import ProcessTablesOperator
 from exactbatch.airflow.tables_tasks import check_tables_task, plan_tables_task, report_tables_task
 from exactbatch.discovery import reference_of
 from exactbatch.tables import Tables
@@ -48,6 +47,9 @@ def tables_dag(
 
     Raises ConfigurationError for invalid arguments.
     """
+    # Its provider takes longer to import than the rest of a DAG file, and other DAG files import this module, too.
+    from exactbatch.airflow.tables_operator import ProcessTablesOperator
+
     reference = reference_of(tables)
     options = dag_options(
         tables.name,
@@ -88,10 +90,9 @@ def tables_dag(
         )
         checked = check_tables_task(tables.name, connections, (_BATCHES, _FAILED))
         planned >> processed >> reported
-        # A run with nothing to process goes this way to announce batches that no report has announced.
-        planned >> reported
         # Airflow takes no event of a task that fails: report_batch succeeds, and this task says if the run has failed.
         [planned, *processed, reported] >> checked
+    keep_params_once(dag)
     return dag
 
 

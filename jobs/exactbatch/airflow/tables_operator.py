@@ -4,13 +4,12 @@ import json
 import os
 from typing import Any, Final
 
-from airflow.sdk.exceptions import AirflowException, AirflowFailException
-
 from exactbatch.airflow.batches import named_batches
 from exactbatch.airflow.connections import Connections
 from exactbatch.airflow.errors import airflow_errors
 from exactbatch.airflow.launch import done_already
 from exactbatch.airflow.submit import APPLICATIONS, SubmitOperator, search_path
+from exactbatch.airflow.versions import AirflowException, AirflowFailException
 from exactbatch.class_archive import with_archive
 from exactbatch.errors.exit_status import TERMINAL
 from exactbatch.settings import Settings

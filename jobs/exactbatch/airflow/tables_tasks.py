@@ -10,7 +10,6 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow.sdk import Asset, task
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from exactbatch.airflow.batches import check_committed, check_own, missed_plans, named_batches
 from exactbatch.airflow.connections import Connections
@@ -20,6 +19,7 @@ from exactbatch.airflow.options import callbacks
 from exactbatch.airflow.parameters import TABLES, replay_of, tables_of
 from exactbatch.airflow.plan_task import MISSED_LIMIT, ORIGINS, UNANNOUNCED_AFTER, check_not_tasks_test
 from exactbatch.airflow.report_task import ANNOUNCED, announce, show_progress
+from exactbatch.airflow.versions import AirflowFailException, AirflowSkipException
 
 if TYPE_CHECKING:
     from exactbatch.ledger import Ledger
@@ -96,9 +96,8 @@ def plan_tables_task(
                 )
             if not kinds and not missed:
                 raise AirflowSkipException(_nothing(plans))
-            next_task = (
-                "process_replay" if kinds == {"replay"} else "process_batch" if kinds else "report_batch"
-            )
+            # With no batch at all, process_batch only leads to report_batch, for batches that were not announced.
+            next_task = "process_replay" if kinds == {"replay"} else "process_batch"
             if (pool := pools.get(next_task)) is not None:
                 connections.check_pool(pool)
         logger.info(
@@ -142,7 +141,9 @@ def report_tables_task(
 
     @task(
         outlets=[asset],
-        trigger_rule="all_done",  # tables that fail hold no event back
+        # Of the two tasks before it, one is skipped. Tables that fail hold no event back; a run with nothing to
+        # process skips both tasks, and then starts no process for this one.
+        trigger_rule="one_done",
         # Airflow ends the task [core] task_success_overtime after its success, whatever is left of these.
         on_success_callback=[note_announced, *on_success, send_progress],
     )

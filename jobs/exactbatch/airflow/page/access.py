@@ -12,10 +12,11 @@ from typing import Annotated, Any, Final
 
 from airflow.api_fastapi.app import get_auth_manager
 from airflow.api_fastapi.auth.managers.models.batch_apis import IsAuthorizedDagRequest
-from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity, DagDetails
+from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity
 from airflow.api_fastapi.core_api.security import GetUserDep, get_user, requires_access_dag
-from airflow.models.dag import DagModel
 from fastapi import Depends, HTTPException, Request
+
+from exactbatch.airflow.versions import details_of_dags
 
 _TRUSTED_SITES: Final = ("same-origin",)
 
@@ -38,14 +39,13 @@ def with_readable_runs(user: Any, dag_ids: Collection[str]) -> set[str]:
     One call covers all DAGs, because some auth managers answer over the network. Only if it is refused is each DAG
     checked by itself.
     """
-    teams = DagModel.get_dag_id_to_team_name_mapping(list(dag_ids))
     requests: dict[str, IsAuthorizedDagRequest] = {
         dag_id: {
             "method": "GET",
             "access_entity": DagAccessEntity.RUN,
-            "details": DagDetails(id=dag_id, team_name=teams.get(dag_id)),
+            "details": details,
         }
-        for dag_id in dag_ids
+        for dag_id, details in details_of_dags(dag_ids).items()
     }
     manager = get_auth_manager()
     if manager.batch_is_authorized_dag(list(requests.values()), user=user):
@@ -59,7 +59,7 @@ def with_readable_runs(user: Any, dag_ids: Collection[str]) -> set[str]:
 
 def allowed(user: Any, dag_id: str) -> dict[str, bool]:
     """Return what else a user who may see a pipeline may do with it."""
-    details = DagDetails(id=dag_id, team_name=DagModel.get_team_name(dag_id))
+    details = details_of_dags([dag_id])[dag_id]
 
     def is_authorized(method: Any, entity: DagAccessEntity | None = None) -> bool:
         return get_auth_manager().is_authorized_dag(

