@@ -1,9 +1,8 @@
-# All commands run from .venv and write only inside this checkout. They need Python 3.11, Java 17 or newer, and make.
+# All commands run from .venv and write only inside this checkout. .ci/setup installs what they need of the system.
 
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
 
-PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 STAMP := .venv/.installed
 # MPL-2.0, in tests only
@@ -14,11 +13,14 @@ SOURCES := jobs tests dags plugins docs/site
 # Four workers, because tests often wait for a server: they need two cores, and 12 GB of memory.
 ON_TWO_CORES := -n 4 --no-loadscope-reorder
 
+# Where .ci/setup puts a Java and a PgBouncer that it has unpacked; those of the system come first.
+export PATH := $(PATH):$(CURDIR)/$(BIN)
+
 # A test run starts hundreds of processes that import the same modules, so keep the bytecode even if the shell disables it.
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv java archive jars pgbouncer browser demo test test-slow test-long test-airflow test-browser test-spark fuzz faults soak mutants bench bench-page docs reference lint format requirements release-check clean
+.PHONY: help venv java servers browser archive jars demo test test-slow test-long test-airflow test-browser test-spark fuzz faults soak mutants bench bench-page docs reference lint format requirements release-check clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,12 +30,7 @@ help: ## list the commands
 venv: $(STAMP) ## install all packages into .venv (1.6 GB; takes a minute or two on a fast connection)
 
 $(STAMP): requirements.txt requirements-dev.txt pyproject.toml
-	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null || { \
-	  echo 'error: expected Python 3.11, found $(or $(shell "$(PYTHON)" --version 2>/dev/null),none).' \
-	    'Install it, or name it with `make venv PYTHON=/path/to/python3.11`.' >&2; exit 1; }
-	@test -x $(BIN)/pip || { echo '· creating .venv'; "$(PYTHON)" -m venv .venv; } || { \
-	  echo 'error: this Python has no venv module. On Debian: apt-get install python3.11-venv' >&2; \
-	  rm -rf .venv; exit 1; }
+	@.ci/setup python
 	@echo '· installing packages into .venv'
 	@{ $(BIN)/python -m pip install --quiet --retries 1 --disable-pip-version-check --require-hashes \
 	    -r <(sed -n '/^uv==/,/# via/p' requirements-dev.txt) \
@@ -46,7 +43,7 @@ $(STAMP): requirements.txt requirements-dev.txt pyproject.toml
 	@touch $@
 
 java: $(STAMP)
-	@$(BIN)/python -m exactbatch.local java >/dev/null
+	@.ci/setup java
 
 archive: java ## record the classes of Spark's JVM, so that drivers start sooner (150 MB, once)
 	@$(BIN)/exactbatch archive
@@ -57,11 +54,10 @@ jars: java ## download the Kafka broker's jars into .local/jars (45 MB, once)
 demo: archive ## run flights through real Kafka, Airflow, Spark and Postgres; EXIT=1 stops the servers afterwards
 	@$(BIN)/python -m exactbatch.local.demo $(if $(EXIT),--exit)
 
-pgbouncer:
-	@command -v pgbouncer >/dev/null || test -x /usr/sbin/pgbouncer || { \
-	  echo 'error: the tests need PgBouncer. On Debian: apt-get install pgbouncer' >&2; exit 1; }
+servers: $(STAMP)
+	@.ci/setup java pgbouncer
 
-test: java pgbouncer ## run the tests except the slow ones, with real Kafka, Postgres, Spark and Airflow; ARGS="-k name" selects some of all
+test: servers ## run the tests except the slow ones, with real Kafka, Postgres, Spark and Airflow; ARGS="-k name" selects some of all
 ifdef ARGS
 	@$(BIN)/python -m pytest $(ARGS)
 else
@@ -69,11 +65,11 @@ else
 	@$(BIN)/python -m pytest $(ON_TWO_CORES) -m "not slow" tests/e2e tests/faults tests/integration tests/unit
 endif
 
-test-slow: java pgbouncer ## run the slow tests: whole scenarios in Airflow, clusters, failovers, networks, random histories
+test-slow: servers ## run the slow tests: whole scenarios in Airflow, clusters, failovers, networks, random histories
 	@$(BIN)/python -m exactbatch.compiled >/dev/null
 	@$(BIN)/python -m pytest $(ON_TWO_CORES) -m slow tests/e2e tests/faults tests/integration tests/unit $(ARGS)
 
-test-long: java pgbouncer ## run the tests with servers in their long form: a day's backfill, all moments, more random steps and values
+test-long: servers ## run the tests with servers in their long form: a day's backfill, all moments, more random steps and values
 	@EXACTBATCH_LONG=1 $(BIN)/python -m pytest tests/e2e tests/faults tests/integration $(ARGS)
 
 test-spark: java ## run the tests that every supported Spark passes, with another one: SPARK=4.1.4; ARGS="--python python3.13"
@@ -85,21 +81,17 @@ test-airflow: java ## run the end-to-end tests on another Airflow: VERSION=3.0.6
 fuzz: $(STAMP) ## decode hostile records of each format in 2 GB of address space, MINUTES=10 for each (30 with EXACTBATCH_LONG=1)
 	@EXACTBATCH_FUZZ_MINUTES=$(or $(MINUTES),$(if $(EXACTBATCH_LONG),30,10)) $(BIN)/python -m pytest tests/unit/test_fuzzed_formats.py $(ARGS)
 
-browser:
-	@test -x "$(CHROMIUM)" || command -v chromium >/dev/null || command -v google-chrome >/dev/null || { \
-	  echo 'error: the tests of the page need Chromium. On Debian: apt-get install chromium.' \
-	    'Or name a browser: make test-browser CHROMIUM=/path/to/chrome' >&2; exit 1; }
+browser: $(STAMP)
+	@.ci/setup java chromium npm
 
-$(AXE_STAMP):
-	@command -v npm >/dev/null || { \
-	  echo 'error: the tests of the page need npm, to fetch axe-core. On Debian: apt-get install nodejs npm' >&2; exit 1; }
+$(AXE_STAMP): | browser
 	@npm install --loglevel error --no-audit --no-fund --ignore-scripts --prefix .local/npm axe-core@$(AXE) >/dev/null || { \
 	  echo 'error: npm could not fetch axe-core $(AXE). Check the network and the lines above, then run this again.' >&2; \
 	  exit 1; }
 	@touch $@
 
-test-browser: java browser $(AXE_STAMP) ## try Airflow's page of pipelines in Chromium, check it with axe, and picture it in build/page
-	@$(if $(CHROMIUM),CHROMIUM="$(CHROMIUM)") $(BIN)/python -m pytest tests/browser $(ARGS)
+test-browser: browser $(AXE_STAMP) ## try Airflow's page of pipelines in Chromium, check it with axe, and picture it in build/page
+	@$(BIN)/python -m pytest tests/browser $(ARGS)
 
 faults: java ## run every fault at every moment with every sink → docs/evidence/faults.md; ARGS=rest continues an interrupted run
 	@PYTHONPATH=tests $(BIN)/python -m support.faults.run_matrix $(ARGS)

@@ -2529,6 +2529,16 @@ MUTANTS: Final = (
         ("tests/unit/test_openlineage.py::test_a_cluster_is_named_by_its_first_server",),
     ),
     Mutant(
+        "init upgrades an older ledger without a question",
+        "cli/upgrade.py",
+        "found < newest and not yes",
+        "found < newest and False",
+        (
+            "tests/integration/test_upgrade_question.py"
+            "::test_without_a_terminal_an_old_ledger_is_left_as_it_is",
+        ),
+    ),
+    Mutant(
         "an older program takes a newer ledger for its own",
         "ledger/schema.py",
         "    if current > known[-1][0]:\n",

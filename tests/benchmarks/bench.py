@@ -190,7 +190,7 @@ def summary(rounds: Rounds, ways: Sequence[Way], shape: Shape, rows: int, size: 
     by_way = {way.name: _way_summary(way, [each[way.name] for each in rounds], rows) for way in ways}
     if LIMIT.name in by_way:
         for way in ways:
-            by_way[way.name]["share_of_limit"] = _ratio(rounds, way, LIMIT)
+            by_way[way.name]["share_of_reference"] = _ratio(rounds, way, LIMIT)
     return {
         "title": shape.title,
         "rows": rows,
@@ -225,9 +225,13 @@ def _way_summary(way: Way, measured: list[Measured], rows: int) -> dict[str, Any
 
 
 def _ratio(rounds: Rounds, one: Way, other: Way) -> float:
-    """The median over the rounds of one way's rows/s to those of another."""
-    ratios = [each[other.name].seconds / each[one.name].seconds for each in rounds]
-    return round(statistics.median(ratios), 2)
+    """The ratio of one way's rows/s to those of another, both medians over the rounds, as the table shows them."""
+    median = statistics.median
+    return round(
+        median(each[other.name].seconds for each in rounds)
+        / median(each[one.name].seconds for each in rounds),
+        2,
+    )
 
 
 def _share_of_others(rounds: Rounds) -> float:
@@ -289,7 +293,7 @@ def _show_shape(console: Console, shape: dict[str, Any]) -> None:
     headings = {
         "rows/s median": "rows_per_s",
         "best": "rows_per_s_best",
-        "of the limit": "share_of_limit",
+        "of the reference": "share_of_reference",
         "CPU s/million": "cpu_s_per_million",
         "with servers": "cpu_s_per_million_with_servers",
         "peak MB": "peak_mb",
@@ -300,7 +304,7 @@ def _show_shape(console: Console, shape: dict[str, Any]) -> None:
         table.add_row(way["title"], *(f"{way[key]:,}" if key in way else "" for key in headings.values()))
     console.print(table)
     for name, value in shape["ratios"].items():
-        console.print(f"{name} = [bold]{value:.2f}[/bold] (median of {len(shape['rounds'])} rounds)")
+        console.print(f"{name} = [bold]{value:.2f}[/bold]")
     if shape["cpu_share_of_others"] > QUIET:
         console.print(
             f"[yellow]Other processes took {shape['cpu_share_of_others']:.0%} of the CPU time that was used "

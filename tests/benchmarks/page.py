@@ -61,13 +61,12 @@ def introduction(bench: Mapping[str, Any]) -> list[str]:
         "- The numbers of a shape of records are of one run. Compare ways within a shape: another section may be of "
         "another",
         "  run, on a faster or a slower machine.",
-        "- Every way is tuned: large fetches, batches of 10,000 rows, one connection for each core.",
+        "- Each way has large fetches, batches of 10,000 rows, and one connection for each core.",
         "- After each round, row counts and sums of columns are compared. The targets of exactbatch are audited, with",
         "  values where they follow from the records alone.",
-        "- The **physical limit** consumes the topic with librdkafka's C consumer, without an object for any record, "
-        "and at",
+        "- The **reference** consumes the topic with librdkafka's C consumer, without an object for any record, and at",
         "  the same time sends bytes that were encoded beforehand by COPY to an equal table. It decodes nothing and",
-        "  guarantees nothing.",
+        "  guarantees nothing. It is a comparison, not an upper limit.",
         "- Only exactbatch and the hand-written consumer commit rows and offsets in the same transaction.",
         "",
     ]
@@ -83,7 +82,7 @@ def shape_section(name: str, shape: Mapping[str, Any]) -> list[str]:
     bars = axes.barh(
         labels, [way["rows_per_s"] / 1000 for way in ways.values()], color=list(colours.values())
     )
-    shares = [way.get("share_of_limit") for way in ways.values()]
+    shares = [way.get("share_of_reference") for way in ways.values()]
     notes = [
         f"{way['rows_per_s'] / 1000:,.0f}" + ("" if share is None else f" ({share:.0%})")
         for way, share in zip(ways.values(), shares, strict=True)
@@ -91,7 +90,7 @@ def shape_section(name: str, shape: Mapping[str, Any]) -> list[str]:
     axes.bar_label(bars, notes, padding=3)
     axes.invert_yaxis()
     axes.margins(x=0.2)
-    axes.set_xlabel("thousand rows/s (share of the physical limit)")
+    axes.set_xlabel("thousand rows/s (share of the reference)")
     _save(figure, name)
     lines = [
         f"## {shape['title'][0].upper()}{shape['title'][1:]}",
@@ -103,12 +102,12 @@ def shape_section(name: str, shape: Mapping[str, Any]) -> list[str]:
         "",
         f"![Throughput by way](benchmark/{name}.svg)",
         "",
-        "| way | rows/s | best | of the limit | CPU s per million | with Kafka and Postgres | peak MB |",
+        "| way | rows/s | best | of the reference | CPU s per million | with Kafka and Postgres | peak MB |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for key, way in shape["ways"].items():
-        # What writes nothing has no share of a limit that writes.
-        share = None if key == "spark_noop" else way.get("share_of_limit")
+        # What writes nothing has no share of a reference that writes.
+        share = None if key == "spark_noop" else way.get("share_of_reference")
         lines.append(
             f"| {way['title']} | {way['rows_per_s']:,} | {way['rows_per_s_best']:,} "
             f"| {'' if share is None else f'{share:.0%}'} | {way['cpu_s_per_million']:.2f} "
@@ -117,7 +116,7 @@ def shape_section(name: str, shape: Mapping[str, Any]) -> list[str]:
     lines.append("")
     if shape["ratios"]:
         titles = {key: way["title"] for key, way in shape["ways"].items()}
-        lines += ["Ratios of rows/s, each the median over the rounds:", ""]
+        lines += ["Ratios of these rows/s:", ""]
         for ratio, value in shape["ratios"].items():
             one, other = ratio.split(" / ")
             lines.append(f"- {titles[one]} : {titles[other]} = **{value:.2f}**")

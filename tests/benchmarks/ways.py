@@ -14,7 +14,7 @@ from typing import Any
 
 import connect
 import hand_written
-import physical_limit
+import reference
 from psycopg2.extensions import parse_dsn
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -214,12 +214,12 @@ def limit(place: Place) -> Session:
     for part, file in enumerate(files):
         columns = place.columns
         hand_written.load(place.kafka, place.postgres, place.topic, target, columns, part, CORES)
-        physical_limit.encode(place.postgres, target, part, CORES, file)
+        reference.encode(place.postgres, target, part, CORES, file)
 
     def run() -> None:
         parts = [
             pool.submit(
-                *(physical_limit.run, place.kafka, place.postgres, place.topic, target),
+                *(reference.run, place.kafka, place.postgres, place.topic, target),
                 *(range(PARTITIONS)[part::CORES], file),
             )
             for part, file in enumerate(files)
@@ -427,7 +427,7 @@ ALL_GOOD = tuple(name for name, shape in SHAPES.items() if not shape.bad and sha
 FLAT = tuple(name for name, shape in SHAPES.items() if shape.flat)
 LIMIT = Way(
     name="limit",
-    title="physical limit: C consumer, COPY of encoded bytes",
+    title="reference: C consumer, COPY of encoded bytes",
     target="public.flight_limit",
     open=limit,
     shapes=FLAT,

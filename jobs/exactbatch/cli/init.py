@@ -6,11 +6,12 @@ import typer
 from rich.markup import escape
 
 from exactbatch.cli import render
-from exactbatch.cli.console import AsJson, err, out, print_json
+from exactbatch.cli.console import AsJson, Yes, out, print_json
 from exactbatch.cli.many_tables import init_tables
 from exactbatch.cli.pipeline import Reference, ledger_connection, load_any, tables_of
+from exactbatch.cli.upgrade import create_or_upgrade
 from exactbatch.errors import ConfigurationError
-from exactbatch.ledger import Ledger, migrate
+from exactbatch.ledger import Ledger
 from exactbatch.planning.freeze_replay import missing_index
 from exactbatch.planning.members import joined_by
 from exactbatch.postgres.connection import transaction
@@ -36,20 +37,23 @@ def init(
         bool,
         typer.Option("--share-topics", help="Load topics that another pipeline loads into the same target."),
     ] = False,
+    yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Create or upgrade the ledger, and register a pipeline in it."""
+    """Create the ledger, or upgrade it after a question, and register a pipeline in it.
+
+    An upgrade cannot be undone. Without a terminal and without --yes, exit status 3, and nothing is changed.
+    """
     pipeline, settings = load_any(reference)
     if isinstance(pipeline, Tables):
         if accept_identity or rename or share_topics:
             raise ConfigurationError(
                 f"--accept-identity, --rename and --share-topics are for one pipeline. Name it: {reference}.TABLE"
             )
-        init_tables(pipeline, settings, as_json=as_json)
+        init_tables(pipeline, settings, yes=yes, as_json=as_json)
         return
     with ledger_connection(settings, pipeline, may_be_new=True) as connection:
-        with err.status("Creating or upgrading the ledger …") as status:
-            versions = migrate(connection, progress=lambda step: status.update(step))
+        versions = create_or_upgrade(connection, yes=yes)
         with transaction(connection):
             ledger = Ledger(connection)
             known = {each.name for each in ledger.registered()}

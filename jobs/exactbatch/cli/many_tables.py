@@ -14,12 +14,13 @@ from exactbatch.cli import render
 from exactbatch.cli.console import out, print_json
 from exactbatch.cli.pipeline import ledger_connection
 from exactbatch.cli.tables import new_table, time_text
+from exactbatch.cli.upgrade import create_or_upgrade
 from exactbatch.connect_url import is_connect
 from exactbatch.errors import ConfigurationError, ExactbatchError
 from exactbatch.errors.exit_status import CHECK_FAILED
 from exactbatch.errors.translation import translate_all_errors
 from exactbatch.kafka.broker import KafkaBroker
-from exactbatch.ledger import Ledger, migrate
+from exactbatch.ledger import Ledger
 from exactbatch.operations.tables_status import TablesStatus, load_tables_status
 from exactbatch.planning.members import find_members, joined_by
 from exactbatch.planning.plan_tables import MemberPlan, plan_tables, preview_tables
@@ -31,13 +32,13 @@ if TYPE_CHECKING:
     from exactbatch.batch.process_tables import Outcome
 
 
-def init_tables(tables: Tables, settings: Settings, *, as_json: bool) -> None:
-    """Create or upgrade the ledger, and register all members that exist now.
+def init_tables(tables: Tables, settings: Settings, *, yes: bool, as_json: bool) -> None:
+    """Create or upgrade the ledger as create_or_upgrade() does, and register all members that exist now.
 
     Raises TablesFailed or TablesUnfinished, which name the members that failed, after all others are registered.
     """
     with ledger_connection(settings, may_be_new=True) as connection:
-        versions = migrate(connection)
+        versions = create_or_upgrade(connection, yes=yes)
         members, unmade = find_members(connection, KafkaBroker(settings.kafka), tables)
         failed: dict[str, ExactbatchError] = dict(unmade)
         ledger, registered = Ledger(connection), []

@@ -24,7 +24,7 @@ from exactbatch.ledger.rows import (
     Stream,
     TimeBoundary,
 )
-from exactbatch.ledger.schema import apply_migrations, check_schema, migrate
+from exactbatch.ledger.schema import apply_migrations, check_schema, ledger_version, migrate, newest_version
 from exactbatch.ledger.session import ledger_session, target_transaction
 
 __all__ = [
@@ -53,6 +53,8 @@ __all__ = [
     "batch_lost",
     "check_schema",
     "ledger_session",
+    "ledger_version",
     "migrate",
+    "newest_version",
     "target_transaction",
 ]

@@ -71,17 +71,28 @@ def apply_migrations(
     return applied
 
 
-def check_schema(connection: Connection) -> None:
-    """Raise NotRegistered unless the database has a ledger of the version that this program needs."""
-    expected = migrations()[-1][0]
+def newest_version() -> int:
+    """Return the version of the ledger that this program needs."""
+    return migrations()[-1][0]
+
+
+def ledger_version(connection: Connection) -> int | None:
+    """Return the version of the database's ledger, or None without one."""
     with transaction(connection) as cursor:
         try:
-            version = _version(cursor)
+            return _version(cursor)
         except (psycopg2.errors.UndefinedTable, psycopg2.errors.InvalidSchemaName):
-            raise NotRegistered(
-                f"the database {connection.info.dbname!r} has no ledger (no table exactbatch.schema_version). Check "
-                f"the connection string. If this is the right database, run `exactbatch init` once."
-            ) from None
+            return None
+
+
+def check_schema(connection: Connection) -> None:
+    """Raise NotRegistered unless the database has a ledger of the version that this program needs."""
+    expected, version = newest_version(), ledger_version(connection)
+    if version is None:
+        raise NotRegistered(
+            f"the database {connection.info.dbname!r} has no ledger (no table exactbatch.schema_version). Check "
+            f"the connection string. If this is the right database, run `exactbatch init` once."
+        )
     if version < expected:
         raise NotRegistered(
             f"expected version {expected} of the ledger, found version {version}. Run `exactbatch init` to "

@@ -1,4 +1,4 @@
-"""What the machine allows: librdkafka's C consumer, and COPY of bytes encoded beforehand, on the same cores.
+"""A reference: librdkafka's C consumer, and COPY of bytes encoded beforehand, on the same cores.
 
 Nothing is decoded, encoded, compared or accounted for. Each process consumes some of the partitions, without a Python
 object for any record, and at the same time sends rows that were encoded before to a table of the same columns.
@@ -68,7 +68,7 @@ def consume(properties: Mapping[str, Any], topic: str, partitions: Sequence[int]
     conf, error = ctypes.c_void_p(library.rd_kafka_conf_new()), ctypes.create_string_buffer(512)
     settings = {
         **properties,
-        "group.id": "physical-limit",
+        "group.id": "reference",
         "auto.offset.reset": "earliest",
         "enable.auto.commit": "false",
         "enable.partition.eof": "true",
