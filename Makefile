@@ -20,7 +20,7 @@ export PATH := $(PATH):$(CURDIR)/$(BIN)
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv java servers browser archive jars demo test test-slow test-long test-airflow test-browser test-spark fuzz faults soak mutants bench bench-page docs reference lint format requirements release-check clean
+.PHONY: help venv java servers browser archive jars demo test test-slow test-long test-airflow test-browser test-spark matrix fuzz faults soak mutants bench bench-page docs reference lint format requirements release-check clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -77,6 +77,9 @@ test-spark: java ## run the tests that every supported Spark passes, with anothe
 
 test-airflow: java ## run the end-to-end tests on another Airflow: VERSION=3.0.6, 3.1.8, 3.2.2 or 2.11.2, installed in .local/venvs (1.4 GB)
 	@$(BIN)/python tests/versions/airflow.py $(VERSION) $(ARGS)
+
+matrix: servers ## run what each version of Airflow, Spark, Python, Postgres and Kafka promises → docs/requirements.md; ARGS=--all, or ARGS=Kafka=2.8.2
+	@$(BIN)/python tests/versions/matrix.py $(ARGS)
 
 fuzz: $(STAMP) ## decode hostile records of each format in 2 GB of address space, MINUTES=10 for each (30 with EXACTBATCH_LONG=1)
 	@EXACTBATCH_FUZZ_MINUTES=$(or $(MINUTES),$(if $(EXACTBATCH_LONG),30,10)) $(BIN)/python -m pytest tests/unit/test_fuzzed_formats.py $(ARGS)
