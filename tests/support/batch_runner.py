@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
 from exactbatch import Pipeline
@@ -118,6 +119,12 @@ LINEAGE = (
 def recreate(admin: AdminClient, make_topic: MakeTopic, topic: Topic) -> None:
     """Delete a topic and create it again under its name."""
     admin.delete_topics([topic.name])[topic.name].result(30)
-    while topic.name in admin.list_topics(timeout=10).topics:
-        pass
-    make_topic(name=topic.name)
+    while True:
+        try:
+            make_topic(name=topic.name)
+            return
+        except (
+            KafkaException
+        ) as error:  # brokers, and the controller after them, delete it after their answer
+            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise

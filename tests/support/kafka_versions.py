@@ -1,6 +1,6 @@
 """Brokers of older versions of Kafka, each from its own jars, with ZooKeeper or KRaft as its controller."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +42,18 @@ RELEASES: Final[Mapping[str, Release]] = {
 TOO_OLD: Final = Release("2.7.2", zookeeper=True)
 
 
+class ReleasedBroker(Broker):
+    """A broker of a release, which is its own controller."""
+
+    def __init__(self, folder: Path, state: StateFile, jars_dir: Path, number: str) -> None:
+        name = f"kafka-{number}"
+        super().__init__(folder, state, lambda: fetch_jars(name, jars_dir, definitions=_DEFINITIONS))
+
+    def _java(self, main: str, *arguments: str | Path) -> list[str | Path]:
+        java, *more = super()._java(main, *arguments)
+        return [java, f"-Dlog4j.configuration={_LOGGING.as_uri()}", *more]
+
+
 class ZooKeeper(Server):
     """One ZooKeeper, from the jars of the broker that it controls."""
 
@@ -49,9 +61,9 @@ class ZooKeeper(Server):
     title: ClassVar[str] = "ZooKeeper"
     usual_ports: ClassVar[Mapping[str, int]] = {"client": 2181}
 
-    def __init__(self, folder: Path, state: StateFile, broker: "ReleasedBroker") -> None:
+    def __init__(self, folder: Path, state: StateFile, java: Callable[..., list[str | Path]]) -> None:
         super().__init__(folder, state)
-        self._broker = broker
+        self._java = java
         self._properties_file = folder / "zookeeper.properties"
 
     def _prepare(self) -> None:
@@ -64,76 +76,70 @@ class ZooKeeper(Server):
         self._properties_file.write_text("".join(f"{key}={value}\n" for key, value in properties.items()))
 
     def _spawn(self) -> Recorded:
-        main = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
-        return spawn(self._broker._java(main, self._properties_file), log=self.log_file, cwd=self.folder)
+        command = self._java("org.apache.zookeeper.server.quorum.QuorumPeerMain", self._properties_file)
+        return spawn(command, log=self.log_file, cwd=self.folder)
 
     def _ask(self) -> None:
         if not accepts(self.port):
             raise NotReady(f"nothing listens on port {self.port}")
 
 
-class ReleasedBroker(Broker):
-    """A broker of a release, with the ZooKeeper that it needs."""
+class BrokerWithZooKeeper(ReleasedBroker):
+    """A broker of a release, and the ZooKeeper that controls it: they start and end together."""
 
-    def __init__(self, folder: Path, state: StateFile, jars_dir: Path, release: Release) -> None:
-        name = f"kafka-{release.number}"
-        super().__init__(folder, state, lambda: fetch_jars(name, jars_dir, definitions=_DEFINITIONS))
-        self._zookeeper = ZooKeeper(folder.with_name("zookeeper"), state, self) if release.zookeeper else None
+    usual_ports: ClassVar[Mapping[str, int]] = {"client": 9092}
+
+    def __init__(self, folder: Path, state: StateFile, jars_dir: Path, number: str) -> None:
+        super().__init__(folder, state, jars_dir, number)
+        self._zookeeper = ZooKeeper(folder.with_name("zookeeper"), state, self._java)
 
     def configure(
         self, ports: Mapping[str, int], settings: Mapping[str, str] | None, *, anywhere: bool = False
     ) -> None:
-        if self._zookeeper is not None:
-            self._zookeeper.configure({}, None, anywhere=True)
+        self._zookeeper.configure({}, None, anywhere=anywhere)
         super().configure(ports, settings, anywhere=anywhere)
 
     def launch(self) -> None:
-        if self._zookeeper is not None:
-            self._zookeeper.start()
+        self._zookeeper.start()
         super().launch()
 
     def stop(self, timeout_s: float = 30) -> None:
         super().stop(timeout_s)
-        if self._zookeeper is not None:
-            self._zookeeper.stop(timeout_s)
+        self._zookeeper.stop(timeout_s)
 
     def kill(self) -> None:
         super().kill()
-        if self._zookeeper is not None:
-            self._zookeeper.kill()
+        self._zookeeper.kill()
 
     def _prepare(self) -> None:
-        if self._zookeeper is None:
-            super()._prepare()
-            return
         self._choose_secret()
-        properties = server_properties(self.ports, self.data_dir, self.secret)
-        listener = properties["advertised.listeners"]
-        of_kraft = {
-            name for name in properties if "controller" in name or name in ("process.roles", "node.id")
+        of_kraft = server_properties({**self.ports, "controller": 0}, self.data_dir, self.secret)
+        kept = {
+            name: value
+            for name, value in of_kraft.items()
+            if "controller" not in name and name not in ("process.roles", "node.id")
         }
-        properties = {name: value for name, value in properties.items() if name not in of_kraft} | {
+        properties = {
+            **kept,
             "broker.id": "1",
             "zookeeper.connect": self._zookeeper.address,
-            "listeners": listener,
+            "listeners": kept["advertised.listeners"],
             "listener.security.protocol.map": "CLIENT:SASL_PLAINTEXT",
+            **self.settings,
         }
-        properties |= self.settings
         write_secret(self._properties_file, "".join(f"{key}={value}\n" for key, value in properties.items()))
-
-    def _java(self, main: str, *arguments: str | Path) -> list[str | Path]:
-        java, *more = super()._java(main, *arguments)
-        return [java, f"-Dlog4j.configuration={_LOGGING.as_uri()}", *more]
 
 
 @contextmanager
 def released_stack(release: Release, purpose: str = "release") -> Iterator[LocalStack]:
     """A stack, not started yet, whose broker is of a release."""
-    controller = "zookeeper" if release.zookeeper else "kraft"
-    stack = new_stack(f"{purpose}-{release.number.replace('.', '-')}-{controller}")
-    broker = ReleasedBroker(
-        stack.folder / "kafka", StateFile(stack.folder / "state.json"), stack.jars_dir, release
+    broker_class, controller = (
+        (BrokerWithZooKeeper, "zookeeper") if release.zookeeper else (ReleasedBroker, "kraft")
     )
+    stack = new_stack(f"{purpose}-{release.number.replace('.', '-')}-{controller}")
+    state = StateFile(stack.folder / "state.json")
+    broker = broker_class(stack.folder / "kafka", state, stack.jars_dir, release.number)
+    broker.configure({}, None, anywhere=True)  # tests stop it: nothing else may want its ports meanwhile
     stack.broker = broker
     try:
         yield stack
