@@ -99,7 +99,8 @@ begin
     grant execute on function exactbatch.take_lock(text), exactbatch.try_lock(text),
         exactbatch.bind_transaction(text) to exactbatch_job;
     grant execute on function exactbatch.log_key(text, uuid, integer),
-        exactbatch.refusal_of_input(text, oid, integer) to exactbatch_job, exactbatch_reader;
+        exactbatch.refusal_of_input(text, oid, integer), exactbatch.repeats_a_field(text)
+        to exactbatch_job, exactbatch_reader;
 end $$;
 
 reset search_path;

@@ -15,7 +15,7 @@ from exactbatch.ledger import migrate
 from exactbatch.postgres.arrow import connect_arrow
 from exactbatch.postgres.connection import Connection, connect, transaction
 from exactbatch.postgres.dsn import refused_connection
-from exactbatch.postgres.input_checks import is_refused, refusal
+from exactbatch.postgres.input_checks import is_refused, refusal, repeats_a_field
 from exactbatch.postgres.types import type_named
 from exactbatch.sinks.aggregate.group_key import check_group_key, create_group_key, group_key
 from exactbatch.sinks.tables.target import TargetTable
@@ -147,6 +147,31 @@ def error_of_insert(cursor: Any, text: str) -> str | None:
         return error.diag.message_primary
     cursor.execute("release savepoint input")
     return None
+
+
+DOCUMENTS: Final = (
+    ('{"a": 1, "b": {"a": [{"a": 1}]}}', False),
+    ("[]", False),
+    ('"a"', False),
+    ("{}", False),
+    ('[{"a": 1}, {"a": 2}]', False),
+    ('{"a": 1, "A": 2, "": 3, " ": 4}', False),
+    ('{"a": 1, "a": 1}', True),
+    (r'{"a": 1, "\u0061": 2}', True),
+    ('{"x": [1, [{"y": {"a": null, "b": 0, "a": []}}]]}', True),
+    ('[{}, {"": 1, "": 2}]', True),
+)
+
+
+@pytest.mark.parametrize(("document", "repeats"), DOCUMENTS)
+def test_a_field_that_an_object_names_twice_is_found(
+    server: Connection, document: str, repeats: bool
+) -> None:
+    with transaction(server) as cursor:
+        cursor.execute("select exactbatch.repeats_a_field(%s)", (document,))
+        assert cursor.fetchone() == (repeats,)
+        cursor.execute(sql.SQL("select {}").format(repeats_a_field(sql.Literal(document))))
+        assert cursor.fetchone() == (repeats,)
 
 
 def test_an_error_of_the_server_is_not_taken_for_one_of_a_value(server: Connection) -> None:

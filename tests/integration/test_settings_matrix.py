@@ -31,6 +31,7 @@ from exactbatch.settings import Settings
 from support.batch_runner import BatchRunner
 from support.bouncer import bouncer
 from support.logins import LOGIN, as_login
+from support.postgres_versions import TESTED
 from support.topics import Topic
 
 TEXTS: Final = ("Müller €", "zażółć", "漢字 🐘", 'it\'s \\n "q"')
@@ -104,8 +105,15 @@ class Condition:
     refused: str = ""
 
 
+# The first versions of Postgres that have these.
+SINCE: Final = {
+    "stats_fetch_consistency": 15,
+    "createrole_self_grant": 16,
+    "debug_parallel_query": 16,
+    "transaction_timeout": 17,
+}
 # Each as a role has it, with a value that is not the usual one.
-ROLE: Final = {
+_ALL: Final = {
     "client_encoding": "LATIN1",
     "timezone": "America/New_York",
     "timezone_abbreviations": "Australia",
@@ -147,6 +155,7 @@ ROLE: Final = {
     "lo_compat_privileges": "on",
     "track_activities": "off",
 }
+ROLE: Final = {name: value for name, value in _ALL.items() if not TESTED or SINCE.get(name, 0) <= TESTED}
 OTHERS: Final = {
     "datestyle": ("German, DMY", "Postgres, MDY"),
     "intervalstyle": ("iso_8601", "postgres_verbose"),

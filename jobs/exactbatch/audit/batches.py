@@ -117,7 +117,7 @@ def counts_of_batches(pipeline: Pipeline) -> sql.Composable:
         "case when {covers} then {expected_records} else 0 end, coalesce(t.records, 0) "
         "from exactbatch.batch b "
         "left join (select distinct batch_id from exactbatch.coverage where pipeline = $1) c using (batch_id) "
-        "left join (select batch_id, {rows}::bigint as rows, {records}::bigint as records from {lineage_table} "
+        "left join (select batch_id, {rows}::bigint as rows, {records}::bigint as records from {lineage_table} l "
         "group by batch_id) t using (batch_id) {left} "
         "where b.pipeline = $1 and ({covers} or t.rows > 0) {whole}"
     ).format(

@@ -191,7 +191,7 @@ def _found(pipeline: Pipeline, counted: Mapping[int, int] | None) -> sql.Composa
     by_record = pipeline.sink.lineage == "record"
     return sql.SQL(
         "select batch_id, {topic} as topic, {partition} as partition, {rows}::bigint as rows, "
-        "min({offset}) as low, max({offset}) as high from {lineage_table} group by 1, 2, 3"
+        "min({offset}) as low, max({offset}) as high from {lineage_table} t group by 1, 2, 3"
     ).format(
         topic=sql.SQL("kafka_topic" if by_record else "null::text"),
         partition=sql.SQL("kafka_partition" if by_record else "null::int"),
@@ -276,7 +276,7 @@ def _misplaced_rows(
     by_record = pipeline.sink.lineage == "record"
     return sql.SQL(
         "with found as (select batch_id, {topic} as topic, {partition} as partition, {offset} as low, "
-        "{offset} as high from {lineage_table}) "
+        "{offset} as high from {lineage_table} t) "
         "select 'rows', batch_id, topic, partition, count(*), min(low), max(low), sum(count(*)) over ()::bigint "
         "from found where not {not_ours} and not {placed} and ({seen} and low >= 0) is not true "
         "group by 2, 3, 4 order by 5 desc limit 10"

@@ -9,7 +9,9 @@ from exactbatch.errors import ConfigurationError
 OLDEST: Final = 140000
 NULLS_NOT_DISTINCT: Final = 150000  # the first version that has this option of a unique constraint
 PUBLISHED_SCHEMAS: Final = 150000  # the first version whose publications have schemas and lists of columns
-INPUT_FUNCTIONS: Final = 160000  # the first version that has pg_input_is_valid() and pg_input_error_info()
+INPUT_CHECKS: Final = (
+    160000  # the first version that has pg_input_is_valid(), pg_input_error_info() and `is json`
+)
 
 
 def check_version(version: int) -> None:

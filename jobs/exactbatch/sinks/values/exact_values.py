@@ -10,6 +10,7 @@ from typing import Final
 from psycopg2 import sql
 
 from exactbatch.columns import is_vector
+from exactbatch.postgres.input_checks import repeats_a_field
 from exactbatch.postgres.types import PgType
 from exactbatch.sinks.values.text_formats import TEXT_FORMATS
 
@@ -151,7 +152,7 @@ def _misread(target: PgType, value: sql.Composable) -> sql.Composable | None:
             lost = sql.SQL("{value}::{type} <> {value}::{base}").format(**parts)
         return sql.SQL("case when {} then true else {} end").format(wrong, lost)
     if leaf.name == "jsonb":
-        return sql.SQL("{value} is not json with unique keys").format(**parts)
+        return repeats_a_field(value)
     if leaf.name == "varchar" and leaf.modifier != -1:
         # Postgres would cut off blanks beyond the length.
         return sql.SQL("char_length({value}) > {length}").format(**parts)
