@@ -73,8 +73,9 @@ def depend_until_answered(dependency: Callable[..., Any]) -> Any:
 
     from fastapi import Depends
 
-    scope = {"scope": "function"} if "scope" in signature(Depends).parameters else {}
-    return Depends(dependency, **scope)
+    if "scope" in signature(Depends).parameters:
+        return Depends(dependency, scope="function")
+    return Depends(dependency)
 
 
 def details_of_dags(dag_ids: Collection[str]) -> "dict[str, DagDetails]":
