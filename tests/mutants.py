@@ -4175,8 +4175,8 @@ MUTANTS: Final = (
     Mutant(
         "a version of Spark that no test has tried is used",
         "pyspark_packages.py",
-        "    if minor_of(version) not in SUPPORTED:\n",
-        "    if False:\n",
+        "        if minor_of(found) not in SUPPORTED:\n",
+        "        if False:\n",
         ("tests/unit/test_pyspark_packages.py::test_another_version_is_refused",),
     ),
     Mutant(

@@ -30,11 +30,12 @@ def check_pyspark() -> str:
 
     installed, client = _installed("pyspark"), _installed("pyspark-client")
     version = installed.version if installed else pyspark.__version__
-    if minor_of(version) not in SUPPORTED:
-        raise ConfigurationError(
-            f"PySpark is {version}, and exactbatch runs with {SUPPORTED[0]} to {SUPPORTED[-1]}. Nothing was written. "
-            f"Install one of these versions, on the cluster as well: docs/deploy.md says how."
-        )
+    for found in (version, pyspark.__version__):  # the path may have that of SPARK_HOME before the package
+        if minor_of(found) not in SUPPORTED:
+            raise ConfigurationError(
+                f"PySpark is {found}, and exactbatch runs with {SUPPORTED[0]} to {SUPPORTED[-1]}. Nothing was written. "
+                f"Install one of these versions, on the cluster as well: docs/deploy.md says how."
+            )
     if installed is None:
         return f"PySpark {version}"
     remedy = f"Nothing was written. Run pip install --force-reinstall --no-deps pyspark=={version}"

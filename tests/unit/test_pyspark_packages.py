@@ -68,6 +68,13 @@ def test_another_version_is_refused(packages, version):
     assert str(refused.value).startswith(f"PySpark is {version}, and exactbatch runs with 4.0 to 4.3. ")
 
 
+def test_another_version_that_is_on_the_path_before_the_package_is_refused(packages, monkeypatch):
+    packages.install("pyspark", "4.2.0", with_jars("4.2.0"))
+    monkeypatch.setattr(pyspark, "__version__", "3.5.9")
+    with pytest.raises(ConfigurationError, match=r"^PySpark is 3\.5\.9, and exactbatch runs with"):
+        check_pyspark()
+
+
 def test_files_of_the_client_in_those_of_pyspark_are_refused_with_the_command_that_helps(packages):
     packages.install("pyspark", "4.2.1", with_jars("4.2.1"))
     packages.install("pyspark-client", "4.2.0", files("4.2.0"))
