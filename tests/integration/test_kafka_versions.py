@@ -63,12 +63,6 @@ def stack(release: Release) -> Iterator[LocalStack]:
         yield stack
 
 
-@pytest.fixture
-def with_transactions(release: Release) -> None:
-    if not release.transactions:
-        pytest.skip("KRaft of this release has no transactions")
-
-
 def read(topic: Topic, from_offset: int, until_offset: int, leader_epoch: int | None = None) -> list[int]:
     """The offsets of the committed records in a range."""
     [partition] = KafkaBroker(topic.properties).partitions([topic.name])
@@ -106,7 +100,6 @@ def test_a_batch_its_replay_and_the_audit_are_exact(
 
 @slow
 @BOTH_READERS
-@pytest.mark.usefixtures("with_transactions")
 def test_only_committed_records_are_loaded(
     world: BatchRunner,
     replays: Replays,
@@ -244,7 +237,6 @@ def test_a_group_and_the_settings_of_a_topic_are_known(world: BatchRunner, make_
 
 
 @slow
-@pytest.mark.usefixtures("with_transactions")
 def test_results_reach_a_topic_once(
     world: BatchRunner, replays: Replays, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:

@@ -22,21 +22,21 @@ _LOGGING: Final = Path(__file__).parent / "log4j.properties"
 
 @dataclass(frozen=True)
 class Release:
-    """A release of Kafka: the number in the names of its jars, what controls it, and whether it has transactions."""
+    """A release of Kafka: the number in the names of its jars, None for the local stack's own, and what controls it."""
 
-    number: str
+    number: str | None
     zookeeper: bool = False
-    transactions: bool = True
 
 
-# By the name that a test has for it, the oldest first. KRaft is a preview in 2.8 and 3.0, and ends ZooKeeper in 4.0.
+# By the name that a test has for it, the oldest first. KRaft of 2.8 is left out: it has no transactions, and a broker
+# that is its own controller does not start again. In 4.0, ZooKeeper ended.
 RELEASES: Final[Mapping[str, Release]] = {
     "2.8.2": Release("2.8.2", zookeeper=True),
-    "2.8.2-kraft": Release("2.8.2", transactions=False),
     "3.0.2": Release("3.0.2", zookeeper=True),
     "3.0.2-kraft": Release("3.0.2"),
     "3.6.2": Release("3.6.2"),
     "3.9.1": Release("3.9.1", zookeeper=True),
+    "own": Release(None),
 }
 # The last one whose topics have no IDs.
 TOO_OLD: Final = Release("2.7.2", zookeeper=True)
@@ -133,16 +133,17 @@ class BrokerWithZooKeeper(ReleasedBroker):
 @contextmanager
 def released_stack(release: Release, purpose: str = "release") -> Iterator[LocalStack]:
     """A stack, not started yet, whose broker is of a release."""
-    broker_class, controller = (
-        (BrokerWithZooKeeper, "zookeeper") if release.zookeeper else (ReleasedBroker, "kraft")
-    )
-    stack = new_stack(f"{purpose}-{release.number.replace('.', '-')}-{controller}")
-    state = StateFile(stack.folder / "state.json")
-    broker = broker_class(stack.folder / "kafka", state, stack.jars_dir, release.number)
-    broker.configure({}, None, anywhere=True)  # tests stop it: nothing else may want its ports meanwhile
-    stack.broker = broker
+    number, controller = release.number or "own", "zookeeper" if release.zookeeper else "kraft"
+    stack = new_stack(f"{purpose}-{number.replace('.', '-')}-{controller}")
+    if release.number is not None:
+        broker_class = BrokerWithZooKeeper if release.zookeeper else ReleasedBroker
+        state = StateFile(stack.folder / "state.json")
+        stack.broker = broker_class(stack.folder / "kafka", state, stack.jars_dir, release.number)
+    stack.broker.configure(
+        {}, None, anywhere=True
+    )  # tests stop it: nothing else may want its ports meanwhile
     try:
         yield stack
     finally:
-        broker.stop()  # also the ZooKeeper of a broker that has ended
+        stack.broker.stop()  # also the ZooKeeper of a broker that has ended
         stack.down(delete=True)
