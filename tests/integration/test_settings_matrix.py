@@ -261,10 +261,12 @@ def neutral(dsn: str) -> Any:
     """A connection that neither the environment nor the database has any say in."""
     usual = (
         "timezone=UTC datestyle=ISO intervalstyle=postgres extra_float_digits=1 bytea_output=hex lock_timeout=0 "
-        "statement_timeout=0 transaction_timeout=0 default_transaction_read_only=off exit_on_error=off "
+        "statement_timeout=0 default_transaction_read_only=off exit_on_error=off "
         "default_transaction_isolation=read\\ committed standard_conforming_strings=on array_nulls=on "
         "search_path=public idle_in_transaction_session_timeout=0 idle_session_timeout=0"
     )
+    if "transaction_timeout" in ROLE:
+        usual += " transaction_timeout=0"
     options = re.sub(r"(?<!\\)\b(?=\w+=)", "-c ", usual)
     with pytest.MonkeyPatch.context() as patch:
         for name in ENVIRONMENT:

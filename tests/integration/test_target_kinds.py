@@ -9,6 +9,7 @@ import pytest
 
 from exactbatch import Aggregate, Append, Count, Sum, Upsert
 from exactbatch.errors import TargetMismatch
+from support.postgres_versions import TESTED
 from support.staged_batches import LINEAGE, Batches, Database, trigger
 
 MakeBatches = Callable[..., Batches]
@@ -18,6 +19,9 @@ SINKS = {
     "Upsert": Upsert("public.t", key=("id",)),
     "Aggregate": Aggregate("public.t", group_by=("id",), aggregates={"n": Count(), "v": Sum("v")}),
 }
+if TESTED == 14:
+    # There its key is an index of expressions: no part of a table's definition, and not possible in a partitioned one.
+    del SINKS["Aggregate"]
 # What a target is made of that the pipeline `id int, v int` writes into.
 COLUMNS = {
     "Append": f"id int, v int, {LINEAGE}",

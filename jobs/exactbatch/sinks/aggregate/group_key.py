@@ -57,7 +57,7 @@ def check_group_key(cursor: Cursor, table: TargetTable, groups: Sequence[Column]
     except psycopg2.errors.InvalidColumnReference:
         cursor.execute("rollback to savepoint group_key")
         raise TargetMismatch(
-            f"target {table.spec}: expected a unique index on exactly the key of the pipeline, ({', '.join(names)}), "
+            f"target {table.spec}: expected a unique index on exactly ({', '.join(names)}), the key of the pipeline, "
             f"that treats nulls as equal, found none. Create it: "
             f"{_creation(table.identifier, groups).as_string(cursor)};"
         ) from None
