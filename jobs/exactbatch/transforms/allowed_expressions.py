@@ -81,7 +81,8 @@ DATELESS: Final = Reason(
     "to_timestamp(text, 'yyyy-MM-dd HH:mm'), or as timestampFormat of from_json, from_csv and from_xml.",
 )
 UNKNOWN: Final = Reason(
-    "is not known to return the same result each time", "Use functions and operators of docs/transform.md."
+    "is not known to return the same result each time",
+    "Use functions and operators that `exactbatch explain transform-functions` allows.",
 )
 
 # These are computed from one record.
