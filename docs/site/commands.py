@@ -44,7 +44,8 @@ the name of a registered pipeline.
 
 - Results go to stdout; questions, progress and errors go to stderr. With `--json`, stdout has one JSON document and
   nothing else.
-- Questions are asked on a terminal only. `--yes` answers them.
+- Questions are asked on a terminal only. `--yes` answers them. Without a terminal, `exactbatch init` upgrades a ledger
+  only with `--yes`.
 - The connections come from [environment variables](environment.md).
 - The exit status says what a script should do: [errors.md](../errors.md#exit-statuses).
 - `exactbatch --install-completion` adds completion of commands, options and names of pipelines to your shell.

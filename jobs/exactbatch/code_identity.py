@@ -31,8 +31,8 @@ def other_code(driver: str) -> ConfigurationError | None:
         return None
     return ConfigurationError(
         f"the executors run exactbatch {code_identity()}, and the driver {driver}: they could decode records in "
-        f"another way. Nothing was written. Install the same version on both: docs/howto/upgrade.md says in which "
-        f"order."
+        f"another way. Nothing was written. Install the same version on both: `exactbatch explain upgrade` says in "
+        f"which order."
     )
 
 
@@ -47,6 +47,8 @@ def _version() -> str:
 def _code_files(folder: Traversable, prefix: str) -> Iterator[tuple[str, Traversable]]:
     """Yield the files of code below a folder, which may be in an archive, with their paths."""
     for entry in folder.iterdir():
+        if prefix == "" and entry.name == "docs":  # a wheel has some of its files
+            continue
         if entry.is_dir():
             yield from _code_files(entry, f"{prefix}{entry.name}/")
         elif entry.name.endswith((".py", ".sql")):

@@ -34,7 +34,7 @@ def check_pyspark() -> str:
         if minor_of(found) not in SUPPORTED:
             raise ConfigurationError(
                 f"PySpark is {found}, and exactbatch runs with {SUPPORTED[0]} to {SUPPORTED[-1]}. Nothing was written. "
-                f"Install one of these versions, on the cluster as well: docs/deploy.md says how."
+                f"Install one of these versions, on the cluster as well: `exactbatch explain deploy` says how."
             )
     if installed is None:
         return f"PySpark {version}"

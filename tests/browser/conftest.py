@@ -62,7 +62,7 @@ def airflow(stack, make_topic_once, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def browser():
-    assert CHROMIUM, "install Chromium (Debian: apt-get install chromium), or name it in $CHROMIUM"
+    assert CHROMIUM, "run .ci/setup chromium, or name a browser in $CHROMIUM"
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=CHROMIUM,

@@ -291,7 +291,9 @@ def test_a_privilege_is_missing(doctor, deployment, make_topic):
         "lacks create on schema exactbatch_staging, insert on exactbatch.coverage, update on exactbatch.stored_offset"
         in found["found"]
     )
-    assert found["remedy"].startswith("Run docs/roles.sql, and grant exactbatch_job to 'test_job'")
+    assert found["remedy"].startswith(
+        "Run the statements of `exactbatch explain roles`, and grant exactbatch_job to 'test_job'"
+    )
     deployment.execute(ROLES)
     deployment.execute("create table shop.item (id int)")
     found = of(doctor(pipeline), "targets")

@@ -81,7 +81,7 @@ def test_a_privilege_that_is_missing_is_named(spark, deployment, topic):
     deployment.execute(ROLES)
     with pytest.raises(
         ConfigurationError,
-        match=r"permission denied for database \S+ \(SQLSTATE 42501\)\. .* docs/roles\.sql",
+        match=r"permission denied for database \S+ \(SQLSTATE 42501\)\. .* `exactbatch explain roles`",
     ):
         deployment.run(spark, pipeline)
 

@@ -29,7 +29,7 @@ BUILT_FROM = (
     "README.md",
     "LICENSE",
     "jobs",
-    "docs/errors",  # to which a link in jobs leads
+    "docs",  # to which a link in jobs leads
 )
 DAG = """
 import sys
@@ -106,7 +106,10 @@ def test_the_wheel_contains_all_of_the_package_and_nothing_else(wheel):
         str(path.relative_to(jobs))
         for path in (
             *(jobs / "exactbatch").rglob("*"),
-            *(jobs / "exactbatch" / "errors" / "pages").iterdir(),  # a link, which rglob does not follow
+            # A link, which rglob does not follow.
+            *(jobs / "exactbatch" / "docs").glob("*.md"),
+            *(jobs / "exactbatch" / "docs").glob("[ehr]*/*.md"),
+            jobs / "exactbatch" / "docs" / "roles.sql",
             *jobs.glob("*.py"),
         )
         if path.is_file() and "__pycache__" not in path.parts
@@ -138,6 +141,7 @@ def test_the_wheel_is_the_same_code_as_the_checkout(installed):
 
 def test_the_wheel_explains_errors(installed):
     assert run(installed / "exactbatch", "explain", "OffsetsLost").stdout.startswith("# OffsetsLost\n")
+    assert "create role" in run(installed / "exactbatch", "explain", "roles").stdout
 
 
 @pytest.mark.parametrize("installed", [pytest.param("own packages", marks=pytest.mark.long)], indirect=True)

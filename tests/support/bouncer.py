@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -35,8 +36,11 @@ query_wait_timeout = 20
 
 def executable() -> str:
     """PgBouncer of this machine. Raises AssertionError where there is none."""
-    found = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
-    assert found, "these tests need PgBouncer: apt-get install pgbouncer (.ci/run does so)"
+    found = shutil.which(
+        "pgbouncer",
+        path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin:{Path(sys.executable).parent}",
+    )
+    assert found, "these tests need PgBouncer: run .ci/setup pgbouncer"
     return found
 
 

@@ -17,7 +17,14 @@ from exactbatch.airflow.errors import airflow_errors
 from exactbatch.cli.app import app
 from exactbatch.errors import ExactbatchError, KafkaUnavailable, OffsetsLost, RetryableError, TablesUnfinished
 from exactbatch.errors.exit_status import exit_status
-from exactbatch.errors.explanation import explain, explained_errors, hint, hint_of, page_name
+from exactbatch.errors.explanation import (
+    explain,
+    explained_errors,
+    explained_topics,
+    hint,
+    hint_of,
+    page_name,
+)
 from support.environment import DOCS, JOBS
 
 PAGES = DOCS / "errors"
@@ -123,9 +130,51 @@ def test_explain_prints_the_page_as_it_is_into_a_pipe():
     assert "exactbatch replay flights --start" in done.stdout
 
 
-def test_explain_names_files_and_errors_instead_of_relative_links():
-    assert "](" not in "".join(run(name).stdout for name in explained_errors())
-    assert "docs/failover.md" in run("OffsetsLost").stdout
+def test_explain_names_commands_and_errors_instead_of_relative_links():
+    for name in (*explained_errors(), *explained_topics()):
+        assert "](" not in run(name).stdout.replace("](…)", ""), name
+    assert "(`exactbatch explain failover`)" in run("OffsetsLost").stdout
+    assert "`exactbatch explain failover` goes back." not in run("upgrade").stdout
+    assert "`exactbatch explain failover` says what else goes back" in run("upgrade").stdout
+
+
+def test_explain_prints_the_topics_that_are_no_errors():
+    assert run("poolers").stdout.startswith("# Behind PgBouncer or another pooler\n")
+    assert run("roles").stdout == (DOCS / "roles.sql").read_text()
+    topic = json.loads(run("poolers", "--json").stdout)
+    assert (topic["topic"], "Enough connections" in topic["sections"]["What the pooler needs"]) == (
+        "poolers",
+        True,
+    )
+    assert "Did you mean poolers?" in run("pooler").stderr
+    names = [*explained_errors(), *explained_topics()]
+    assert len({name.lower() for name in names}) == len(names) > 80
+
+
+def strings(tree):
+    """Return the texts of a module that are no docstrings, such as its messages; parts of an f-string are joined."""
+    docstrings = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(part.value for part in node.values if isinstance(part, ast.Constant))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            yield node.value
+
+
+def test_messages_name_pages_that_every_installation_has():
+    named = set()
+    for path in sorted((JOBS / "exactbatch").rglob("*.py")):
+        for text in strings(ast.parse(path.read_text())):
+            assert not re.search(r"docs/[\w/-]+\.(md|sql)", text), f"{path.name}: {text}"
+            named |= set(re.findall(r"`exactbatch explain ([\w-]+)`", text))
+    assert {"poolers", "roles", "upgrade"} < named
+    assert named <= {*explained_errors(), *explained_topics()}
 
 
 def test_explain_takes_a_name_in_any_case_and_proposes_the_nearest():
@@ -136,8 +185,9 @@ def test_explain_takes_a_name_in_any_case_and_proposes_the_nearest():
     assert "Did you mean" not in run("qqqqqq").stderr
 
 
-def test_explain_without_a_name_lists_all_errors():
+def test_explain_without_a_name_lists_all_errors_and_topics():
     listed = run().stdout
+    assert all(topic in listed for topic in explained_topics())
     assert all(error.__name__ in listed for error in ERRORS)
 
 

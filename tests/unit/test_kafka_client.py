@@ -152,8 +152,8 @@ def test_kerberos_is_refused_where_librdkafka_lacks_it() -> None:
     message = refusal({**BROKER, "security.protocol": "SASL_SSL", "sasl.mechanism": "GSSAPI"})
     assert message == (
         "the Kafka property sasl.mechanism is GSSAPI (Kerberos), which this librdkafka lacks, as do all in PyPI's "
-        "packages of confluent-kafka. Use SCRAM or a client certificate, or build confluent-kafka with Kerberos "
-        "(docs/security.md)."
+        "packages of confluent-kafka. Use SCRAM or a client certificate, or build confluent-kafka "
+        "with Kerberos: `exactbatch explain security`."
     )
 
 

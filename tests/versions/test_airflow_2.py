@@ -113,5 +113,5 @@ def test_exactbatch_airflow_is_refused_in_one_line():
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
         "ImportError: found Airflow 2.11.2, expected 3.0 or newer. To run batches in Airflow 2, call "
-        "`exactbatch run` in a BashOperator: docs/deploy.md#airflow-2 shows how."
+        "`exactbatch run` in a BashOperator: `exactbatch explain deploy` shows how."
     )

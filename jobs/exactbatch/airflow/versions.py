@@ -14,7 +14,7 @@ except ModuleNotFoundError:
 
     raise ImportError(
         f"found Airflow {version('apache-airflow')}, expected 3.0 or newer. To run batches in Airflow 2, call "
-        f"`exactbatch run` in a BashOperator: docs/deploy.md#airflow-2 shows how."
+        f"`exactbatch run` in a BashOperator: `exactbatch explain deploy` shows how."
     ) from None
 
 try:

@@ -76,7 +76,7 @@ def check_visible(cursor: Cursor, pipeline: Pipeline, *, values: bool) -> None:
         if not is_readable:
             raise ConfigurationError(
                 f"The login {login!r} may not read {name}. Nothing was compared. Grant the privilege: grant select on "
-                f"{name} to …; docs/roles.sql grants all privileges that readers need."
+                f"{name} to …; `exactbatch explain roles` grants all that readers need."
             )
     sink = pipeline.sink
     if sink.key_columns:

@@ -164,8 +164,8 @@ _HIDDEN: Final = Meaning(
 _POOL_FULL: Final = Meaning(
     PostgresUnavailable,
     "the pooler had no free connection within its query_wait_timeout",
-    "Raise the pooler's default_pool_size (docs/poolers.md gives the number of connections of a batch), or run fewer "
-    "tasks at a time; then try again.",
+    "Raise the pooler's default_pool_size, or run fewer tasks at a time; then try again. `exactbatch explain poolers` "
+    "gives the number of connections of a batch.",
     ended=True,
 )
 
@@ -229,7 +229,8 @@ MEANINGS: Final[Mapping[str, Meaning]] = {
     INSUFFICIENT_PRIVILEGE: Meaning(
         ConfigurationError,
         "a privilege is missing",
-        "docs/roles.sql grants what each role needs on the ledger; privileges on targets are yours to grant.",
+        "The statements of `exactbatch explain roles` grant what each role needs on the ledger; privileges on targets "
+        "are yours to grant.",
     ),
     "42P06": _CREATED,
     "42P07": _CREATED,
@@ -278,8 +279,8 @@ MEANINGS: Final[Mapping[str, Meaning]] = {
     FOREIGN_LOGIN: Meaning(
         ConfigurationError,
         "this login is for other pipelines",
-        "exactbatch.login_pipeline lists the pipelines that this login may write; docs/security.md shows how to add "
-        "one.",
+        "exactbatch.login_pipeline lists the pipelines that this login may write; `exactbatch explain security` "
+        "shows how to add one.",
     ),
     "F0": _SERVER_ERROR,
     "HV": _FOREIGN,

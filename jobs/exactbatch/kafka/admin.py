@@ -57,8 +57,8 @@ def admin_client(properties: Mapping[str, Any]) -> Iterator[Any]:
         ) from error
     except AuthorizationError as error:
         raise ConfigurationError(
-            f"Kafka at {servers} denies this client a request that exactbatch needs: {error}. docs/security.md "
-            f"lists the ACLs that a pipeline needs."
+            f"Kafka at {servers} denies this client a request that exactbatch needs: {error}. `exactbatch "
+            f"explain security` lists the ACLs that a pipeline needs."
         ) from error
     except KafkaError as error:
         raise unavailable(servers, error) from error

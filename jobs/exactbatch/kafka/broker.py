@@ -99,7 +99,7 @@ class KafkaBroker:
             raise TopicMissing(
                 f"no topic matches {pattern.regex!r}. Check the pattern, which has to match whole names, and "
                 f"bootstrap.servers. Topics that an ACL does not let this client describe are invisible to it: "
-                f"docs/security.md lists the ACLs that a pipeline needs."
+                f"`exactbatch explain security` lists the ACLs that a pipeline needs."
             )
         return tuple(sorted({*listed, *known}))
 

@@ -59,7 +59,7 @@ def check_properties(properties: Mapping[str, Any]) -> None:
             raise ConfigurationError(
                 "the Kafka property sasl.mechanism is GSSAPI (Kerberos), which this librdkafka lacks, as do all in "
                 "PyPI's packages of confluent-kafka. Use SCRAM or a client certificate, or build confluent-kafka "
-                "with Kerberos (docs/security.md)."
+                "with Kerberos: `exactbatch explain security`."
             ) from None
         raise ConfigurationError(
             f"librdkafka, which reads, rejects the Kafka client properties: {error.args[0].str()}. Correct the "

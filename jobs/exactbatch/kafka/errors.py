@@ -20,7 +20,7 @@ def acl_missing(operation: str, resource: str, name: str, purpose: str) -> Confi
     return ConfigurationError(
         f"Kafka's ACLs deny this client the operation {operation} on {resource} {name!r}, which {purpose} needs. "
         f"Grant it (kafka-acls --add --allow-principal … --operation {operation} --{resource} {name}); "
-        f"docs/security.md lists all that a pipeline needs.",
+        f"`exactbatch explain security` lists all that a pipeline needs.",
         topic=name if resource == "topic" else None,
     )
 

@@ -317,7 +317,7 @@ def _check_mechanism(properties: Mapping[str, Any]) -> None:
             continue
         raise _wrong(
             f"the Kafka property {name} is {properties[name]!r}{why}. Use {_PASSWORDS} with sasl.username and "
-            f"sasl.password, or a client certificate (docs/security.md has examples),"
+            f"sasl.password, or a client certificate (`exactbatch explain security` has examples),"
         )
     if not given and str(properties.get("security.protocol")).lower() in _SASL:
         raise _wrong(

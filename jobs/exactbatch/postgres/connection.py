@@ -68,7 +68,7 @@ class Connection(psycopg2.extensions.connection):
             return ""
         return (
             f" Not searched are schemas of the path of {self.info.user!r} in which others may create functions, or "
-            f"have done so: {self.left_out}. docs/settings.md says what to do about them."
+            f"have done so: {self.left_out}. `exactbatch explain settings` says what to do about them."
         )
 
     def commit(self) -> None:

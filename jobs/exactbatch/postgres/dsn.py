@@ -81,7 +81,7 @@ def refused_connection(message: str, dsn: str) -> ExactbatchError:
         return ConfigurationError(
             f"the server has no configuration parameter {parameter!r} ({message}). Remove it from the options of the "
             f"connection string and from PGOPTIONS. If it is in neither, exactbatch sets it: use a server that has "
-            f"all parameters of Postgres {OLDEST // 10000}, in docs/settings.md."
+            f"all parameters of Postgres {OLDEST // 10000}, in `exactbatch explain settings`."
         )
     return error if version is None else startup_options_refused(message)
 

@@ -292,7 +292,7 @@ def startup_options_refused(message: str) -> ConfigurationError:
         f"the server, or a pooler such as PgBouncer in front of it, refuses the startup parameter `options`, by which "
         f"exactbatch sets its settings ({message}). Give the connection the address of Postgres itself, not that of "
         f"the pooler; or let the pooler ignore the parameter. Set ignore_startup_parameters = options in "
-        f"pgbouncer.ini. docs/poolers.md lists everything that a pooler needs."
+        f"pgbouncer.ini. `exactbatch explain poolers` lists everything that a pooler needs."
     )
 
 
@@ -310,5 +310,5 @@ def _dropped(setting: Setting) -> str:
     return (
         f"It was sent as a startup option, and a pooler dropped it, as PgBouncer does with "
         f"ignore_startup_parameters = options. Set it for the login: alter role … set {setting.name} = {value}; "
-        f"or connect to Postgres directly. docs/poolers.md lists everything that a pooler needs."
+        f"or connect to Postgres directly. `exactbatch explain poolers` lists everything that a pooler needs."
     )

@@ -92,8 +92,8 @@ def registry_draft(values: Sequence[bytes], registry: Registry | None) -> Draft:
         return _avro_draft(schemas, by_id, registry)
     raise ConfigurationError(
         f"the registry at {address} has schemas of the types {', '.join(sorted(found)) or 'none at all'} for the IDs "
-        f"{shown}, and AVRO or JSON are recognized. Nothing was written. Write the pipeline by hand: docs/json.md has "
-        f"Protobuf."
+        f"{shown}, and AVRO or JSON are recognized. Nothing was written. Write the pipeline by hand: `exactbatch "
+        f"explain json` has Protobuf."
     )
 
 

@@ -251,7 +251,8 @@ def _for_arrays(element: Shape) -> tuple[Choice, ...]:
         case ["object"]:
             return (
                 Choice(
-                    "jsonb", why="an array of objects: a path with [] makes a row of each, see docs/json.md"
+                    "jsonb",
+                    why="an array of objects: a path with [] makes a row of each, see `exactbatch explain json`",
                 ),
             )
         case []:

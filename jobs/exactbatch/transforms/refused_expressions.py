@@ -67,7 +67,7 @@ DATELESS: Final = Reason(
 )
 UNKNOWN: Final = Reason(
     "is an operator that is not known to return the same rows each time",
-    "Use operators of docs/transform.md.",
+    "Use operators that `exactbatch explain transform` lists.",
 )
 
 _REFUSED: Final = {

@@ -91,7 +91,7 @@ def setting_refused(error: Exception, settings: Mapping[str, str]) -> Exactbatch
     if (limit := settings.get(_MEMORY_LIMIT)) and (memory := _MEMORY.search(text)):
         return ConfigurationError(
             f"a Python worker of Spark ran out of memory ({memory[0]}): {_MEMORY_LIMIT} is {limit}. Nothing was "
-            f"written. Raise it, or remove it: docs/limits.md says what a worker needs."
+            f"written. Raise it, or remove it: `exactbatch explain limits` says what a worker needs."
         )
     for pattern, remedy in _SETTINGS:
         if match := pattern.search(text):

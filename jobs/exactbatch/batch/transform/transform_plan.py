@@ -112,7 +112,7 @@ def check_transform(pipeline: Pipeline, transformed: DataFrame) -> None:
         raise TransformRefused(
             f"pipeline {pipeline.name!r}: the plan of the transform cannot be examined with this version of "
             f"Spark: {str(error).splitlines()[0]}. Whether the transform returns the same rows again is not "
-            f"known. Install a version of Spark that exactbatch supports: docs/deploy.md names them."
+            f"known. Install a version of Spark that exactbatch supports: `exactbatch explain requirements` lists them."
         ) from error
     allowed = {name.lower() for name in pipeline.allow_nondeterministic}
     if refused := [finding for finding in refusable if finding.name.lower() not in allowed]:

@@ -107,7 +107,8 @@ def check_privileges(connection: Connection) -> Iterator[Finding]:
             "privileges",
             "problem",
             f"login {login!r} cannot plan and process batches: it lacks {', '.join(missing)}",
-            f"Run docs/roles.sql, and grant exactbatch_job to {login!r}, unless this login only reads.",
+            f"Run the statements of `exactbatch explain roles`, and grant exactbatch_job to {login!r}, unless this "
+            f"login only reads.",
         )
     else:
         yield Finding("privileges", "ok", f"login {login!r} has those that the ledger needs")

@@ -60,7 +60,10 @@ def _of_topic(broker: KafkaBroker, pipeline: Pipeline, stream: Stream) -> Iterat
         return
     except ConfigurationError as error:
         yield Finding(
-            _NAME, "warning", f"{where}: {error}", "Grant what docs/security.md lists for forwarding."
+            _NAME,
+            "warning",
+            f"{where}: {error}",
+            "Grant what `exactbatch explain security` lists for forwarding.",
         )
         return
     if stream.topic_id not in (None, topic_id):
@@ -68,7 +71,7 @@ def _of_topic(broker: KafkaBroker, pipeline: Pipeline, stream: Stream) -> Iterat
             _NAME,
             "problem",
             f"{where}: it was deleted and created again, or is that of another cluster",
-            "Check bootstrap.servers, then read docs/forward.md for this case.",
+            "Check bootstrap.servers, then read `exactbatch explain forward` for this case.",
         )
     if compacted and not pipeline.sink.is_derived:
         yield Finding(

@@ -60,5 +60,6 @@ def check_owners(connection: Connection, pipeline: Pipeline) -> Iterator[Finding
                     "warning",
                     f"{table.spec}: {others}, so code of theirs runs as login {connection.info.user!r}, which may "
                     f"write all pipelines",
-                    "Give the pipelines of each owner of targets a login: docs/security.md has the statement.",
+                    "Give the pipelines of each owner of targets a login: `exactbatch explain security` has the "
+                    "statement.",
                 )

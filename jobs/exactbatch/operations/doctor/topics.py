@@ -33,7 +33,7 @@ def check_topics(lags: Sequence[PipelineLag]) -> Iterator[Finding]:
                     "topics",
                     "problem",
                     f"pipeline {lag.pipeline!r}: {contradiction}",
-                    "Check bootstrap.servers, then read docs/log.md for this case.",
+                    "Check bootstrap.servers, then read `exactbatch explain log` for this case.",
                 )
     if not wrong:
         yield Finding(
@@ -69,7 +69,7 @@ def check_retention(lags: Sequence[PipelineLag]) -> Iterator[Finding]:
             "retention",
             "warning",
             f"not checked for {', '.join(unknown)}: the ACL DescribeConfigs is missing",
-            "Grant DescribeConfigs on these topics; docs/security.md has the command.",
+            "Grant DescribeConfigs on these topics; `exactbatch explain security` has the command.",
         )
     elif not found:
         yield Finding("retention", "ok", "overtakes no stored offset soon")

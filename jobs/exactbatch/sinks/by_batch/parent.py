@@ -66,7 +66,7 @@ def check_parent(cursor: Cursor, table: TargetTable) -> None:
         raise TargetMismatch(
             f"{where}: layout='by_batch' needs a table that is partitioned by range (batch_id), and this one {kind}. "
             f"Nothing was written. Leave out layout, or let exactbatch create another target: the layout of a table "
-            f"with rows does not change. docs/layouts.md shows how to move the rows."
+            f"with rows does not change. `exactbatch explain layouts` shows how to move the rows."
         )
     if parent.default_partition is not None:
         raise TargetMismatch(
