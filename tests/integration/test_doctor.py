@@ -160,7 +160,7 @@ def test_kafka_is_not_reached(doctor, pipeline, properties, cause, remedy):
 
 def test_a_kafka_login_that_nothing_can_make_is_no_wrong_password(doctor, pipeline):
     doctor.kafka(security_protocol="SASL_SSL", sasl_mechanism="OAUTHBEARER")
-    found = of(doctor(pipeline), "Kafka connection")
+    found = of(doctor(pipeline), "settings")
     assert found["level"] == "problem"
     assert found["found"].startswith(
         "the Kafka property sasl.mechanism is 'OAUTHBEARER', and nothing supplies"

@@ -7,8 +7,7 @@ from typing import Final
 
 from exactbatch.errors import ExactbatchError
 from exactbatch.kafka.admin import admin_client, describe_cluster
-from exactbatch.kafka.client_properties import check_properties
-from exactbatch.operations.doctor.finding import Finding, of_error
+from exactbatch.operations.doctor.finding import Finding
 from exactbatch.postgres.connection import Connection, connect
 from exactbatch.settings import KAFKA, POSTGRES, Settings
 
@@ -62,11 +61,6 @@ def connection_finding(server: str, variable: str, error: ExactbatchError) -> Fi
 
 def check_kafka(settings: Settings) -> Iterator[Finding]:
     """Connect to Kafka. Raises nothing: an error is a finding."""
-    try:
-        check_properties(settings.kafka)
-    except ExactbatchError as error:
-        yield of_error("Kafka connection", error)
-        return
     try:
         with admin_client(settings.kafka) as client:
             cluster = describe_cluster(client)
