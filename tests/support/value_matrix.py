@@ -146,7 +146,13 @@ def _kinds() -> Iterator[Kind]:
 
 def _is_known(kind: Kind) -> bool:
     """True if the server of this run has such columns."""
-    since = 18 if kind.options.endswith("virtual") else 15 if kind.declared == "numeric(3,-2)" else 0
+    since = (
+        18
+        if kind.options.endswith("virtual")
+        else 15
+        if kind.declared in ("numeric(3,-2)", "numeric(2,4)")
+        else 0
+    )
     return not TESTED or since <= TESTED
 
 

@@ -63,8 +63,10 @@ select t.oid::bigint as oid, n.nspname as schema, t.typname as name, t.typtype a
         where t.typtype = 'c' and a.attrelid = t.typrelid and a.attnum > 0 and not a.attisdropped
         order by a.attnum) as attributes,
   case t.typtype
-    when 'd' then array(select pg_get_constraintdef(c.oid) from pg_constraint c where c.contypid = t.oid
-                        order by c.conname)
+    -- Before Postgres 17, pg_constraint has no `not null` of domains.
+    when 'd' then array(select pg_get_constraintdef(c.oid) from pg_constraint c
+                        where c.contypid = t.oid and c.contype <> 'n' order by c.conname)
+                  || case when t.typnotnull then '{NOT NULL}'::text[] end
     when 'e' then array(select e.enumlabel::text from pg_enum e where e.enumtypid = t.oid order by e.enumsortorder)
     when 'c' then array(select a.attname::text from pg_attribute a
                         where a.attrelid = t.typrelid and a.attnum > 0 and not a.attisdropped order by a.attnum)
