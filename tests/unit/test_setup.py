@@ -66,7 +66,7 @@ def test_a_java_that_fits_is_taken(setup, version):
 def test_a_named_python_that_does_not_fit_is_refused(setup):
     python = '#!/bin/sh\ntest "$1" = -c && exit 1\necho Python 3.9.1\n'
     status, _, error = setup("python", commands={"old": python}, PYTHON="old")
-    assert (status, "expected Python 3.11, 3.12 or 3.13" in error, "Python 3.9.1 at PYTHON=old" in error) == (
+    assert (status, "expected Python 3.11 or 3.12" in error, "Python 3.9.1 at PYTHON=old" in error) == (
         1,
         True,
         True,
@@ -79,7 +79,8 @@ def apt(tmp_path, user):
     write(java, JAVA.format("21"))
     return {
         "id": f"#!/bin/sh\necho {user}\n",
-        "apt-cache": '#!/bin/sh\nfor name; do :; done\ncase $name in openjdk-17*) ;; *) echo "Candidate: 1";; esac\n',
+        "apt-cache": "#!/bin/sh\nfor name; do :; done\n"
+        "case $name in openjdk-17* | make) ;; *) echo 'Candidate: 1' ;; esac\n",
         "apt-get": f'#!/bin/sh\necho "$@" >> {tmp_path}/notes\n'
         f"case $* in *install*) cp {java} {tmp_path}/bin/java; cp {java} {tmp_path}/bin/npm;; esac\n",
     }
@@ -99,3 +100,9 @@ def test_another_user_gets_the_command_for_what_only_root_can_install(setup, tmp
     assert (status, "sudo apt-get install nodejs npm" in error) == (1, True)
     assert "install" not in (tmp_path / "notes").read_text().replace("lists", "")
     assert not (tmp_path / ".local" / "apt").exists()
+
+
+def test_a_tool_that_apt_does_not_know_is_named(setup, tmp_path):
+    status, _, error = setup("make", commands=apt(tmp_path, 0))
+    assert (status, "apt-get knows no package of make" in error) == (1, True)
+    assert "install" not in (tmp_path / "notes").read_text()
