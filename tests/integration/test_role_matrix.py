@@ -60,17 +60,24 @@ FUNCTIONS = (
     "bind_transaction(text)",
     "check_writer()",
     "log_key(text,uuid,integer)",
+    "refusal_of_input(text,oid,integer)",
     "refuse_change_of_the_past()",
     "refuse_truncate()",
+    "repeats_a_field(text)",
     "take_lock(text)",
     "try_lock(text)",
 )
-JOBS_FUNCTIONS = ("bind_transaction(text)", "log_key(text,uuid,integer)", "take_lock(text)", "try_lock(text)")
+READERS_FUNCTIONS = (
+    "log_key(text,uuid,integer)",
+    "refusal_of_input(text,oid,integer)",
+    "repeats_a_field(text)",
+)
+JOBS_FUNCTIONS = ("bind_transaction(text)", *READERS_FUNCTIONS, "take_lock(text)", "try_lock(text)")
 # By role: what it may do with each table, with each view and with each sequence, and which functions it may execute.
 EXPECTED = {
     "owner": (dict.fromkeys(JOB, ALL), ALL, "next, set", FUNCTIONS),
     "job": (JOB, READ, "", JOBS_FUNCTIONS),
-    "reader": (dict.fromkeys(JOB, READ), READ, "", ("log_key(text,uuid,integer)",)),
+    "reader": (dict.fromkeys(JOB, READ), READ, "", READERS_FUNCTIONS),
     "reporter": (dict.fromkeys(JOB, ""), READ, "", ()),
     # Any other login that may connect to the database.
     "nobody": (dict.fromkeys(JOB, ""), "", "", ()),
