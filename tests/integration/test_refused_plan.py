@@ -66,7 +66,7 @@ NEVER = [
     ("select *, from_json(name, 'a struct<b: timestamp>') as j, from_csv(name, 'a timestamp') as c, "
      "from_xml(name, 'a timestamp') as x from records", ["from_json", "from_csv", "from_xml"]),
     ("select *, variant_get(parse_json(name), '$.a', 'timestamp') as t from records", ["variant_get"]),
-    ("select *, parse_json(name):a::timestamp as t from records", ["cast"]),
+    ("select *, cast(parse_json(name) as timestamp) as t from records", ["cast"]),
     ("select * from records where at > '08:00'", ["cast"]),
     ("select *, timestamp ' 8:00' as t from records", ["timestamp"]),
     ("select *, hour('T08:00') as h, transform(tags, x -> hour(x)) as hours from records", ["cast"]),
