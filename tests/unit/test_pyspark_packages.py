@@ -70,7 +70,11 @@ def test_another_version_is_refused(packages, version):
 
 def test_another_version_that_is_on_the_path_before_the_package_is_refused(packages, monkeypatch):
     packages.install("pyspark", "4.2.0", with_jars("4.2.0"))
-    monkeypatch.setattr(pyspark, "__version__", "3.5.9")
+    of_spark_home = packages.folder / "home"
+    (of_spark_home / "pyspark").mkdir(parents=True)
+    (of_spark_home / "pyspark" / "__init__.py").touch()
+    (of_spark_home / "pyspark" / "version.py").write_text("__version__: str = '3.5.9'\n")
+    monkeypatch.syspath_prepend(of_spark_home)
     with pytest.raises(ConfigurationError, match=r"^PySpark is 3\.5\.9, and exactbatch runs with"):
         check_pyspark()
 
