@@ -13,7 +13,7 @@ from typing import Any
 
 import hypothesis
 import pytest
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient
 from psycopg2.extensions import make_dsn
 from xdist.scheduler.loadfile import LoadFileScheduling
 
@@ -23,13 +23,13 @@ from exactbatch.ledger import Ledger, migrate
 from exactbatch.local import LocalStack
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
-from support.databases import execute_alone
+from support.databases import create_ledger_template, execute_alone
 from support.environment import HOME, LONG, TESTS
 from support.jvm import quick_kafka, quick_spark
 from support.postgres_versions import TESTED, close_public, stacks_with
 from support.readers import READERS, read_with
 from support.stacks import new_stack
-from support.topics import Topic, await_leaders
+from support.topics import Topic, topic_maker
 from support.user_statements import let_tests_use_the_path_of_the_login
 
 # SIGTERM ends a run like Ctrl-C, so that it stops its servers.
@@ -143,26 +143,13 @@ def make_topic(make_topic_once: Callable[..., Topic]) -> Callable[..., Topic]:
 def make_topic_once(stack: LocalStack, admin: AdminClient) -> Callable[..., Topic]:
     """The same as make_topic, for fixtures that many tests share."""
 
-    def make(partitions: int = 1, name: str | None = None, **config: str) -> Topic:
-        name = name or f"t{uuid.uuid4().hex[:12]}"
-        new = NewTopic(name, partitions, 1, config={k.replace("_", "."): v for k, v in config.items()})
-        admin.create_topics([new])[name].result(30)
-        await_leaders(admin, name, partitions)
-        return Topic(name, dict(stack.kafka_properties))
-
-    return make
+    return topic_maker(admin, stack.kafka_properties)
 
 
 @pytest.fixture(scope="session")
 def ledger_template(stack: LocalStack) -> str:
     """The name of a database with a ledger. To copy it takes less time than to run all migrations."""
-    execute_alone(stack.postgres_dsn, "create database ledger_template")
-    connection = connect(
-        make_dsn(stack.postgres_dsn, dbname="ledger_template"), application="tests", timeout=10
-    )
-    migrate(connection)
-    connection.close()
-    return "ledger_template"
+    return create_ledger_template(stack.postgres_dsn)
 
 
 @pytest.fixture

@@ -34,11 +34,12 @@ from exactbatch.operations.doctor.servers import check_kafka
 from exactbatch.operations.status import load_status
 from exactbatch.planning.request import ReplayRequest
 from support.batch_runner import BatchRunner, MakePipeline, MakeTopic, recreate
+from support.databases import create_ledger_template
 from support.forwarded import committed
 from support.kafka_versions import RELEASES, TOO_OLD, Release, released_stack
 from support.readers import READERS, read_with
 from support.replays import Replays, ranges
-from support.topics import Topic, await_leaders, record
+from support.topics import Topic, await_leaders, record, topic_maker
 from support.upserts import MakeUpsert, change, key_of, state
 
 # `make test` tries one release, with one test; the slow tests try all releases.
@@ -62,6 +63,24 @@ def stack(release: Release) -> Iterator[LocalStack]:
     with released_stack(release) as stack:
         stack.up()
         yield stack
+
+
+# Other tests of the same process may have these of another stack.
+
+
+@pytest.fixture(scope="session")
+def admin(stack: LocalStack) -> AdminClient:
+    return AdminClient(dict(stack.kafka_properties))
+
+
+@pytest.fixture(scope="session")
+def make_topic_once(stack: LocalStack, admin: AdminClient) -> MakeTopic:
+    return topic_maker(admin, stack.kafka_properties)
+
+
+@pytest.fixture(scope="session")
+def ledger_template(stack: LocalStack) -> str:
+    return create_ledger_template(stack.postgres_dsn)
 
 
 def read(topic: Topic, from_offset: int, until_offset: int, leader_epoch: int | None = None) -> list[int]:

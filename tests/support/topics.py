@@ -3,13 +3,13 @@
 import json
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from confluent_kafka import KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
 from exactbatch.kafka.broker import KafkaBroker
 
@@ -93,6 +93,19 @@ def await_leaders(admin: AdminClient, topic: str, partitions: int) -> None:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.05)
+
+
+def topic_maker(admin: AdminClient, properties: Mapping[str, Any]) -> Callable[..., Topic]:
+    """Return a function that creates a topic, with a unique name if it has none: make(4, retention_ms="1000")."""
+
+    def make(partitions: int = 1, name: str | None = None, **config: str) -> Topic:
+        name = name or f"t{uuid.uuid4().hex[:12]}"
+        new = NewTopic(name, partitions, 1, config={k.replace("_", "."): v for k, v in config.items()})
+        admin.create_topics([new])[name].result(30)
+        await_leaders(admin, name, partitions)
+        return Topic(name, dict(properties))
+
+    return make
 
 
 def record(number: int, name: str | None = "x") -> bytes:
