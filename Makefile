@@ -73,10 +73,10 @@ test-long: servers ## run the tests with servers in their long form: a day's bac
 	@EXACTBATCH_LONG=1 $(BIN)/python -m pytest tests/e2e tests/faults tests/integration $(ARGS)
 
 test-spark: java ## run the tests that every supported Spark passes, with another one: SPARK=4.1.4; ARGS="--python python3.13"
-	@PYTHONPATH=tests $(BIN)/python -m support.spark_versions $(SPARK) $(ARGS)
+	@$(BIN)/python tests/versions/run_spark.py $(SPARK) $(ARGS)
 
 test-airflow: java ## run the end-to-end tests on another Airflow: VERSION=3.0.6, 3.1.8, 3.2.2 or 2.11.2, installed in .local/venvs (1.4 GB)
-	@$(BIN)/python tests/versions/airflow.py $(VERSION) $(ARGS)
+	@$(BIN)/python tests/versions/run_airflow.py $(VERSION) $(ARGS)
 
 matrix: servers ## run what each version of Airflow, Spark, Python, Postgres and Kafka promises → docs/requirements.md; ARGS=--all, or ARGS=Kafka=2.8.2
 	@$(BIN)/python tests/versions/matrix.py $(ARGS)

@@ -6,11 +6,12 @@ last. All that a batch needs of the client is in pyspark, too, so its files are 
 """
 
 import base64
+import csv
 import hashlib
 import re
 from collections.abc import Iterator
 from importlib.machinery import PathFinder
-from importlib.metadata import Distribution, PackageNotFoundError, PackagePath, distribution
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Final
 
@@ -81,13 +82,22 @@ def _installed(name: str) -> Distribution | None:
         return None
 
 
-def _files_of_client(pyspark: Distribution, client: Distribution) -> Iterator[PackagePath]:
+def _files_of_client(pyspark: Distribution, client: Distribution) -> Iterator[str]:
     """Yield the files that differ between the packages, and that are not there as PySpark has them."""
-    hashes = {str(file): file.hash for file in client.files or ()}
-    for file in pyspark.files or ():
-        theirs = hashes.get(str(file))
-        if theirs is None or file.hash is None or theirs.value == file.hash.value:
+    theirs = _hashes(client)
+    for file, expected in _hashes(pyspark).items():
+        if theirs.get(file, expected) == expected:
             continue
-        found = hashlib.new(file.hash.mode, file.read_binary()).digest()
-        if base64.urlsafe_b64encode(found).rstrip(b"=").decode() != file.hash.value:
+        kind, _, digest = expected.partition("=")
+        found = hashlib.new(kind, Path(str(pyspark.locate_file(file))).read_bytes()).digest()
+        if base64.urlsafe_b64encode(found).rstrip(b"=").decode() != digest:
             yield file
+
+
+def _hashes(package: Distribution) -> dict[str, str]:
+    """Return the hashes of a package's files, such as sha256=…, without those that its RECORD gives none.
+
+    Distribution.files takes ten times as long, at the start of each batch.
+    """
+    record = csv.reader((package.read_text("RECORD") or "").splitlines())
+    return {file: hash_ for file, hash_, _ in record if hash_}

@@ -10,6 +10,7 @@ from exactbatch import (
     Pipeline,
     Upsert,
 )
+from exactbatch.postgres.connection import connect
 from exactbatch.settings import Settings
 from support.batch_runner import BatchRunner, MakePipeline, MakeTopic
 from support.logins import LOGIN
@@ -25,6 +26,14 @@ from support.upserts import MakeUpsert
 def world(spark: Any, connection: Any, settings: Settings) -> BatchRunner:
     """Spark, and the test's broker and database."""
     return BatchRunner(spark, connection, settings)
+
+
+@pytest.fixture
+def empty(database: str) -> Iterator[Any]:
+    """A connection to a database without a ledger."""
+    connection = connect(database, application="tests", timeout=10)
+    yield connection
+    connection.close()
 
 
 @pytest.fixture

@@ -20,7 +20,6 @@ from typer.testing import CliRunner
 from exactbatch import Pipeline
 from exactbatch.audit.audit import audit
 from exactbatch.cli.app import app
-from exactbatch.compiled.availability import VARIABLE
 from exactbatch.errors import ConfigurationError, ExactbatchError, KafkaUnavailable, ReadFailed
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.kafka.reader import read_range
@@ -105,8 +104,7 @@ def test_a_batch_is_exact_over_sasl_ssl_with_scram(
     mechanism: str,
     reader: str,
 ) -> None:
-    read_with(monkeypatch, reader)
-    monkeypatch.setitem(spark.sparkContext.environment, VARIABLE, os.environ[VARIABLE])
+    read_with(monkeypatch, reader, spark)
     settings = Settings(kafka=broker.scram(mechanism), postgres=database)
     commit = "partition" if mechanism.endswith("256") else "batch"
     check_path(BatchRunner(spark, connection, settings), make_pipeline(topic, commit=commit))

@@ -1,6 +1,5 @@
 """Older brokers, from 2.8 on: what is read, processed, replayed and audited is exact, and each refusal is the same."""
 
-import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -22,7 +21,6 @@ from confluent_kafka.admin import (
 
 from exactbatch import Append, Pipeline, ToTopic
 from exactbatch.audit.audit import audit
-from exactbatch.compiled.availability import VARIABLE
 from exactbatch.errors import ConfigurationError, LogTruncated, OffsetsLost, TopicRecreated
 from exactbatch.forwarding.forward import forward_results
 from exactbatch.kafka.broker import KafkaBroker
@@ -129,8 +127,7 @@ def test_only_committed_records_are_loaded(
     reader: str,
 ) -> None:
     """A batch ends before an open transaction, whose producer is named, and never has an aborted one."""
-    read_with(monkeypatch, reader)
-    monkeypatch.setitem(world.spark.sparkContext.environment, VARIABLE, os.environ[VARIABLE])
+    read_with(monkeypatch, reader, world.spark)
     topic = make_topic()
     topic.produce(record(0))
     topic.transaction(record(1), record(2), end="abort")  # 1, 2, marker 3
@@ -181,8 +178,7 @@ def test_offsets_that_are_gone_are_an_error_in_plan_batch_and_replay(
     monkeypatch: pytest.MonkeyPatch,
     reader: str,
 ) -> None:
-    read_with(monkeypatch, reader)
-    monkeypatch.setitem(world.spark.sparkContext.environment, VARIABLE, os.environ[VARIABLE])
+    read_with(monkeypatch, reader, world.spark)
     topic = make_topic()
     topic.produce(*map(record, range(10)))
     pipeline = make_pipeline(topic)

@@ -28,14 +28,6 @@ ID = UUID(int=1)
 
 
 @pytest.fixture
-def empty(database):
-    """A connection to a database without a ledger."""
-    connection = connect(database, application="tests", timeout=10)
-    yield connection
-    connection.close()
-
-
-@pytest.fixture
 def ledger(connection):
     """A ledger with one registered pipeline, whose only partition stands at 0."""
     ledger = Ledger(connection)

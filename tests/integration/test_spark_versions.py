@@ -1,4 +1,4 @@
-"""What batches do with Spark, once each: tests/support/spark_versions.py runs this with every supported version."""
+"""What batches do with Spark, once each: tests/versions/run_spark.py runs this with every supported version."""
 
 from typing import Any
 

@@ -12,7 +12,6 @@ import pytest
 
 from exactbatch.ledger import ledger_version, migrate, newest_version
 from exactbatch.ledger.schema import migrations
-from exactbatch.postgres.connection import connect
 
 MODULE = """
 from exactbatch import *
@@ -26,21 +25,13 @@ PIPELINES = pytest.mark.parametrize("reference", ["one", "many"])
 
 
 @pytest.fixture
-def new(database):
-    """A connection to a database without a ledger."""
-    connection = connect(database, application="tests", timeout=10)
-    yield connection
-    connection.close()
-
-
-@pytest.fixture
-def old(new, tmp_path):
+def old(empty, tmp_path):
     """A connection to a database whose ledger is one version behind."""
     (folder := tmp_path / "migrations").mkdir()
     for version, text in migrations()[:-1]:
         (folder / f"{version:04d}_old.sql").write_text(text)
-    migrate(new, folder)
-    return new
+    migrate(empty, folder)
+    return empty
 
 
 @pytest.fixture
@@ -69,9 +60,9 @@ def init(settings, tmp_path):
     return run
 
 
-def test_a_new_ledger_needs_no_answer(new, init):
+def test_a_new_ledger_needs_no_answer(empty, init):
     done = init("one")
-    assert (done.returncode, ledger_version(new)) == (0, newest_version()), done.stderr
+    assert (done.returncode, ledger_version(empty)) == (0, newest_version()), done.stderr
     assert "Created the ledger" in done.stdout
     again = init("one")
     assert (again.returncode, "registered already" in again.stdout) == (0, True), "nothing to upgrade"

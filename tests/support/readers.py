@@ -14,11 +14,11 @@ from exactbatch.kafka.native_client import NativeClient
 READERS: Final = ("messages", "native")
 
 
-def read_with(patch: pytest.MonkeyPatch, reader: str) -> None:
+def read_with(patch: pytest.MonkeyPatch, reader: str, spark: Any = None) -> None:
     """Let batches and audits in this process read with one of READERS until `patch` is undone.
 
     A range that is read alone, but with the other one, fails with AssertionError. Ranges that are read together, and
-    samples, always have an object for each record.
+    samples, always have an object for each record. The tasks of a session `spark` read in the same way.
     """
     is_native = reader == "native"
     open_consumer: Any = opening.open_consumer
@@ -28,6 +28,9 @@ def read_with(patch: pytest.MonkeyPatch, reader: str) -> None:
         assert isinstance(consumer, NativeClient) == (is_native and partitions == 1 and not keeps_records)
         return consumer
 
-    patch.setenv(VARIABLE, "0" if is_native else "off")
+    fast_path = "0" if is_native else "off"
+    patch.setenv(VARIABLE, fast_path)
+    if spark is not None:
+        patch.setitem(spark.sparkContext.environment, VARIABLE, fast_path)
     patch.setattr("exactbatch.kafka.reader.open_consumer", checked)
     patch.setattr(log_windows, "_NATIVE_FROM", 0 if is_native else sys.maxsize)

@@ -27,7 +27,6 @@ _LOGS: Final = _ROOT / ".local" / "matrix"
 _BEGIN: Final = "<!-- make matrix writes from here … -->\n"
 _END: Final = "<!-- … to here -->\n"
 _OLDEST_POSTGRES: Final = 14
-_PROMISES: Final = "tests/integration/test_spark_versions.py"
 _EVERY_SINK: Final = "tests/integration/test_every_sink.py"
 _KILLED: Final = tuple(
     f"tests/faults/test_matrix.py::test_the_try_after_a_fault_is_exact[{combination}]"
@@ -68,13 +67,12 @@ def versions() -> Iterator[Version]:
     """Yield the versions of each axis, the oldest first."""
     python = sys.executable
     for number in ("3.0.6", "3.1.8", "3.2.2"):
-        yield Version("Airflow", number, [python, "tests/versions/airflow.py", number, "tests/e2e"])
+        yield Version("Airflow", number, [python, "tests/versions/run_airflow.py", number])
     for number in ("4.0.5", "4.1.4", "4.2.1", "4.3.0"):
-        tests = [_PROMISES, *_KILLED]
-        yield Version("Spark", number, [python, "-m", "support.spark_versions", number, *tests])
+        yield Version("Spark", number, [python, "tests/versions/run_spark.py", number])
     for number in ("3.12", "3.13"):
-        tests = ["--python", f"python{number}", _PROMISES]
-        yield Version("Python", number, [python, "-m", "support.spark_versions", "4.2.0", *tests])
+        of_python = ["4.2.0", "--python", f"python{number}"]
+        yield Version("Python", number, [python, "tests/versions/run_spark.py", *of_python])
     for major in POSTGRES:
         if major >= _OLDEST_POSTGRES:
             tests = [_EVERY_SINK, *_KILLED]

@@ -18,6 +18,7 @@ from exactbatch.formats.refused_json import (
     check_kind,
     check_text,
     find_each,
+    members_of,
     parse_object,
 )
 from exactbatch.formats.refused_text import Undecided
@@ -75,23 +76,23 @@ class RefusedEvents:
 
 def rows_of_envelope(event: Members) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """Return the row that an envelope is about, bare or as the payload, and its other image."""
-    members = _members(event)
+    members = members_of(event)
     if (payload := members.get("payload")) is not None:
         if members.keys() & {"before", "after", "op", "source"}:
             raise Undecided
-        members = _members(payload)
+        members = members_of(payload)
     op, before, after = (members.get(name) for name in ("op", "before", "after"))
     if type(op) is not str or op not in (*WRITES, DELETE):
         raise Undecided
     row, other = (before, after) if op == DELETE else (after, before)
-    return _members(row), {} if other is None else _members(other)
+    return members_of(row), {} if other is None else members_of(other)
 
 
 def rows_of_flattened(names: frozenset[str]) -> RowsOf:
     """Return a function that returns an event as its row, which has one of the fields."""
 
     def rows_of(event: Members) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        members = _members(event)
+        members = members_of(event)
         deleted, op = members.get(DELETED), members.get(OP)
         is_known = op is None or (type(op) is str and op in (*WRITES, DELETE))
         if not members.keys() & names or "source" in members or not is_known:
@@ -101,12 +102,6 @@ def rows_of_flattened(names: frozenset[str]) -> RowsOf:
         return members, {}
 
     return rows_of
-
-
-def _members(value: Any) -> dict[str, Any]:
-    if type(value) is not Members or len(members := dict(value)) < len(value):
-        raise Undecided
-    return members
 
 
 def _why_refused(column: Column, reading: Reading, value: Any, *, is_row: bool) -> str | None:

@@ -131,6 +131,14 @@ def parse_object(value: bytes) -> "Members | str":
     return parsed
 
 
+def members_of(value: Any) -> dict[str, Any]:
+    """Return the members of an object by their names. Raises Undecided for any other value, and for a name that occurs
+    twice."""
+    if type(value) is not Members or len(members := dict(value)) < len(value):
+        raise Undecided
+    return members
+
+
 class RefusedJson:
     """Finds the objects that some columns refuse."""
 
@@ -152,7 +160,7 @@ class RefusedJson:
 
     def reasons(self, values: "pa.BinaryArray") -> Iterable[tuple[int, str]]:
         """Yield the index of each value that is surely refused, and the reason."""
-        yield from find_each(self._reason, values)
+        return find_each(self._reason, values)
 
     def _reason(self, value: bytes) -> str | None:
         parsed = parse_object(value)
@@ -174,9 +182,7 @@ class RefusedJson:
                     break
                 if type(found) is not Members:
                     return f"{each.label}: {each.no_object(found, depth)}"
-                if len(inner := dict(found)) < len(found):
-                    raise Undecided
-                found, place = inner.get(step), f"{place}/{step}"
+                found, place = members_of(found).get(step), f"{place}/{step}"
             if each.of_elements:
                 reason = each.why_elements(found, place)
                 if reason is not None:
@@ -229,9 +235,7 @@ class _Member:
             for step in self.of_elements:
                 if value is None:
                     break
-                if type(value) is not Members or len(members := dict(value)) < len(value):
-                    raise Undecided
-                value = members.get(step)
+                value = members_of(value).get(step)
             if value is not None and (reason := self.check(value)) is not None:
                 of_kind = _of_kind(reason)
                 reasons.add(f"{'/'.join((place, '[]', *self.of_elements))}: {reason}" if of_kind else reason)

@@ -13,6 +13,9 @@ INPUT_CHECKS: Final = (
     160000  # the first version that has pg_input_is_valid(), pg_input_error_info() and `is json`
 )
 
+# Whether the index `i` of pg_index holds nulls to be equal; Postgres 14 has no such column, nor such an index.
+HOLDS_NULLS_EQUAL: Final = sql.SQL("coalesce((to_jsonb(i) ->> 'indnullsnotdistinct')::boolean, false)")
+
 
 def check_version(version: int) -> None:
     """Raise ConfigurationError if a server of this version is too old."""

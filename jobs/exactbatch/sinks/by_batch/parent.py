@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 from typing import Final
 
+from psycopg2 import sql
+
 from exactbatch.columns import Column
 from exactbatch.errors import TargetMismatch
 from exactbatch.postgres.catalog import triggers_of
 from exactbatch.postgres.connection import Cursor
-from exactbatch.postgres.server_version import PUBLISHED_SCHEMAS
+from exactbatch.postgres.server_version import PUBLISHED_SCHEMAS, Since
 from exactbatch.sinks.tables.target import TargetTable
 
 PARTITION_BY: Final = "partition by range (batch_id)"
@@ -26,16 +28,16 @@ where c.oid = %s::regclass
 """
 # Publications that include the table, whether partitions go by the parent's name, and whether they list the table
 # itself rather than its schema or all tables.
-_OF_SCHEMAS: Final = """
-   or exists (select from pg_publication_namespace s where s.pnpubid = p.oid and s.pnnspid = c.relnamespace)"""
-_PUBLICATIONS: Final = f"""
+_OF_SCHEMAS: Final = sql.SQL("""
+   or exists (select from pg_publication_namespace s where s.pnpubid = p.oid and s.pnnspid = c.relnamespace)""")
+_PUBLICATIONS: Final = sql.SQL("""
 select p.pubname::text, p.pubviaroot,
        exists (select from pg_publication_rel r where r.prpubid = p.oid and r.prrelid = c.oid) as is_listed
 from pg_publication p join pg_class c on c.oid = %s::regclass
 where p.puballtables
-   or exists (select from pg_publication_rel r where r.prpubid = p.oid and r.prrelid = c.oid){_OF_SCHEMAS}
+   or exists (select from pg_publication_rel r where r.prpubid = p.oid and r.prrelid = c.oid){of_schemas}
 order by 1
-"""  # noqa: S608 - constants of this module
+""").format(of_schemas=Since(PUBLISHED_SCHEMAS, _OF_SCHEMAS, sql.SQL("")))
 _IDENTITY: Final = """
 select attname::text from pg_attribute
 where attrelid = %s::regclass and attnum > 0 and not attisdropped and attidentity <> '' order by attnum limit 1
@@ -105,9 +107,7 @@ def check_parent(cursor: Cursor, table: TargetTable) -> None:
 def publications(cursor: Cursor, table: TargetTable) -> list[tuple[str, bool, bool]]:
     """Return the publications that include a table: name, whether partitions go by the name of their parent, and
     whether it lists the table itself."""
-    has_schemas = cursor.connection.server_version >= PUBLISHED_SCHEMAS
-    query = _PUBLICATIONS if has_schemas else _PUBLICATIONS.replace(_OF_SCHEMAS, "")
-    cursor.execute(query, (table.identifier.as_string(cursor),))
+    cursor.execute(_PUBLICATIONS, (table.identifier.as_string(cursor),))
     return [tuple(row) for row in cursor.fetchall()]
 
 

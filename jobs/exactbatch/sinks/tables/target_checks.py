@@ -13,7 +13,7 @@ from exactbatch.columns import Column
 from exactbatch.errors import TargetMismatch
 from exactbatch.postgres.catalog import check_copied_unaltered
 from exactbatch.postgres.connection import Cursor
-from exactbatch.postgres.server_version import PUBLISHED_SCHEMAS
+from exactbatch.postgres.server_version import HOLDS_NULLS_EQUAL, PUBLISHED_SCHEMAS, Since
 from exactbatch.sinks.tables.target import TargetTable, quoted
 from exactbatch.sinks.values.cast import Cast
 
@@ -108,15 +108,15 @@ and (not coalesce(n.collisdeterministic, true) or o.oid is distinct from d.oid a
 order by 1, 2 limit 1
 """
 # What publications have from Postgres 15 on: schemas, and lists of columns.
-_OF_SCHEMAS: Final = """
+_OF_SCHEMAS: Final = sql.SQL("""
     or exists (select from pg_publication_namespace s where s.pnpubid = p.oid and (s.pnnspid = c.relnamespace
                or s.pnnspid in (select a.relnamespace from pg_partition_ancestors(c.oid) t
-                                join pg_class a on a.oid = t.relid)))"""
-_OF_COLUMNS: Final = """
+                                join pg_class a on a.oid = t.relid)))""")
+_OF_COLUMNS: Final = sql.SQL("""
 left join pg_publication_rel r on r.prpubid = p.oid and r.prrelid = c.oid and r.prattrs is not null
-where i.columns is null or not i.columns <@ r.prattrs::int2[]"""
+where i.columns is null or not i.columns <@ r.prattrs::int2[]""")
 # Tables, with their partitions, of which a publication cannot replicate deletes or updates.
-_NOT_REPLICATED: Final = f"""
+_NOT_REPLICATED: Final = sql.SQL("""
 with family as (
     select %s::regclass::oid as oid union select relid::oid from pg_partition_tree(%s::regclass)
 )
@@ -125,7 +125,7 @@ from family f join pg_class c on c.oid = f.oid and c.relkind = 'r' join pg_names
 join pg_publication p on (p.pubdelete or p.pubupdate) and (
     p.puballtables
     or exists (select from pg_publication_rel r where r.prpubid = p.oid
-               and (r.prrelid = c.oid or r.prrelid in (select relid from pg_partition_ancestors(c.oid)))){_OF_SCHEMAS})
+               and (r.prrelid = c.oid or r.prrelid in (select relid from pg_partition_ancestors(c.oid)))){of_schemas})
 left join lateral (
     -- Not pg_get_replica_identity_index(): Postgres might call it for a table that is being dropped.
     -- A key `without overlaps` is no identity: its equality is not that of the columns.
@@ -138,11 +138,11 @@ left join lateral (
     select array_agg(a.attnum) from pg_attribute a
     where c.relreplident = 'f' and a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
     having c.relreplident = 'f'
-) i on true{_OF_COLUMNS}
+) i on true{of_columns}
 order by 1, 2 limit 1
-"""  # noqa: S608 - constants of this module
-_NOT_REPLICATED_BY_14: Final = _NOT_REPLICATED.replace(_OF_SCHEMAS, "").replace(
-    _OF_COLUMNS, "\nwhere i.columns is null"
+""").format(
+    of_schemas=Since(PUBLISHED_SCHEMAS, _OF_SCHEMAS, sql.SQL("")),
+    of_columns=Since(PUBLISHED_SCHEMAS, _OF_COLUMNS, sql.SQL("\nwhere i.columns is null")),
 )
 
 
@@ -238,16 +238,16 @@ def check_unique(
     """
     _check_indexes(cursor, table, key)
     cursor.execute(
-        "select array_agg(a.attname::text order by a.attname) from pg_index i "
-        "join pg_attribute a on a.attrelid = i.indrelid "
-        # int2vector counts from 0; after the key columns come the included ones.
-        "and a.attnum = any((i.indkey::int2[])[0:i.indnkeyatts - 1]) "
-        "where i.indrelid = %s::regclass and i.indisunique and i.indimmediate and i.indpred is null "
-        "and i.indisvalid and i.indisready "
-        # Postgres 14 has no indnullsnotdistinct.
-        "and i.indexprs is null and (i.indisprimary or not %s "
-        "or coalesce((to_jsonb(i) ->> 'indnullsnotdistinct')::boolean, false)) "
-        "group by i.indexrelid",
+        sql.SQL(
+            "select array_agg(a.attname::text order by a.attname) from pg_index i "
+            "join pg_attribute a on a.attrelid = i.indrelid "
+            # int2vector counts from 0; after the key columns come the included ones.
+            "and a.attnum = any((i.indkey::int2[])[0:i.indnkeyatts - 1]) "
+            "where i.indrelid = %s::regclass and i.indisunique and i.indimmediate and i.indpred is null "
+            "and i.indisvalid and i.indisready "
+            "and i.indexprs is null and (i.indisprimary or not %s or {}) "
+            "group by i.indexrelid"
+        ).format(HOLDS_NULLS_EQUAL),
         (table.identifier.as_string(cursor), nulls_equal),
     )
     if sorted(key) in [row[0] for row in cursor.fetchall()]:
@@ -329,9 +329,7 @@ def _refuse_lineage(table: TargetTable, column: Column, problem: str) -> NoRetur
 
 def check_replicated(cursor: Cursor, table: TargetTable) -> None:
     """Raise TargetMismatch if a publication includes the table, and Postgres would refuse to delete its rows."""
-    has_lists = cursor.connection.server_version >= PUBLISHED_SCHEMAS
-    query = _NOT_REPLICATED if has_lists else _NOT_REPLICATED_BY_14
-    cursor.execute(query, (table.identifier.as_string(cursor),) * 2)
+    cursor.execute(_NOT_REPLICATED, (table.identifier.as_string(cursor),) * 2)
     if (row := cursor.fetchone()) is None:
         return
     published, publication, has_identity = row

@@ -22,6 +22,7 @@ from exactbatch.errors.sqlstates import (
     UNIQUE_VIOLATION,
 )
 from exactbatch.postgres.connection import Cursor
+from exactbatch.postgres.server_version import HOLDS_NULLS_EQUAL
 from exactbatch.sinks.tables.candidates import Candidates
 from exactbatch.sinks.tables.counted_writes import write_rows
 from exactbatch.sinks.tables.target import TargetTable
@@ -37,7 +38,7 @@ _ROW: Final = sql.Identifier("exactbatch stored row")
 _PLACE: Final = sql.Identifier("exactbatch place")
 # What an index that is checked row by row compares: expressions, their collations, and the operators by which two rows
 # are in each other's way. An index of a partition counts once if it belongs to one of the whole table.
-_INDEXES: Final = """
+_INDEXES: Final = sql.SQL("""
 with family as (
     select %(table)s::regclass::oid as oid union select relid::oid from pg_partition_tree(%(table)s::regclass)
 )
@@ -46,7 +47,7 @@ select array_agg(pg_get_indexdef(i.indexrelid, k.number::int, true) order by k.n
            as collations,
        array_agg(format('operator(%%I.%%s)', n.nspname, o.oprname) order by k.number) as operators,
        coalesce(pg_get_expr(i.indpred, i.indrelid), 'true') as predicate,
-       bool_or(coalesce((to_jsonb(i) ->> 'indnullsnotdistinct')::boolean, false)) as nulls_equal
+       bool_or({}) as nulls_equal
 from family f join pg_index i on i.indrelid = f.oid
 left join pg_constraint x on x.conindid = i.indexrelid and x.conexclop is not null
 cross join lateral unnest((i.indcollation::oid[])[0:i.indnkeyatts - 1], (i.indclass::oid[])[0:i.indnkeyatts - 1],
@@ -59,7 +60,7 @@ left join pg_collation c on c.oid = k.compared_by left join pg_namespace cn on c
 where (i.indisunique or i.indisexclusion) and i.indimmediate and i.indisvalid
 and not exists (select from pg_inherits h where h.inhrelid = i.indexrelid)
 group by i.indexrelid order by i.indexrelid
-"""
+""").format(HOLDS_NULLS_EQUAL)
 _COMPUTED: Final = """
 select a.attname::text as name, pg_get_expr(d.adbin, d.adrelid) as expression
 from pg_attribute a join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
