@@ -10,10 +10,12 @@ import csv
 import hashlib
 import re
 from collections.abc import Iterator
+from importlib.abc import FileLoader
 from importlib.machinery import PathFinder
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Final
+from zipimport import zipimporter
 
 from exactbatch.errors import ConfigurationError
 
@@ -66,11 +68,15 @@ def minor_of(version: str) -> str:
 
 
 def _version_that_is_imported() -> str:
-    """Return the version of the PySpark that an import finds first, without the import, which takes half a second."""
+    """Return the version of the PySpark that an import finds first, without the import, which takes half a second.
+
+    In a driver that spark-submit starts, this is a zip file: the loader reads it.
+    """
     spec = PathFinder.find_spec("pyspark")
-    if spec is None or spec.origin is None:
+    if spec is None or spec.origin is None or not isinstance(spec.loader, FileLoader | zipimporter):
         raise ConfigurationError("PySpark is not installed. Install exactbatch with its dependencies.")
-    match = _VERSION.search(Path(spec.origin).with_name("version.py").read_text(encoding="utf-8"))
+    file = str(Path(spec.origin).with_name("version.py"))
+    match = _VERSION.search(spec.loader.get_data(file).decode())
     assert match is not None, f"{spec.origin}: a PySpark without a version"
     return match["version"]
 

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 from pathlib import Path
+from shutil import make_archive
 
 import pyspark
 import pytest
@@ -68,12 +69,16 @@ def test_another_version_is_refused(packages, version):
     assert str(refused.value).startswith(f"PySpark is {version}, and exactbatch runs with 4.0 to 4.3. ")
 
 
-def test_another_version_that_is_on_the_path_before_the_package_is_refused(packages, monkeypatch):
+@pytest.mark.parametrize("zipped", [False, True])
+def test_another_version_that_is_on_the_path_before_the_package_is_refused(packages, monkeypatch, zipped):
+    """The path of a driver that spark-submit starts begins with a zip file."""
     packages.install("pyspark", "4.2.0", with_jars("4.2.0"))
     of_spark_home = packages.folder / "home"
     (of_spark_home / "pyspark").mkdir(parents=True)
     (of_spark_home / "pyspark" / "__init__.py").touch()
     (of_spark_home / "pyspark" / "version.py").write_text("__version__: str = '3.5.9'\n")
+    if zipped:
+        of_spark_home = Path(make_archive(str(of_spark_home), "zip", of_spark_home))
     monkeypatch.syspath_prepend(of_spark_home)
     with pytest.raises(ConfigurationError, match=r"^PySpark is 3\.5\.9, and exactbatch runs with"):
         check_pyspark()
