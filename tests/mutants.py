@@ -4166,6 +4166,13 @@ MUTANTS: Final = (
         ("tests/unit/test_fast_path_availability.py::test_another_source_has_another_directory",),
     ),
     Mutant(
+        "refused bodies of Avro are decoded one by one",
+        "formats/avro.py",
+        "            return decode_present(values, body.decode, body.find_refused)\n",
+        "            return decode_present(values, body.decode)\n",
+        ("tests/unit/test_refused_at_once.py::test_bodies_of_avro_are_not_decoded_one_by_one",),
+    ),
+    Mutant(
         "PySpark with files of pyspark-client is used",
         "pyspark_packages.py",
         "            yield file\n",

@@ -1,176 +1,110 @@
-"""What it costs to reject records whose rows the target refuses.
+"""What a batch costs more if the target refuses rows.
 
-Stages rows by SQL, so that nothing but Postgres takes time, and publishes them: first none are refused, then one, then
-a thousand. Prints seconds and the ratio to the batch without them. A whole batch also reads and decodes its records
-once, which lowers the ratios.
+Loads topics of small records into targets with one constraint each: one without a refused row, one with a single one,
+and one with a thousand. Prints the seconds of the batches, from the plan to the commit, and the ratio to the first.
 """
 
 import argparse
-import os
-import sys
-import time
-from pathlib import Path
-from typing import Any, Final
-from uuid import UUID
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from itertools import count
+from typing import Final
 
-ROOT: Final = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tests"))
+from bench import HOME
+from rich.console import Console
+from runner import benchmark_servers, progress_on
+from shapes import Shape
+from topics import drop_topic, ensure_topic
+from ways import Place, one_transaction, register, run_batch, spark_session
 
-from psycopg2 import sql  # noqa: E402 - below the path to tests/support
+from exactbatch import Append, Json, Upsert
+from exactbatch.batch.engines.driver_engine import DriverEngine
+from exactbatch.batch.spark import python_daemon
+from exactbatch.ledger import Ledger
+from exactbatch.postgres.connection import connect, transaction
+from exactbatch.settings import Settings
 
-from exactbatch import Append, Json, Pipeline, Upsert  # noqa: E402
-from exactbatch.batch.publishing.fences import facts_of  # noqa: E402
-from exactbatch.batch.publishing.publish import publish  # noqa: E402
-from exactbatch.batch.staging.staging_tables import (  # noqa: E402
-    StagingTables,
-    create_rejects,
-    create_rows,
-    identifier,
-)
-from exactbatch.batch.staging.task import Staged, StagedBatch  # noqa: E402
-from exactbatch.errors import TargetMismatch  # noqa: E402
-from exactbatch.ledger import Ledger, migrate  # noqa: E402
-from exactbatch.local import LocalStack  # noqa: E402
-from exactbatch.model import Plan, StoredOffset  # noqa: E402
-from exactbatch.offsets import OffsetRange  # noqa: E402
-from exactbatch.postgres.connection import connect, transaction  # noqa: E402
-
-HOME: Final = Path(os.environ.get("EXACTBATCH_HOME", ROOT / ".local"))
-_ID: Final = UUID(int=1)
-# A bad row has the name of a good one, and a size below 0.
-_DDL: Final = {
+COLUMNS: Final = Json("id int, name text, size int")
+# A refused row has the name of the first one, and a size below 0.
+DDL: Final = {
+    "none": "",
     "check": "alter table {t} add constraint u check (size >= 0)",
     "unique": "create unique index on {t} (name)",
     "deferred": "alter table {t} add constraint u unique (name) deferrable initially deferred",
     "trigger": "create trigger no before insert or update on {t} for each row execute function no()",
 }
-_ROWS: Final = """
-insert into {staging}
-    (task_attempt, kafka_partition, kafka_offset, kafka_timestamp, kafka_topic, id, name, size{deleted})
-select 0, 0, n, now(), 't', n, case when n % {every} = {every} - 1 then 'name 0' else 'name ' || n end,
-       case when n % {every} = {every} - 1 then -1 else n end{is_deleted}
-from generate_series(0, {rows} - 1) n
+NO: Final = """
+create or replace function no() returns trigger language plpgsql as $$
+begin if new.size < 0 then raise 'no such size'; end if; return new; end $$
 """
+SINKS: Final = {
+    "Append": Append("public.refusing"),
+    "Upsert": Upsert("public.refusing", key=("id",)),
+    "Upsert without history": Upsert("public.refusing", key=("id",), history=False),
+}
+BAD: Final = (0, 1, 1_000)
 
 
-def measure(connection: Any, kind: str, sink: Any, rows: int, bad: int) -> float:
-    """Return the seconds from the first staged row to the commit."""
-    name = f"p{time.monotonic_ns()}"
-    pipeline = Pipeline(
-        name=name, topics=("t",), value=Json("id int, name text, size int"), sink=sink, max_rejects=rows
-    )
-    table = sink.target
-    with transaction(connection) as cursor:
-        cursor.execute(f"drop table if exists {table}, {table}_change, {table}_deleted")
-        ledger = Ledger(connection)
-        ledger.register(pipeline, share_topics=True)
-        seed = StoredOffset(topic="t", partition=0, next_offset=0, leader_epoch=None, topic_id=_ID)
-        range_ = OffsetRange("t", 0, 0, rows, _ID)
-        batch_id = ledger.write_advance(
-            pipeline, Plan(seeds=(seed,), losses=(), ranges=(range_,)), origin="cli", run=None
-        )
-        assert batch_id is not None
-        plan_id = ledger.batch(batch_id).plan_id
-        sink.prepare(cursor, pipeline.value.columns)
-        cursor.execute(_DDL[kind].format(t=table))
-        seen = facts_of(cursor, sink)
-    tables = StagingTables(batch_id, time.monotonic_ns() % 2**60)
-    started = time.monotonic()
-    with transaction(connection) as cursor:
-        create_rejects(cursor, tables)
-        create_rows(cursor, tables, sink.staged_columns(pipeline.value.columns))
-        cursor.execute(
-            sql.SQL(_ROWS).format(
-                staging=identifier(tables.rows),
-                every=sql.Literal(rows // bad if bad else rows + 1),
-                rows=sql.Literal(rows),
-                deleted=sql.SQL(", deleted" if sink.keeps_deletes else ""),
-                is_deleted=sql.SQL(", false" if sink.keeps_deletes else ""),
-            )
-        )
-    staged = StagedBatch.of([Staged(range_, 0, rows, rows, 0, 0)])
-    while True:
-        try:
-            publish(
-                connection,
-                pipeline,
-                plan_id=plan_id,
-                tables=tables,
-                columns=pipeline.value.columns,
-                staged=staged,
-                topic_ids={"t": _ID},
-                seen=seen,
-                may_reject=rows,
-            )
-        except TargetMismatch as error:
-            staged = _without(connection, tables, staged, error)
-            continue
-        break
-    seconds = time.monotonic() - started
-    assert staged.rejected == bad, (staged.rejected, bad)
-    with transaction(connection) as cursor:
-        cursor.execute(
-            sql.SQL("drop table {}, {}").format(identifier(tables.rows), identifier(tables.rejects))
-        )
-    return seconds
-
-
-def _without(
-    connection: Any, tables: StagingTables, staged: StagedBatch, error: TargetMismatch
-) -> StagedBatch:
-    """Move refused rows into the rejects as a batch does, which reads their records from the log again."""
-    if not (offsets := [each.offset for each in error.refused]):
-        raise error
-    with transaction(connection) as cursor:
-        cursor.execute(
-            sql.SQL("delete from {} where kafka_offset = any(%s)").format(identifier(tables.rows)), (offsets,)
-        )
-        cursor.execute(
-            sql.SQL(
-                'insert into {} (task_attempt, topic, partition, "offset", headers, reason) '
-                "select 0, 't', 0, unnest(%s), '[]', 'refused'"
-            ).format(identifier(tables.rejects)),
-            (offsets,),
-        )
-    (piece,) = staged.pieces
-    rejected = staged.rejected + len(offsets)
-    return StagedBatch.of([Staged(piece.range, 0, piece.records, piece.records - rejected, rejected, 0)])
+def values(rows: int, bad: int) -> Iterator[bytes]:
+    """Yield records, the last of each `rows / bad` with a row that is refused."""
+    every = rows // bad if bad else rows + 1
+    for number in count():
+        name, size = ("name 0", -1) if number % every == every - 1 else (f"name {number}", number)
+        yield b'{"id":%d,"name":"%s","size":%d}' % (number, name.encode(), size)
 
 
 def main() -> None:
     """Measure each kind of constraint with each kind of sink."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=2_000_000)
-    parser.add_argument("--kinds", nargs="+", default=list(_DDL))
+    parser.add_argument("--kinds", nargs="+", default=list(DDL)[1:])
     arguments = parser.parse_args()
-    stack = LocalStack(HOME, name="refused")
-    stack.postgres.configure({}, None)
-    stack.postgres.start()
-    try:
-        connection = connect(stack.postgres_dsn, application="refused", timeout=600)
-        migrate(connection)
-        with transaction(connection) as cursor:
-            cursor.execute(
-                "create function no() returns trigger language plpgsql as $$ begin "
-                "if new.size < 0 then raise 'no such size'; end if; return new; end $$"
-            )
-        sinks = {
-            "Append": Append("public.log"),
-            "Upsert": Upsert("public.state", key=("id",)),
-            "latest": Upsert("public.latest", key=("id",), history=False),
-        }
+    console = Console()
+    with progress_on(console) as progress, benchmark_servers(HOME, progress) as servers:
+        places = {}
+        for bad in BAD:
+            topic = f"refused_{bad}"
+            shape = Shape(topic, topic, COLUMNS, partial(values, arguments.rows, bad), arguments.rows, "")
+            ensure_topic(servers.stack.kafka_properties, topic, arguments.rows, progress, shape)
+            places[bad] = servers.place(topic, arguments.rows, shape)
+        engine = DriverEngine(spark_session(places[0], properties=python_daemon.PROPERTIES))
+        measure(engine, places[0], "none", "Append")  # starts the workers
         for kind in arguments.kinds:
-            for name, sink in sinks.items():
-                clean, *refused = (
-                    measure(connection, kind, sink, arguments.rows, bad) for bad in (0, 1, 1_000)
-                )
+            for sink in SINKS:
+                progress(f"{kind}, {sink}")
+                clean, *refused = (measure(engine, places[bad], kind, sink) for bad in BAD)
                 ratios = ", ".join(
                     f"{bad:,} refused {seconds:.1f} s ({seconds / clean:.2f} x)"
-                    for bad, seconds in zip((1, 1_000), refused, strict=True)
+                    for bad, seconds in zip(BAD[1:], refused, strict=True)
                 )
-                print(f"{kind:10} {name:8} none {clean:.1f} s, {ratios}", flush=True)  # noqa: T201
-    finally:
-        stack.down(delete=True)
+                console.print(f"{kind}, {sink}: none {clean:.1f} s, {ratios}")
+        for place in places.values():
+            drop_topic(place.kafka, place.topic)
+
+
+def measure(engine: DriverEngine, place: Place, kind: str, sink: str) -> float:
+    """Return the seconds of a batch over a whole topic into a new target."""
+    settings = Settings(kafka=place.kafka, postgres=place.postgres)
+    name = f"{place.topic}_{kind}_{sink}".lower().replace(" ", "_")
+    pipeline = replace(one_transaction(place), name=name, sink=SINKS[sink], max_rejects=place.rows)
+    bad = int(place.topic.rpartition("_")[2])
+    with closing(connect(place.postgres, application="benchmark")) as connection:
+        with transaction(connection) as cursor:
+            cursor.execute("drop table if exists public.refusing, public.refusing_change cascade")
+            cursor.execute("drop table if exists public.refusing_deleted")
+            cursor.execute(NO)
+        register(place, pipeline)
+        with transaction(connection) as cursor:
+            pipeline.sink.prepare(cursor, COLUMNS.columns)
+            if DDL[kind]:
+                cursor.execute(DDL[kind].format(t="public.refusing"))
+        seconds = run_batch(engine, pipeline, settings)
+        with transaction(connection):
+            (batch,) = Ledger(connection).batches(pipeline, limit=1)
+        assert batch.rejected == bad, (batch.rejected, bad)
+    return seconds["plan"] + seconds["process"]
 
 
 if __name__ == "__main__":

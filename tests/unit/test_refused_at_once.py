@@ -1,13 +1,19 @@
 """Many refused values in one block: found at once, for the reasons for which each is refused alone."""
 
+import io
+import json
+
+import fastavro
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from exactbatch.formats import Csv, Debezium, Flattened, Json
+from exactbatch.formats import Avro, Csv, Debezium, Flattened, Json, Protobuf
+from exactbatch.formats.avro_bodies import Bodies
 from support.decoding import decode
 from support.json_values import BROKEN
+from support.protobuf_schema import shop_class, shop_descriptors
 
 # fmt: off
 TOKENS = st.sampled_from([
@@ -167,6 +173,80 @@ TYPES_OF_CSV = TYPES.filter(lambda type_: not type_.endswith("[]") and type_ != 
 def test_a_block_of_csv_has_the_reasons_of_its_values(types, values, null):
     form = Csv(f"a {types[0]}, b {types[1]}", null=null)
     assert dict(decode(form, *values).rejects) == why_each(form, values)
+
+
+AVRO_SCHEMA = {"type": "record", "name": "r", "fields": [
+    {"name": "id", "type": "long"}, {"name": "note", "type": ["null", "string"]},
+    {"name": "price", "type": {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2}},
+    {"name": "at", "type": {"type": "long", "logicalType": "timestamp-micros"}},
+]}  # fmt: skip
+AVRO = Avro(json.dumps(AVRO_SCHEMA))
+NOTES = st.sampled_from([None, "", "x", "a\0b", "é"])
+NUMBERS = st.sampled_from([0, 1, -1, 2**62, -(2**62), 2**31])
+
+
+def avro_body(number, note, price, at):
+    """Encode values of AVRO_SCHEMA without its logical types: `price` are bytes, and `at` any number."""
+    bare = [
+        {**each, "type": "bytes" if each["name"] == "price" else each["type"]}
+        for each in AVRO_SCHEMA["fields"]
+    ]
+    bare[3] = {"name": "at", "type": "long"}
+    stream = io.BytesIO()
+    fastavro.schemaless_writer(
+        stream,
+        fastavro.parse_schema({**AVRO_SCHEMA, "fields": bare}),
+        {"id": number, "note": note, "price": price, "at": at},
+    )
+    return stream.getvalue()
+
+
+def broken(body, at, kind):
+    """Return bytes, cut, lengthened, or with another byte in one place."""
+    at = min(at, len(body))
+    return {
+        "whole": body, "cut": body[:at], "longer": body + b"\1", "other": body[:at] + b"\xff" + body[at + 1 :],
+    }[kind]  # fmt: skip
+
+
+BREAKS = (st.integers(0, 20), st.sampled_from(["whole", "whole", "cut", "longer", "other"]))
+BODIES = st.tuples(NUMBERS, NOTES, st.sampled_from([b"\1", b"\x7f\xff\xff", b""]), NUMBERS, *BREAKS).map(
+    lambda drawn: broken(avro_body(*drawn[:4]), *drawn[4:])
+)
+
+
+@STRICT
+@given(st.lists(BODIES | st.binary(max_size=6), min_size=2, max_size=12))
+def test_a_block_of_avro_has_the_reasons_of_its_values(values):
+    assert dict(decode(AVRO, *values).rejects) == why_each(AVRO, values)
+
+
+ORDER = shop_class("Order")
+PROTOBUF = Protobuf(
+    "id smallint from 'f_int64', note text from 'f_string'",
+    descriptor=shop_descriptors(),
+    message="shop.Order",
+)
+MESSAGES = st.tuples(NUMBERS, NOTES, *BREAKS).map(
+    lambda drawn: broken(ORDER(f_int64=drawn[0], f_string=drawn[1] or "").SerializeToString(), *drawn[2:])
+)
+
+
+@STRICT
+@given(st.lists(MESSAGES | st.binary(max_size=6), min_size=2, max_size=12))
+def test_a_block_of_protobuf_has_the_reasons_of_its_values(values):
+    assert dict(decode(PROTOBUF, *values).rejects) == why_each(PROTOBUF, values)
+
+
+def test_bodies_of_avro_are_not_decoded_one_by_one(monkeypatch):
+    blocks, inner = [], Bodies.decode
+    monkeypatch.setattr(
+        Bodies, "decode", lambda self, bodies: blocks.append(len(bodies)) or inner(self, bodies)
+    )
+    values = [avro_body(number, "a\0b", b"\1", 0) for number in range(50)]
+    values += [avro_body(number, "x", b"\1", 0)[:-1] for number in range(50)]
+    assert len(decode(AVRO, *values).rejects) == 100
+    assert len(blocks) <= 2
 
 
 BAD = {

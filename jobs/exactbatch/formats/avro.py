@@ -1,10 +1,11 @@
 """The format Avro: one body for each record, with the pipeline's schema or schemas of a registry."""
 
 import io
-from collections.abc import Iterable, Mapping
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from operator import itemgetter
 from os import PathLike
 from pathlib import Path
@@ -16,12 +17,20 @@ from exactbatch.formats.avro_bodies import ENDS_ELSEWHERE, Bodies, by_header, sc
 from exactbatch.formats.avro_json import json_of
 from exactbatch.formats.avro_logical import InvalidAvro
 from exactbatch.formats.avro_schema import VALUE, AvroField, checked, parse
+from exactbatch.formats.bounds import TooLarge
 from exactbatch.formats.connect_values import Reading, converted, reading_of
 from exactbatch.formats.decimals import decimals_of
 from exactbatch.formats.epoch import from_epoch
-from exactbatch.formats.format import Decoded, decode_block_or_halves, decode_present, in_order, positions
+from exactbatch.formats.format import (
+    Decoded,
+    decode_block_or_halves,
+    decode_present,
+    in_order,
+    positions,
+    refused_by,
+)
 from exactbatch.formats.json_blocks import stored_schema
-from exactbatch.formats.postgres_limits import check_rows
+from exactbatch.formats.postgres_limits import check_column, check_rows
 from exactbatch.formats.schema_registry import Inquiry
 from exactbatch.formats.wire_format import check_address
 from exactbatch.options import check_types
@@ -102,7 +111,8 @@ class Avro:
     def decode(self, values: "pa.BinaryArray") -> Decoded:
         """Decode n values, in one block for each schema that they were written with."""
         if self.registry is None:
-            return decode_present(values, _body_of(str(self.schema), self.columns).decode)
+            body = _body_of(str(self.schema), self.columns)
+            return decode_present(values, body.decode, body.find_refused)
         return self._decode_with_ids(values)
 
     def _decode_with_ids(self, values: "pa.BinaryArray") -> Decoded:
@@ -118,7 +128,7 @@ class Avro:
                 refused = tuple((index, str(error)) for index in at.to_pylist())
                 parts.append(Decoded(empty, at[:0], refused))
             else:
-                parts.append(decode_block_or_halves(bodies, at, body.decode))
+                parts.append(decode_block_or_halves(bodies, at, body.decode, body.find_refused))
         return in_order(parts, values.null_count)
 
     def _body_after(self, header: bytes, inquiry: Inquiry) -> "_Body":
@@ -164,38 +174,69 @@ class _Body:
         if len(bodies) == 0:
             return pa.RecordBatch.from_pylist([], stored_schema(self._columns))
         values = self._bodies.decode(bodies)
-        arrays = []
-        for column, own in zip(self._columns, self._fields, strict=True):
-            if own is None:
-                arrays.append(pa.nulls(len(values), column.arrow_type))
-                continue
-            field_values = list(map(itemgetter(own.name), values)) if self._is_record else values
-            try:
-                if reading := self._readings.get(column):
-                    arrays.append(converted(reading, pa.array(field_values, reading.read)))
-                else:
-                    arrays.append(_array(column, own, field_values))
-            except (ValueError, TypeError, OverflowError) as error:
-                reason = _decimal_reason(column, field_values[0]) or str(error)[:_REASON_LENGTH]
-                raise ValueError(f"column {column.name!r}, {column.type}: {reason}") from None
+        arrays = [self._array(number, values) for number in range(len(self._columns))]
         rows = pa.RecordBatch.from_arrays(arrays, schema=stored_schema(self._columns))
         check_rows(rows, self._columns)
         return rows
+
+    def find_refused(self, bodies: "pa.BinaryArray") -> Iterator[tuple[int, str]]:
+        """Yield the index of each body that is refused, and why, as decode() says it of this body alone."""
+        values: dict[int, Any] = {}
+        for index, body in enumerate(bodies.to_pylist()):
+            try:
+                values[index] = self._bodies.decode_alone(body)
+            except ValueError as error:
+                yield index, str(error)
+            except TooLarge:
+                continue  # in halves
+        numbers = range(len(self._columns))
+        yield from refused_by([partial(self._array, number) for number in numbers], values)
+        arrays = [self._array(number, list(values.values())) for number in numbers]
+        places = {index: place for place, index in enumerate(values)}
+        checks = [
+            partial(_check_places, column, each) for column, each in zip(self._columns, arrays, strict=True)
+        ]
+        yield from refused_by(checks, places)
+
+    def _array(self, number: int, values: Sequence[Any]) -> "pa.Array":
+        """Return a column, by its number, from decoded values; raise ValueError that names it."""
+        import pyarrow as pa
+
+        column, own = self._columns[number], self._fields[number]
+        if own is None:
+            return pa.nulls(len(values), column.arrow_type)
+        of_field = list(map(itemgetter(own.name), values)) if self._is_record else list(values)
+        try:
+            if reading := self._readings.get(column):
+                return converted(reading, pa.array(of_field, reading.read))
+            return _array(column, own, of_field)
+        except (ValueError, TypeError, OverflowError) as error:
+            reason = _decimal_reason(column, of_field[0]) or str(error)[:_REASON_LENGTH]
+            raise ValueError(f"column {column.name!r}, {column.type}: {reason}") from None
 
     def _reason(self, body: bytes) -> str:
         """Return why a body is refused, and the first field that cannot be decoded."""
         import fastavro
 
-        types = {column.name: column.type for column in self._columns}
-        for name, schema in self._first_fields:
+        def fails(first: tuple[str, Any]) -> Exception | None:
             try:
-                fastavro.schemaless_reader(io.BytesIO(body[self._header :]), schema, None)
+                fastavro.schemaless_reader(io.BytesIO(body), first[1], None)
             except MemoryError:
                 raise
             except Exception as error:
-                place = f"column {name!r}, {types[name]}" if name in types else f"field {name!r}"
-                return f"{place}: {_reason_from(error)}"
-        return ENDS_ELSEWHERE
+                return error
+            return None
+
+        body = body[self._header :]
+        types = {column.name: column.type for column in self._columns}
+        at = bisect_left(self._first_fields, True, key=lambda first: fails(first) is not None)
+        if at == len(self._first_fields):
+            return ENDS_ELSEWHERE
+        name, _ = first = self._first_fields[at]
+        error = fails(first)
+        assert error is not None
+        place = f"column {name!r}, {types[name]}" if name in types else f"field {name!r}"
+        return f"{place}: {_reason_from(error)}"
 
     @cached_property
     def _first_fields(self) -> list[tuple[str, Any]]:
@@ -209,6 +250,11 @@ class _Body:
             (field["name"], fastavro.parse_schema({**self._value, "fields": fields[: index + 1]}))
             for index, field in enumerate(fields)
         ]
+
+
+def _check_places(column: Column, values: "pa.Array", places: Sequence[int]) -> None:
+    """Raise ValueError for a value that Postgres cannot store, from the first of some places to the last."""
+    check_column(column, values.slice(places[0], places[-1] - places[0] + 1))
 
 
 def _reason_from(error: Exception) -> str:

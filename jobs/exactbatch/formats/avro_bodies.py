@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _TOKEN: Final = 16  # bytes
+_NO_TOKEN: Final = bytes(_TOKEN)
 ENDS_ELSEWHERE: Final = "the body does not end with the last field of its schema"
 
 
@@ -65,9 +66,16 @@ class Bodies:
 
         check_together(bodies)
         # A single body needs no random token; a fixed one gives the same reason each time.
-        token = secrets.token_bytes(_TOKEN) if len(bodies) > 1 else bytes(_TOKEN)
+        token = secrets.token_bytes(_TOKEN) if len(bodies) > 1 else _NO_TOKEN
         joined = pc.binary_join(pa.ListArray.from_arrays([0, len(bodies)], bodies), token)[0].as_buffer()
-        block = b"".join((_long(len(bodies)), memoryview(joined), token, _long(0)))
+        return self._read(memoryview(joined), len(bodies), token)
+
+    def decode_alone(self, body: bytes) -> Any:
+        """Return the value of one body, or raise what decode() raises for it, much faster."""
+        return self._read(body, 1, _NO_TOKEN)[0]
+
+    def _read(self, joined: bytes | memoryview, count: int, token: bytes) -> list[Any]:
+        block = b"".join((_long(count), joined, token, _long(0)))
         stream = io.BytesIO(block)
         try:
             decoded: Any = read(stream, self._schema)
@@ -76,9 +84,9 @@ class Bodies:
         except (MemoryError, TooDeep, TooLarge):
             raise
         except Exception:  # fastavro raises errors of many types for broken bytes
-            raise ValueError(self._reason(bodies[0].as_py()) if len(bodies) == 1 else "") from None
+            raise ValueError(self._reason(bytes(joined)) if count == 1 else "") from None
         tokens = list(map(itemgetter("token"), decoded))
-        if tokens != [token] * len(bodies) or stream.tell() != len(block):
+        if tokens != [token] * count or stream.tell() != len(block):
             raise ValueError(ENDS_ELSEWHERE)
         return list(map(itemgetter("value"), decoded))
 

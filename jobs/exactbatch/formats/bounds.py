@@ -43,6 +43,10 @@ class TooLarge(Exception):
     """
 
 
+class TooManyTogether(ValueError):
+    """Python would create too many objects for values that are decoded together: each half has fewer."""
+
+
 def check_size(rows: int, bytes_: int = 0) -> None:
     """Raise TooLarge for more rows, or bytes of rows, than a record may become."""
     if rows > MOST_ROWS:
@@ -65,9 +69,9 @@ def check_names(names: Iterable[str]) -> None:
 
 
 def check_together(values: "pa.BinaryArray") -> None:
-    """Raise ValueError for several values of which Python would create too many objects: each half has fewer."""
+    """Raise TooManyTogether for several values of which Python would create too many objects."""
     if len(values) > 1 and values.nbytes > _OF_OBJECTS:
-        raise ValueError
+        raise TooManyTogether
 
 
 def size_of(values: "pa.Array", at: "npt.NDArray[np.int64]") -> int:

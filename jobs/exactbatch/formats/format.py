@@ -1,11 +1,11 @@
 """The protocol of a value format, and the block decoder that formats share."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
 from exactbatch.columns import Column
-from exactbatch.formats.bounds import joined
+from exactbatch.formats.bounds import TooManyTogether, joined
 from exactbatch.formats.raw_json_fields import TOO_DEEP
 
 if TYPE_CHECKING:
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     FindRefused = Callable[[pa.BinaryArray], Iterable[tuple[int, str]]]
+
+V = TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,9 +210,9 @@ def _decoded_in_parts(
     batches: list[pa.RecordBatch] = []
     kept: list[pa.Int64Array] = []
     rejects: list[tuple[int, str]] = []
-    waiting = [(values, indexes)]
+    waiting = [(values, indexes, find_refused is None)]
     while waiting:
-        part, positions = waiting.pop()
+        part, positions, is_searched = waiting.pop()
         try:
             rows, origins = decode(part)
             batches.append(rows)
@@ -220,18 +222,17 @@ def _decoded_in_parts(
                 reason = TOO_DEEP if isinstance(error, RecursionError) else str(error)
                 rejects.append((positions[0].as_py(), reason))
                 continue
-            if find_refused is not None:
-                found = dict(find_refused(part))
-                find_refused = None
-                if found:
+            if find_refused is not None and not is_searched and not isinstance(error, TooManyTogether):
+                is_searched = True
+                if found := dict(find_refused(part)):
                     refused = pa.array(list(found), pa.int64())
                     rejects += zip(positions.take(refused).to_pylist(), found.values(), strict=True)
                     left = pc.invert(pc.is_in(pa.array(np.arange(len(part))), refused))
-                    waiting.append((part.filter(left), positions.filter(left)))
+                    waiting.append((part.filter(left), positions.filter(left), is_searched))
                     continue
             half = len(part) // 2
-            waiting.append((part[half:], positions[half:]))
-            waiting.append((part[:half], positions[:half]))
+            waiting.append((part[half:], positions[half:], is_searched))
+            waiting.append((part[:half], positions[:half], is_searched))
     if not batches:
         batches, kept = [decode(values[:0])[0]], [indexes[:0]]
     return Decoded(
@@ -239,3 +240,22 @@ def _decoded_in_parts(
         kept=pa.concat_arrays(kept),
         rejects=tuple(sorted(rejects)),
     )
+
+
+def refused_by(
+    checks: Iterable[Callable[[Sequence[V]], object]], values: dict[int, V]
+) -> Iterator[tuple[int, str]]:
+    """Yield the index of each value that one of the checks refuses, in halves until it is alone, and the text of the
+    first check's ValueError. Removes these values."""
+    for check in checks:
+        waiting = [list(values)] if values else []
+        while waiting:
+            part = waiting.pop()
+            try:
+                check([values[index] for index in part])
+            except ValueError as error:
+                if len(part) > 1:
+                    waiting += [part[len(part) // 2 :], part[: len(part) // 2]]
+                    continue
+                del values[part[0]]
+                yield part[0], str(error)

@@ -27,12 +27,17 @@ NUL: Final = "Postgres cannot store U+0000 in text"
 def check_rows(rows: "pa.RecordBatch", columns: Sequence[Column], *, finite: bool = False) -> None:
     """Check all columns with check_storable(), and with refuse_infinity() if `finite`; errors name the column."""
     for column, values in zip(columns, rows.columns, strict=True):
-        try:
-            check_storable(values)
-            if finite:
-                refuse_infinity(values)
-        except ValueError as error:
-            raise ValueError(f"column {column.name!r}, {column.type}: {error}") from None
+        check_column(column, values, finite=finite)
+
+
+def check_column(column: Column, values: "pa.Array", *, finite: bool = False) -> None:
+    """Check one column as check_rows() does."""
+    try:
+        check_storable(values)
+        if finite:
+            refuse_infinity(values)
+    except ValueError as error:
+        raise ValueError(f"column {column.name!r}, {column.type}: {error}") from None
 
 
 def check_storable(column: "pa.ChunkedArray | pa.Array") -> None:

@@ -1,6 +1,6 @@
 """The format Protobuf: messages of a descriptor file, or of the schemas of a registry. Python decodes one by one."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from exactbatch.columns import Column, Field, parse_fields
 from exactbatch.errors import ConfigurationError
-from exactbatch.formats.bounds import check_size, check_together
-from exactbatch.formats.format import Decoded, decode_several
+from exactbatch.formats.bounds import TooLarge, check_size, check_together
+from exactbatch.formats.format import Decoded, decode_several, refused_by
 from exactbatch.formats.json_blocks import stored_schema
 from exactbatch.formats.json_fields import (
     Members,
@@ -22,7 +22,7 @@ from exactbatch.formats.json_fields import (
     in_rows,
 )
 from exactbatch.formats.json_members import default_of
-from exactbatch.formats.postgres_limits import check_rows
+from exactbatch.formats.postgres_limits import check_column, check_rows
 from exactbatch.formats.protobuf_fields import Way, followed, way_of
 from exactbatch.formats.protobuf_types import files_of_set, message_at, message_named, named_files, pool_of
 from exactbatch.formats.protobuf_wire import Memory, varint, widen
@@ -135,7 +135,9 @@ class Protobuf:
             for header in most_frequent_first(prefixes_of(values.drop_null())):
                 with suppress(ValueError):  # its values are rejects
                     files_of(schema_id_of(header))
-        return decode_several(values, partial(self._decode_block, files_of))
+        return decode_several(
+            values, partial(self._decode_block, files_of), partial(self._find_refused, files_of)
+        )
 
     def _decode_block(
         self, files_of: Callable[[SchemaId], "_Files | None"], values: "pa.BinaryArray"
@@ -150,8 +152,7 @@ class Protobuf:
         messages = [self._message_of(value, files_of) for value in values.to_pylist()]
         members, size = [], 0
         for number, each in enumerate(self.fields):
-            found, is_missing = _members([(message, type_.ways[number]) for message, type_ in messages], each)
-            found.values = _column(each.column, found.values)
+            found, is_missing = self._members(number, messages)
             if each.default is not None:
                 found.values = filled(
                     found.values,
@@ -164,6 +165,34 @@ class Protobuf:
         rows = pa.RecordBatch.from_arrays(columns, schema=schema)
         check_rows(rows, self.columns)
         return rows, origins
+
+    def _find_refused(
+        self, files_of: Callable[[SchemaId], "_Files | None"], values: "pa.BinaryArray"
+    ) -> Iterator[tuple[int, str]]:
+        """Yield the index of each value that is refused, and why, as _decode_block() says it of this value alone."""
+        messages: dict[int, tuple[Any, _Type]] = {}
+        for index, value in enumerate(values.to_pylist()):
+            try:
+                messages[index] = self._message_of(value, files_of)
+            except ValueError as error:
+                yield index, str(error)
+            except TooLarge:
+                continue  # in halves
+        numbers = range(len(self.fields))
+        checks = [partial(check, number) for check in (self._members, self._check) for number in numbers]
+        yield from refused_by(checks, messages)
+
+    def _members(self, number: int, messages: "Sequence[tuple[Any, _Type]]") -> "tuple[Members, list[bool]]":
+        """Return what a column, by its number, takes from messages, and what is not set; raise ValueError that names
+        the column."""
+        each = self.fields[number]
+        found, is_missing = _members([(message, type_.ways[number]) for message, type_ in messages], each)
+        found.values = _column(each.column, found.values)
+        return found, is_missing
+
+    def _check(self, number: int, messages: "Sequence[tuple[Any, _Type]]") -> None:
+        """Raise ValueError for a value of a column, by its number, that Postgres cannot store."""
+        check_column(self.columns[number], self._members(number, messages)[0].values)
 
     def _message_of(
         self, value: bytes, files_of: Callable[[SchemaId], "_Files | None"]
