@@ -5,6 +5,7 @@ and one with a thousand. Prints the seconds of the batches, from the plan to the
 """
 
 import argparse
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -40,9 +41,9 @@ create or replace function no() returns trigger language plpgsql as $$
 begin if new.size < 0 then raise 'no such size'; end if; return new; end $$
 """
 SINKS: Final = {
-    "Append": Append("public.refusing"),
-    "Upsert": Upsert("public.refusing", key=("id",)),
-    "Upsert without history": Upsert("public.refusing", key=("id",), history=False),
+    "Append": Append,
+    "Upsert": partial(Upsert, key=("id",)),
+    "Upsert without history": partial(Upsert, key=("id",), history=False),
 }
 BAD: Final = (0, 1, 1_000)
 
@@ -66,7 +67,14 @@ def main() -> None:
         places = {}
         for bad in BAD:
             topic = f"refused_{bad}"
-            shape = Shape(topic, topic, COLUMNS, partial(values, arguments.rows, bad), arguments.rows, "")
+            shape = Shape(
+                name=topic,
+                title=topic,
+                value=COLUMNS,
+                values=partial(values, arguments.rows, bad),
+                different=arguments.rows,
+                sums="",
+            )
             ensure_topic(servers.stack.kafka_properties, topic, arguments.rows, progress, shape)
             places[bad] = servers.place(topic, arguments.rows, shape)
         engine = DriverEngine(spark_session(places[0], properties=python_daemon.PROPERTIES))
@@ -87,23 +95,25 @@ def main() -> None:
 def measure(engine: DriverEngine, place: Place, kind: str, sink: str) -> float:
     """Return the seconds of a batch over a whole topic into a new target."""
     settings = Settings(kafka=place.kafka, postgres=place.postgres)
-    name = f"{place.topic}_{kind}_{sink}".lower().replace(" ", "_")
-    pipeline = replace(one_transaction(place), name=name, sink=SINKS[sink], max_rejects=place.rows)
+    name = f"refusing_{time.time_ns()}"  # the benchmark's ledger knows the pipelines of earlier runs
+    table = f"public.{name}"
+    pipeline = replace(one_transaction(place), name=name, sink=SINKS[sink](table), max_rejects=place.rows)
     bad = int(place.topic.rpartition("_")[2])
     with closing(connect(place.postgres, application="benchmark")) as connection:
         with transaction(connection) as cursor:
-            cursor.execute("drop table if exists public.refusing, public.refusing_change cascade")
-            cursor.execute("drop table if exists public.refusing_deleted")
             cursor.execute(NO)
         register(place, pipeline)
         with transaction(connection) as cursor:
             pipeline.sink.prepare(cursor, COLUMNS.columns)
             if DDL[kind]:
-                cursor.execute(DDL[kind].format(t="public.refusing"))
+                cursor.execute(DDL[kind].format(t=table))
         seconds = run_batch(engine, pipeline, settings)
         with transaction(connection):
             (batch,) = Ledger(connection).batches(pipeline, limit=1)
         assert batch.rejected == bad, (batch.rejected, bad)
+        with transaction(connection) as cursor:
+            for suffix in ("", "_change", "_deleted"):
+                cursor.execute(f"drop table if exists {table}{suffix}")
     return seconds["plan"] + seconds["process"]
 
 
