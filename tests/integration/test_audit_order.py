@@ -149,8 +149,10 @@ def test_changes_with_one_version_in_two_partitions_are_unordered_if_they_are_th
         event(4, None, "other"),
         event(5, 100),
         event(6, 100),  # equal to the last byte
+        event(7, 100, "other"),
+        event(7, 200),  # a later change decides
     ]
-    first.append(event(6, 100))
+    first += [event(6, 100), event(7, 100)]
     count, notes = unordered(database, connection, debezium(history), first, second)
     assert (count, notes) == (
         2,

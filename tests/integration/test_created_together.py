@@ -8,13 +8,14 @@ from threading import Barrier
 from typing import Any
 
 import pytest
+from psycopg2 import sql
 from psycopg2.extensions import make_dsn
 
 from exactbatch import Aggregate, Append, Count, Json, Pipeline, Together, Upsert
 from exactbatch.errors import ExactbatchError, IdentityChanged, PostgresUnavailable
 from exactbatch.ledger import Ledger, migrate
 from exactbatch.postgres.connection import connect, transaction
-from exactbatch.postgres.creation import create_schema
+from exactbatch.postgres.creation import create_named, create_schema
 from exactbatch.sinks.upsert.change_index import ChangeIndex
 from support.databases import execute_alone
 from support.environment import LONG
@@ -127,6 +128,13 @@ def test_a_schema_that_another_session_creates(connection, others):
         )
         is None
     )
+
+
+def test_a_table_that_another_session_creates(connection, others):
+    def create(cursor):
+        create_named(cursor, sql.SQL("create table if not exists public.new (id int)"))
+
+    assert overtaking(connection, others, create, create) is None
 
 
 def test_a_name_that_another_session_takes(connection, others):

@@ -318,8 +318,10 @@ def test_a_truncate_deletes_what_is_of_an_earlier_epoch(world, load):
     run(event("c", 1, "a", 900, 1000), event("t", 0, None, 900, 990))
     assert rows(world, pipeline) == [(1, "a")]
     broker = KafkaBroker(world.settings.kafka)
+    assert not compact_changes(world.connection, broker, pipeline, before=None).dropped
     begin_epoch(world.connection, broker, pipeline)
     run(event("c", 2, "b", 40, 50), event("c", 3, "c", 200, 210))
+    assert not compact_changes(world.connection, broker, pipeline, before=None).dropped
     run(event("t", 0, None, 90, 100), partition=1)
     assert rows(world, pipeline) == [(3, "c")]
     assert is_exact(world, pipeline)

@@ -237,7 +237,7 @@ def test_code_of_a_targets_owner_reaches_no_other_pipeline(spark, shop, topic, k
 
 @pytest.mark.parametrize(
     "changes",
-    [{"commit": "partition"}, {"sink": Append("shop.mal", layout="by_batch")}],
+    [{"commit": "partition"}, {"sink": Append("shop.mal", layout="by_batch", smallest_partition=1)}],
     ids=["commit of a partition", "partition of a batch"],
 )
 def test_nor_does_it_where_executors_copy_into_the_target(spark, shop, topic, changes):

@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from exactbatch.columns import POSITION_EPOCH, UNCHANGED_COLUMNS
-from exactbatch.formats.enveloped_nulls import with_nulls
 from exactbatch.formats.format import Decoded, Format, without_values
 from exactbatch.formats.record_headers import Messages
 from exactbatch.formats.schema_id_headers import KEY_HEADER, framed
@@ -62,7 +61,7 @@ def as_changes(
         if key is None:
             rejects += [(position, _NO_KEY_FORMAT) for position in positions.to_pylist()]
         else:
-            keys = framed(key, KEY_HEADER, with_nulls(key, messages.keys()), messages).take(positions)
+            keys = framed(key, KEY_HEADER, messages.keys(), messages).take(positions)
             decoded_keys = keys.decode(key.decode)
             rows.append(_deletes(decoded_keys.rows, rows[0].schema))
             kept.append(positions.take(decoded_keys.kept))

@@ -96,21 +96,24 @@ class _Search:
 
         What a record repeats must be before the offset that is given with it.
         """
-        first, last = min(befores), max(befores)
-        seen: dict[bytes, int] = {}
-        for offset, digest, position in self._rows(first, last + 1):
-            before = befores.get(offset)
-            if before is not None and seen.get(digest, before) >= before:
+        earliest: dict[bytes, int] = {}
+        for offset, digest, position in self._rows(min(befores), max(befores) + 1):
+            if offset in befores:
                 self.missing.setdefault(digest, offset)
-                self.befores[digest] = min(before, self.befores.get(digest, before))
+                self.befores[digest] = min(befores[offset], self.befores.get(digest, befores[offset]))
                 self.positions[offset] = position
-            seen.setdefault(digest, offset)
+            earliest.setdefault(digest, offset)
+        for digest, offset in earliest.items():
+            self._forget_repeated(digest, offset)
 
     def read_before(self, begin: int, until: int) -> None:
         """Look for them among the records from one offset to another."""
         for offset, digest, _ in self._rows(begin, until):
-            if digest in self.missing and offset < self.befores[digest]:
-                del self.missing[digest]
+            self._forget_repeated(digest, offset)
+
+    def _forget_repeated(self, digest: bytes, offset: int) -> None:
+        if offset < self.befores.get(digest, 0):
+            self.missing.pop(digest, None)
 
     def first_behind(self, offset: int) -> int:
         """Return the first offset of the range at which positions have gone back, for a missing record at an offset:
