@@ -688,8 +688,8 @@ MUTANTS: Final = (
     Mutant(
         "a refused row excludes others before its own constraints are asked",
         "sinks/tables/refused_rows.py",
-        "_by_rules(cursor, table, candidates, limit) or _Trial",
-        "_Trial(cursor, table, candidates).run(limit) or _by_rules(cursor, table, candidates, limit) or _Trial",
+        "        partial(_by_rules, cursor, table, candidates),\n",
+        "        trial.run,\n        partial(_by_rules, cursor, table, candidates),\n",
         (f"{_REFUSED}::test_a_row_may_refer_to_one_of_its_own_batch",),
     ),
     Mutant(
@@ -707,6 +707,21 @@ MUTANTS: Final = (
         "    if constraint.is_own:\n",
         "    if False:\n",
         (f"{_REFUSED}::test_a_row_may_refer_to_one_of_its_own_batch",),
+    ),
+    *(
+        Mutant(
+            f"rows that share a unique key are tried without others in spite of {what}",
+            "sinks/tables/exclusive_indexes.py",
+            "if cursor.fetchone()[0] or not all(each.is_plain and not each.nulls_equal for each in indexes):",
+            f"if {condition}:",
+            (
+                f"{_REFUSED}::test_rows_that_share_a_name_are_tried_with_the_others_that_they_depend_on[{case}]",
+            ),
+        )
+        for what, condition, case in (
+            ("a foreign key", "not all(each.is_plain for each in indexes)", "reference"),
+            ("an exclusion constraint", "cursor.fetchone()[0]", "exclusion"),
+        )
     ),
     Mutant(
         "a full disk or a lock makes a refused row",

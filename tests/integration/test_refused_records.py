@@ -185,7 +185,7 @@ def test_without_rejects_the_error_names_all_offsets(world, topic, make_pipeline
     create(world, pipeline, KINDS[0])
     message = world.refused(TargetMismatch, pipeline)
     assert (
-        f"; this concerns 3 records of the batch, at {topic.name}[0] offset 2, {topic.name}[0] offset 8, "
+        f"; this concerns 2 records of the batch, at {topic.name}[0] offset 2, {topic.name}[0] offset 9 "
         in message
     )
     assert "let max_rejects allow for these" in message
@@ -300,6 +300,36 @@ def test_a_row_may_refer_to_one_of_its_own_batch(world, make_topic, make_pipelin
     world.run(pipeline)
     assert ids(world, pipeline) == [0, 1, 2, 6]
     assert list(rejected(world, pipeline)) == [2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("ddl", "rows", "refused"),
+    [
+        # The first needs a row that shares its name with none.
+        (
+            "alter table {t} add foreign key (size) references {t}",
+            [(0, "a", 1), (1, "z", None), (2, "a", 0)],
+            [2],
+        ),
+        # The fourth leaves its name to the last.
+        (
+            "alter table {t} add exclude using gist (int4range(size, size + 2) with &&)",
+            [(0, "q", 1), (1, "q", 100), (2, "z", 10), (3, "a", 11), (4, "a", 30)],
+            [1, 3],
+        ),
+    ],
+    ids=["reference", "exclusion"],
+)
+def test_rows_that_share_a_name_are_tried_with_the_others_that_they_depend_on(
+    world, make_topic, make_pipeline, ddl, rows, refused
+):
+    topic = make_topic()
+    topic.produce(*(json.dumps(dict(zip(("id", "name", "size"), row, strict=True))).encode() for row in rows))
+    sink = Upsert(f'public."{topic.name}"', key=("id",))
+    pipeline = make_pipeline(topic, value=Json(COLUMNS), max_rejects=9, sink=sink)
+    create(world, pipeline, Kind("both", f"{ddl}; create unique index on {{t}} (name)", (), ""))
+    world.run(pipeline)
+    assert list(rejected(world, pipeline)) == refused
 
 
 def test_a_refused_row_of_one_target_is_rejected_for_all(world, topic, make_pipeline):

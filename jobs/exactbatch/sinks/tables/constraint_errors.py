@@ -32,7 +32,7 @@ def constraint_error(
     where = f", column {' or '.join(columns)}" if columns else ""
     refused: Sequence[RefusedRecord] = ()
     if candidates is not None and cursor.most_refused and is_of_a_row(error.pgcode):
-        refused = find_refused(cursor, target, candidates, limit=cursor.most_refused)
+        refused = find_refused(cursor, target, candidates, sqlstate=error.pgcode, limit=cursor.most_refused)
     first = refused[0] if refused else None
     mismatch = TargetMismatch(
         f"target {target.spec}{where}: it refuses what the batch writes: {psycopg2_message(error)}"

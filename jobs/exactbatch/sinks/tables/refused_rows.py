@@ -6,24 +6,31 @@ statement has been rolled back, in the same transaction, in which what the batch
 First, each constraint that concerns one row alone is a condition over all rows (row_rules.py). If no row meets one,
 rows are inserted in the order of topics, partitions and offsets, as many at a time as are accepted, and taken back at
 the end. So the first of several rows that exclude each other is accepted, and what a trigger or an index refuses is
-found as well.
+found as well. Of rows that a unique index refuses, only those that share a key with others are inserted.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import psycopg2
 from psycopg2 import sql
 
 from exactbatch.errors import RefusedRecord
-from exactbatch.errors.sqlstates import is_of_a_row
+from exactbatch.errors.sqlstates import UNIQUE_VIOLATION, is_of_a_row
 from exactbatch.errors.translation import psycopg2_message
 from exactbatch.postgres.connection import CHECK_CONSTRAINTS, Cursor
 from exactbatch.sinks.tables.candidates import PLACE, Candidates
+from exactbatch.sinks.tables.exclusive_indexes import sharing_a_key
 from exactbatch.sinks.tables.row_rules import row_rules
 from exactbatch.sinks.tables.target import TargetTable
 from exactbatch.sinks.values.null_safe_groups import column_list
 
-_JUDGED: Final = sql.Identifier("exactbatch_judged")
+_WRITTEN: Final = sql.Identifier("exactbatch_written")  # all rows
+_JUDGED: Final = sql.Identifier("exactbatch_judged")  # those that are inserted
+_REACHED: Final = sql.Identifier(
+    "exactbatch_reached"
+)  # a sequence: the number of the row that is being inserted
 # The number of a row's record in the order of the log; 1 for all rows that no record of the batch gives.
 _NUMBER: Final = sql.Identifier("exactbatch number")
 _ORDER: Final = sql.SQL('{} collate "C" nulls first, {}, {}').format(*map(sql.Identifier, PLACE))
@@ -33,18 +40,28 @@ _REASON_CHARACTERS: Final = 1_000
 
 
 def find_refused(
-    cursor: Cursor, table: TargetTable, candidates: Candidates, *, limit: int
+    cursor: Cursor, table: TargetTable, candidates: Candidates, *, sqlstate: str | None, limit: int
 ) -> list[RefusedRecord]:
     """Return the records whose rows a table refuses, the first `limit` by topic, partition and offset. A search without
     them finds those that they hide.
 
-    There are none if Postgres refuses a row that no record of the batch gives, or accepts each row now. Raises
-    psycopg2's errors that are not about rows.
+    `sqlstate` is what Postgres answered when all of them were written. There are none if Postgres refuses a row that no
+    record of the batch gives, or accepts each row now. Raises psycopg2's errors that are not about rows.
     """
-    cursor.execute("savepoint refused_rows")
-    found = _by_rules(cursor, table, candidates, limit) or _Trial(cursor, table, candidates).run(limit)
-    cursor.execute("rollback to savepoint refused_rows; release savepoint refused_rows")
-    return found
+    trial = _Trial(cursor, table, candidates)
+    searches: list[Callable[[int], list[RefusedRecord]]] = [
+        partial(_by_rules, cursor, table, candidates),
+        trial.run,
+    ]
+    if sqlstate == UNIQUE_VIOLATION:
+        searches.insert(1, partial(trial.run, only_sharing=True))
+    for search in searches:
+        cursor.execute("savepoint refused_rows")
+        found = search(limit)
+        cursor.execute("rollback to savepoint refused_rows; release savepoint refused_rows")
+        if found:
+            return found
+    return []
 
 
 def _by_rules(cursor: Cursor, table: TargetTable, candidates: Candidates, limit: int) -> list[RefusedRecord]:
@@ -86,27 +103,37 @@ class _Trial:
         self._cursor, self._table, self._candidates = cursor, table, candidates
         self._by_conflict = True
 
-    def run(self, limit: int) -> list[RefusedRecord]:
-        """Return the first `limit` records that are refused, as find_refused() does."""
+    def run(self, limit: int, *, only_sharing: bool = False) -> list[RefusedRecord]:
+        """Return the first `limit` records that are refused, as find_refused() does; with `only_sharing`, among rows
+        that share a key with others, and none if rows can exclude each other in other ways."""
         try:
-            records = self._judge()
+            records = self._judge(only_sharing=only_sharing)
         except psycopg2.Error as error:
-            if not is_of_a_row(error.pgcode):
+            if not is_of_a_row(error.pgcode) and not (error.pgcode or "").startswith("42"):
                 raise
-            # Other rows refer to those that are to be replaced, or with their places the rows are too wide for a table.
+            # Other rows refer to those that are to be replaced, with their places the rows are too wide for a table, or
+            # an index has columns that are not written.
             return []
         found: dict[int, str] = {}
-        # One of the records from `first` to `bound` is refused, if there are any.
+        # One of the records from `first` to `bound` is refused, if there are any; probably the last of them.
         first, bound, size = 1, 0, max(records, 1)
+        is_near = False
         while first <= records and len(found) < limit:
-            last = (first + bound) // 2 if first <= bound else min(records, first + size - 1)
+            if first > bound:
+                last = min(records, first + size - 1)
+            elif is_near:
+                last = max(first, bound - 1)
+            else:
+                last = (first + bound) // 2
             refused = self._insert(first, last, limit - len(found))
             if not isinstance(refused, psycopg2.Error):
                 found |= refused
                 size = size if first <= bound else 2 * size
                 first = last + 1
             elif first < last:
-                bound = last
+                reached = self._reached()
+                is_near = reached < last
+                bound = reached if is_near else last
             else:
                 # The next one is probably as far away as the one before.
                 size = max(1, (first - max(found, default=0)) // 2)
@@ -114,24 +141,37 @@ class _Trial:
                 first = last + 1
         return self._records_of(found)
 
-    def _judge(self) -> int:
+    def _judge(self, *, only_sharing: bool) -> int:
         """Number the rows by their records, and make room for them in the table; return how many records there are."""
         cursor = self._cursor
         cursor.execute(
             sql.SQL(
-                "create temporary table {judged} on commit drop as "
-                "select *, dense_rank() over (order by {order}) as {number} from ("
+                "create temporary table {written} on commit drop as "
                 "select {columns}, {no_place} from {table} where false union all "
-                "select {columns}, {place} from ({rows}) r) j"
+                "select {columns}, {place} from ({rows}) r"
             ).format(
                 **self._names,
-                order=_ORDER,
                 no_place=sql.SQL("null::text as {}, null::integer as {}, null::bigint as {}").format(
                     *map(sql.Identifier, PLACE)
                 ),
-                place=column_list(PLACE),
                 rows=self._candidates.rows,
             )
+        )
+        if self._candidates.replaces:
+            cursor.execute(
+                sql.SQL("delete from {table} t using {written} l where {same}").format(**self._names)
+            )
+        judged: sql.Composable = sql.SQL("true")
+        if only_sharing:
+            sharing = sharing_a_key(cursor, self._table, _WRITTEN, self._candidates.identity)
+            if sharing is None:
+                return 0
+            judged = sql.SQL("({}) in ({})").format(self._names["identity"], sharing)
+        cursor.execute(
+            sql.SQL(
+                "create temporary table {judged} on commit drop as "
+                "select *, dense_rank() over (order by {order}) as {number} from {written} where {condition}"
+            ).format(**self._names, order=_ORDER, condition=judged)
         )
         cursor.execute(
             sql.SQL(
@@ -145,11 +185,13 @@ class _Trial:
         # Single records and portions are looked up by their numbers.
         cursor.execute(sql.SQL("create index on {judged} ({number})").format(**self._names))
         cursor.execute(sql.SQL("analyze {judged}").format(**self._names))
-        if self._candidates.replaces:
-            cursor.execute(
-                sql.SQL("delete from {table} t using {judged} l where {same}").format(**self._names)
-            )
+        cursor.execute(sql.SQL("create temporary sequence {}").format(_REACHED))
         return int(records)
+
+    def _reached(self) -> int:
+        """Return the number of the row that was being inserted last; no rollback takes a sequence back."""
+        self._cursor.execute(sql.SQL("select last_value from {}").format(_REACHED))
+        return int(self._cursor.fetchone()[0])
 
     def _insert(self, first: int, last: int, limit: int) -> psycopg2.Error | dict[int, str]:
         """Insert the rows of these records, without those that others exclude; return the numbers of the first of
@@ -177,8 +219,9 @@ class _Trial:
             **self._names, first=sql.Literal(first), last=sql.Literal(last)
         )
         statement = sql.SQL(
-            "insert into {table} ({columns}) select {columns} from {judged} where {portion} order by {number}"
-        ).format(**self._names, portion=portion)
+            "insert into {table} ({columns}) select {columns} from (select *, pg_catalog.setval({reached}, {number}) "
+            "from {judged} where {portion} order by {number}) numbered"
+        ).format(**self._names, portion=portion, reached=sql.Literal("pg_temp.exactbatch_reached"))
         if by_conflict:
             statement = sql.SQL(
                 "with arrived as ({statement} on conflict do nothing returning {identity}) "
@@ -203,7 +246,7 @@ class _Trial:
         self._cursor.execute(
             sql.SQL(
                 "select distinct {number}, {place} from {judged} where {number} = any({found}) order by 1"
-            ).format(**self._names, place=column_list(PLACE), found=sql.Literal(list(found)))
+            ).format(**self._names, found=sql.Literal(list(found)))
         )
         rows = self._cursor.fetchall()
         if any(topic is None for _, topic, _, _ in rows):
@@ -217,10 +260,12 @@ class _Trial:
     def _names(self) -> dict[str, sql.Composable]:
         return {
             "table": self._table.identifier,
+            "written": _WRITTEN,
             "judged": _JUDGED,
             "number": _NUMBER,
             "columns": column_list(self._candidates.names),
             "identity": column_list(self._candidates.identity),
+            "place": column_list(PLACE),
             "of_batch": sql.SQL("{} is not null").format(sql.Identifier(PLACE[0])),
             "same": sql.SQL(" and ").join(
                 sql.SQL("l.{0} = t.{0}").format(sql.Identifier(name)) for name in self._candidates.identity

@@ -5,13 +5,14 @@ change are locked in the order of their keys, as in every batch, and then writte
 before what takes it over, and new keys last. Of rows that take over from each other in a circle, one is deleted and
 inserted again, in the statement that writes the others: a foreign key without an action is checked at its end.
 
-A third of the module is queries of Postgres's catalog, and of the rows that are in each other's way.
+A part of the module is queries of Postgres's catalog, and of the rows that are in each other's way.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
+import psycopg2
 from psycopg2 import sql
 
 from exactbatch.errors import TargetMismatch
@@ -22,9 +23,10 @@ from exactbatch.errors.sqlstates import (
     UNIQUE_VIOLATION,
 )
 from exactbatch.postgres.connection import Cursor
-from exactbatch.postgres.server_version import HOLDS_NULLS_EQUAL
 from exactbatch.sinks.tables.candidates import Candidates
+from exactbatch.sinks.tables.constraint_errors import constraint_error
 from exactbatch.sinks.tables.counted_writes import write_rows
+from exactbatch.sinks.tables.exclusive_indexes import ExclusiveIndex, exclusive_indexes
 from exactbatch.sinks.tables.target import TargetTable
 from exactbatch.sinks.upsert.release_order import order_releases
 from exactbatch.sinks.values.null_safe_groups import column_list
@@ -36,44 +38,11 @@ _CHANGING: Final = sql.Identifier("exactbatch_changing")
 _TABLE: Final = sql.Identifier("exactbatch stored table")
 _ROW: Final = sql.Identifier("exactbatch stored row")
 _PLACE: Final = sql.Identifier("exactbatch place")
-# What an index that is checked row by row compares: expressions, their collations, and the operators by which two rows
-# are in each other's way. An index of a partition counts once if it belongs to one of the whole table.
-_INDEXES: Final = sql.SQL("""
-with family as (
-    select %(table)s::regclass::oid as oid union select relid::oid from pg_partition_tree(%(table)s::regclass)
-)
-select array_agg(pg_get_indexdef(i.indexrelid, k.number::int, true) order by k.number) as expressions,
-       array_agg(case when c.oid is not null then format('%%I.%%I', cn.nspname, c.collname) end order by k.number)
-           as collations,
-       array_agg(format('operator(%%I.%%s)', n.nspname, o.oprname) order by k.number) as operators,
-       coalesce(pg_get_expr(i.indpred, i.indrelid), 'true') as predicate,
-       bool_or({}) as nulls_equal
-from family f join pg_index i on i.indrelid = f.oid
-left join pg_constraint x on x.conindid = i.indexrelid and x.conexclop is not null
-cross join lateral unnest((i.indcollation::oid[])[0:i.indnkeyatts - 1], (i.indclass::oid[])[0:i.indnkeyatts - 1],
-    x.conexclop) with ordinality k (compared_by, class, excludes, number)
-join pg_opclass p on p.oid = k.class
-left join pg_amop a on a.amopfamily = p.opcfamily and a.amopstrategy = 3 and k.excludes is null
-    and a.amoplefttype = p.opcintype and a.amoprighttype = p.opcintype
-join pg_operator o on o.oid = coalesce(k.excludes, a.amopopr) join pg_namespace n on n.oid = o.oprnamespace
-left join pg_collation c on c.oid = k.compared_by left join pg_namespace cn on cn.oid = c.collnamespace
-where (i.indisunique or i.indisexclusion) and i.indimmediate and i.indisvalid
-and not exists (select from pg_inherits h where h.inhrelid = i.indexrelid)
-group by i.indexrelid order by i.indexrelid
-""").format(HOLDS_NULLS_EQUAL)
 _COMPUTED: Final = """
 select a.attname::text as name, pg_get_expr(d.adbin, d.adrelid) as expression
 from pg_attribute a join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
 where a.attrelid = %s::regclass and a.attgenerated <> '' and not a.attisdropped
 """
-
-
-class _Index(NamedTuple):
-    expressions: Sequence[str]
-    collations: Sequence[str | None]
-    operators: Sequence[str]
-    predicate: str
-    nulls_equal: bool
 
 
 @dataclass(frozen=True)
@@ -101,7 +70,9 @@ class MovingValues:
         `refusal` is the error of writing them in the order of their keys. Raises TargetMismatch if the rows violate
         the constraint as they end, or if they exchange values, and deleting one of them would have other effects.
         """
-        self._lock_changing(cursor)
+        if not self._lock_changing(cursor):  # no row can make room for another
+            assert isinstance(refusal.__cause__, psycopg2.Error)
+            raise constraint_error(cursor, self.target, refusal.__cause__, self.candidates) from refusal
         ordered, removed = order_releases(self._takeovers(cursor))
         if removed:
             self._check_removable(cursor, refusal)
@@ -120,8 +91,8 @@ class MovingValues:
             raise
         return written + write_rows(cursor, self.target, self._other_rows, candidates=self.candidates)
 
-    def _lock_changing(self, cursor: Cursor) -> None:
-        """Lock the rows that change, in the order of their keys, and note them."""
+    def _lock_changing(self, cursor: Cursor) -> int:
+        """Lock the rows that change, in the order of their keys, and note them; return how many there are."""
         cursor.execute(
             sql.SQL(
                 "create temporary table {changing} on commit drop as "
@@ -129,12 +100,13 @@ class MovingValues:
                 "join {rows} l on {same_key} where {changes} order by {of_row} for no key update of t"
             ).format(**self._names)
         )
+        changing = int(cursor.rowcount)
         cursor.execute(sql.SQL("analyze {}").format(_CHANGING))
+        return changing
 
     def _takeovers(self, cursor: Cursor) -> list[tuple[tuple[int, str], tuple[int, str]]]:
         """Return pairs of changing rows: one, and another that has what is in its way until it changes."""
-        cursor.execute(_INDEXES, {"table": self.target.identifier.as_string(cursor)})
-        indexes = [_Index(*row) for row in cursor.fetchall()]
+        indexes = [each for each in exclusive_indexes(cursor, self.target) if each.is_immediate]
         changed = self._changed_rows(cursor)
         takeovers = []
         for index in indexes:
@@ -142,23 +114,17 @@ class MovingValues:
             takeovers += [((row[0], row[1]), (row[2], row[3])) for row in cursor.fetchall()]
         return takeovers
 
-    def _in_the_way(self, index: _Index, changed: sql.Composable) -> sql.Composable:
+    def _in_the_way(self, index: ExclusiveIndex, changed: sql.Composable) -> sql.Composable:
         """Return a query for the takeovers of one index."""
         values = [sql.Identifier(f"exactbatch value {number}") for number, _ in enumerate(index.expressions)]
-        expressions = [
-            sql.SQL("({}){}").format(
-                sql.SQL(expression), sql.SQL(f" collate {collation}" if collation else "")
-            )
-            for expression, collation in zip(index.expressions, index.collations, strict=True)
-        ]
         condition = sql.SQL(" and ").join(
             sql.SQL("{} {} {}").format(expression, sql.SQL(operator), value)
-            for expression, operator, value in zip(expressions, index.operators, values, strict=True)
+            for expression, operator, value in zip(index.expressions, index.operators, values, strict=True)
         )
         if index.nulls_equal:
             # Between values of type record, nulls are equal.
             condition = sql.SQL("row({})::record = row({})::record").format(
-                sql.SQL(", ").join(expressions), sql.SQL(", ").join(values)
+                sql.SQL(", ").join(index.expressions), sql.SQL(", ").join(values)
             )
         # Only the columns of the target itself have names that the index's expressions may mean.
         return sql.SQL(
@@ -171,10 +137,10 @@ class MovingValues:
             **self._names,
             new_values=sql.SQL(", ").join(
                 sql.SQL("{} as {}").format(expression, value)
-                for expression, value in zip(expressions, values, strict=True)
+                for expression, value in zip(index.expressions, values, strict=True)
             ),
             changed=changed,
-            predicate=sql.SQL("({})").format(sql.SQL(index.predicate)),
+            predicate=index.predicate,
             condition=condition,
         )
 
