@@ -114,9 +114,11 @@ class _Trial:
             # Other rows refer to those that are to be replaced, with their places the rows are too wide for a table, or
             # an index has columns that are not written.
             return []
+        if not records:
+            return []
         found: dict[int, str] = {}
         # One of the records from `first` to `bound` is refused, if there are any; probably the last of them.
-        first, bound, size = 1, 0, max(records, 1)
+        first, bound, size = 1, 0, records
         is_near = False
         while first <= records and len(found) < limit:
             if first > bound:
