@@ -1672,8 +1672,8 @@ MUTANTS: Final = (
     Mutant(
         "a tombstone deletes without a look at its key's header",
         "formats/upsert_changes.py",
-        "framed(key, KEY_HEADER, with_nulls",
-        "framed(None, KEY_HEADER, with_nulls",
+        "framed(key, KEY_HEADER, messages",
+        "framed(None, KEY_HEADER, messages",
         (f"{_HEADER_IDS}::test_tombstones_delete_by_the_header_of_their_key",),
     ),
     Mutant(
