@@ -374,6 +374,10 @@ def test_the_command_begins_an_epoch(world, load, settings, monkeypatch):
     with pytest.raises(PositionsWentBack):
         run(event("u", 1, "b", 10, 20))
     topic = pipeline.topics[0]
+    shown = CliRunner().invoke(app, ["status", f"{module.__name__}:p"])
+    said_by_status = " ".join(shown.output.split())
+    assert "PositionsWentBack" in said_by_status
+    assert f"exactbatch new-epoch {pipeline.name} --from {topic}:0:1" in said_by_status
     for wrong, said in (
         ([], "expected either --from or --at, found neither"),
         (["--from", f"{topic}:0:1", "--at", "2026-01-01"], "expected either --from or --at, found both"),
