@@ -9,6 +9,7 @@ import fcntl
 import hashlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -142,19 +143,30 @@ def _build(archive: Path) -> None:
         "PYSPARK_PYTHON": sys.executable,
     }
     try:
-        done = subprocess.run(
+        with subprocess.Popen(
             [sys.executable, "-c", _BATCH],
             env=environment,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
-            timeout=_BUILD_TIMEOUT,
-        )
+            start_new_session=True,
+        ) as spark:
+            try:
+                said, _ = spark.communicate(timeout=_BUILD_TIMEOUT)
+            except BaseException:
+                os.killpg(spark.pid, signal.SIGKILL)  # with its JVM, which would otherwise go on
+                raise
+        output = " / ".join([line.strip() for line in said.splitlines() if line.strip()][-3:])
         if not new.exists():
-            output = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
             raise ConfigurationError(
-                f"Java wrote no archive: {' / '.join(output[-3:]) or 'it said nothing'}. Java refuses an archive if a "
+                f"Java wrote no archive: {output or 'it said nothing'}. Java refuses an archive if a "
                 f"folder with files is in the class path, such as that of SPARK_CONF_DIR: pass Spark properties in "
                 f"spark_conf or in the Spark connection instead. Batches run without the archive, too."
+            )
+        if spark.returncode:  # an archive of what was loaded until then would not be built again
+            raise ConfigurationError(
+                f"Spark ended with exit status {spark.returncode} while its classes were recorded: "
+                f"{output or 'it said nothing'}. Batches run without the archive, too."
             )
         new.chmod(0o444)
         new.rename(archive)

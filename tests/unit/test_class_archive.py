@@ -9,6 +9,7 @@ import pytest
 from exactbatch import class_archive
 from exactbatch.class_archive import archive_file, archive_folder, build_archive, with_archive
 from exactbatch.errors import ConfigurationError
+from support.waiting import wait_for
 
 
 @pytest.fixture
@@ -95,7 +96,7 @@ def test_java_starts_with_a_damaged_archive_and_prints_nothing_about_it(archive)
 
 
 def test_an_archive_is_built_once(archive, tmp_path, monkeypatch):
-    monkeypatch.setattr(class_archive.subprocess, "run", lambda *_, **__: pytest.fail("Spark is started"))
+    monkeypatch.setattr(class_archive.subprocess, "Popen", lambda *_, **__: pytest.fail("Spark is started"))
     assert build_archive(tmp_path) == (archive, False)
 
 
@@ -108,13 +109,42 @@ def test_a_folder_that_is_read_only_is_named(monkeypatch):
     assert archive_folder() == Path("/elsewhere")
 
 
-def test_what_java_says_instead_of_writing_an_archive_is_shown(tmp_path, monkeypatch):
-    def refuse(*_: object, **__: object) -> object:
-        return subprocess.CompletedProcess((), 1, "", "Cannot have non-empty directory in paths\n")
-
-    monkeypatch.setattr(class_archive.subprocess, "run", refuse)
-    with pytest.raises(
-        ConfigurationError, match=r"wrote no archive: Cannot have non-empty .* SPARK_CONF_DIR"
-    ):
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        (
+            "print('Cannot have non-empty directory in paths')",
+            "wrote no archive: Cannot have .* SPARK_CONF_DIR",
+        ),
+        # Java writes one also when Spark fails.
+        ("open({new!r}, 'w'); exit('no port is free')", "ended with exit status 1 while .*: no port is free"),
+    ],
+)
+def test_what_spark_says_instead_of_leaving_an_archive_is_shown(tmp_path, monkeypatch, script, said):
+    archive = archive_file(tmp_path)
+    assert archive is not None
+    monkeypatch.setattr(class_archive, "_BATCH", script.format(new=str(archive.with_suffix(".new"))))
+    with pytest.raises(ConfigurationError, match=said):
         build_archive(tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["archive.lock"]
+
+
+def test_a_spark_that_does_not_end_leaves_no_process(tmp_path, monkeypatch):
+    started = tmp_path / "pid"
+    script = (
+        "import subprocess, time; child = subprocess.Popen(['sleep', '600']); "
+        f"open({str(started)!r}, 'w').write(str(child.pid)); time.sleep(600)"
+    )
+    monkeypatch.setattr(class_archive, "_BATCH", script)
+    monkeypatch.setattr(class_archive, "_BUILD_TIMEOUT", 5)
+    with pytest.raises(ConfigurationError, match="did not end within 5 s"):
+        build_archive(tmp_path)
+    child = int(started.read_text())
+    wait_for(lambda: not is_running(child), "the end of the child", timeout=30)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
