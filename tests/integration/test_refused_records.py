@@ -198,6 +198,16 @@ def test_more_refused_records_than_allowed_end_the_batch(world, topic, make_pipe
     assert f"{topic.name}[0] offset 2: duplicate key value" in message
 
 
+def test_a_trigger_that_refuses_each_statement_refuses_all_records(world, topic, make_pipeline):
+    pipeline = make_pipeline(topic, value=Json(COLUMNS), max_rejects=5)
+    create(world, pipeline, KINDS[0])
+    world.execute(
+        "create function never() returns trigger language plpgsql as $$ begin raise 'closed'; end $$; "
+        f"create trigger never before insert on {pipeline.sink.target} execute function never()"
+    )
+    assert "10 records" in world.refused(TooManyRejects, pipeline)
+
+
 def test_what_several_constraints_refuse_is_found_in_one_batch(world, topic, make_pipeline):
     """A row that a check refuses takes no name from a later one."""
     topic.produce(b'{"id": 10, "name": "f", "size": -2}', b'{"id": 11, "name": "f", "size": 110}', b"no json")

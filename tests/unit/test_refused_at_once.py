@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from exactbatch.formats import Avro, Csv, Debezium, Flattened, Json, Protobuf
+from exactbatch.formats import Avro, Csv, Debezium, Flattened, Json, Protobuf, Text
 from exactbatch.formats.avro_bodies import Bodies
 from support.decoding import decode
 from support.json_values import BROKEN
@@ -156,7 +156,7 @@ FIELDS_OF_CSV = st.sampled_from([
     "x", "1a", "+1", " 1", "1 ", "", '""', "1.5", "1e5", "99999999999999999999", "0x10", "nan", "Infinity", "true", "T",
     "yes", "1", "0", "-", "2024-13-45", "2024-01-01", "2024-01-01 ", "2024-01-01T25:00", "2024-01-01T00:00:00.1234567Z",
     "2024-01-01T00:00:00Z", "2024-01-01 00:00", "123456789.1", "1.234", '"x', 'a"b', '"a"b', "1\n2", "NULL",
-    "é", "\0", ".",
+    "é", "\0", ".", '"1a"', '"x""y"', '"0x1"', '"1"', '"1,2"', '"NULL"', '"a\n"', '"',
 ])  # fmt: skip
 LINES = st.tuples(
     st.lists(FIELDS_OF_CSV, min_size=1, max_size=4), st.sampled_from(["", "", "", "\n", "\r\n", "\r"])
@@ -172,6 +172,16 @@ TYPES_OF_CSV = TYPES.filter(lambda type_: not type_.endswith("[]") and type_ != 
 )
 def test_a_block_of_csv_has_the_reasons_of_its_values(types, values, null):
     form = Csv(f"a {types[0]}, b {types[1]}", null=null)
+    assert dict(decode(form, *values).rejects) == why_each(form, values)
+
+
+@STRICT
+@given(
+    TYPES_OF_CSV,
+    st.lists(FIELDS_OF_CSV.map(str.encode) | st.binary(max_size=4) | st.none(), min_size=2, max_size=12),
+)
+def test_a_block_of_text_has_the_reasons_of_its_values(type_, values):
+    form = Text(f"a {type_}")
     assert dict(decode(form, *values).rejects) == why_each(form, values)
 
 
@@ -257,6 +267,7 @@ BAD = {
     ]),
     "Csv": (Csv("id int, at timestamptz, note text"), [
         "%da,,", "%d", "%d,,,", "9%012d,,x", "1,%d,", "1,2024-13-%02d,x", "1.%d,,", "x%d,,\n",
+        '"%da","",', '1,"%d', "0x%d,,", "+%d,,",
     ]),
     "Json with paths": (Json("id int from 'a.id', note text from 'note'"), [
         '{"a":%d}', '{"a":{"id":"%d"}}', '{"a":{"id":%d.5}}', '{"note":%d}', "%d",

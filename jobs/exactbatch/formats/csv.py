@@ -14,7 +14,7 @@ from exactbatch.formats.decimals import decimals_of, has_decimals, may_be_tiny, 
 from exactbatch.formats.format import Decoded, decode_present
 from exactbatch.formats.json_blocks import stored_schema
 from exactbatch.formats.postgres_limits import check_rows, is_too_fine, too_fine
-from exactbatch.formats.refused_csv import RefusedCsv
+from exactbatch.formats.refused_csv import HEXADECIMAL, RefusedCsv
 from exactbatch.formats.unreadable_text import text_of, without_marks
 from exactbatch.options import check_types
 
@@ -158,7 +158,7 @@ class Csv:
         for column in integers:
             with _named_errors(column):
                 if pc.any(pc.match_substring_regex(table.column(column.name), _HEXADECIMAL)).as_py():
-                    raise ValueError("expected an integer in decimal digits, found a hexadecimal number")
+                    raise ValueError(HEXADECIMAL)
 
     def _with_wide_decimals(self, table: "pa.Table") -> "pa.Table":
         for index, column in enumerate(self.columns):

@@ -1,5 +1,6 @@
 """Why lines of CSV are refused, for many at once: the same reasons as Csv gives for each alone (refused_json.py)."""
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -19,8 +20,10 @@ from exactbatch.formats.unreadable_text import not_utf8
 if TYPE_CHECKING:
     import pyarrow as pa
 
+HEXADECIMAL: Final = "expected an integer in decimal digits, found a hexadecimal number"
 _LONGEST: Final = 500  # characters of a reason
 _BOOLEANS: Final = frozenset({"true", "false", "1", "0"})
+_QUOTED: Final = re.compile(r'"((?:[^"]|"")*)"(?!")')
 _FEW: Final = 30  # characters of a number that any type holds
 # Of a field that is not null: true if its column refuses it when Arrow converts it. Raises Undecided.
 _Check = Callable[[str], bool]
@@ -49,13 +52,25 @@ class RefusedCsv:
         except UnicodeDecodeError:
             return not_utf8(value)
         text = text.removeprefix("\ufeff").removesuffix("\n").removesuffix("\r")
-        if not text or any(each in text for each in '"\r\n\0') or "0x" in text.lower():
+        if not text or any(each in text for each in "\r\n\0"):
             raise Undecided
-        fields = text.split(self._delimiter)
+        fields, is_closed = self._split(text)
+        if not is_closed and len(fields) == len(self._columns) + 1:
+            raise Undecided  # the last field takes the place of the one that Csv adds
         if len(fields) != len(self._columns):
             return f"expected a line of {len(self._columns)} fields, found {len(fields)}"
-        for (label, check), field in zip(self._columns, fields, strict=True):
-            if field != self._null and check(field):
+        if not is_closed:
+            if any(check(field) for (_, check), (field, _) in zip(self._columns, fields, strict=True)):
+                raise Undecided
+            return "a quote is not closed"
+        if "0x" in text.lower():  # what Arrow would misread is looked for first
+            if any(check in (_is_no_decimal, _is_later) for _, check in self._columns):
+                raise Undecided
+            for (label, check), (field, _) in zip(self._columns, fields, strict=True):
+                if isinstance(check, partial) and check.func is _is_no_integer and "0x" in field.lower():
+                    return f"{label}: {HEXADECIMAL}"
+        for (label, check), (field, is_quoted) in zip(self._columns, fields, strict=True):
+            if (is_quoted or field != self._null) and check(field):
                 reason = f"invalid value '{field}'"
                 if check is _is_no_decimal:
                     reason = f"The string '{field}' is not a valid decimal128 number"
@@ -63,6 +78,32 @@ class RefusedCsv:
                     reason = too_fine(field)
                 return f"{label}: {reason[:_LONGEST]}"
         return None
+
+    def _split(self, line: str) -> tuple[list[tuple[str, bool]], bool]:
+        """Return the fields of a line, with whether each is in quotes, and whether the last quote is closed. Raises
+        Undecided for quotes that RFC 4180 does not allow."""
+        if '"' not in line:
+            return [(field, False) for field in line.split(self._delimiter)], True
+        fields, start = [], 0
+        while True:
+            if line[start : start + 1] != '"':
+                field = line[start:].partition(self._delimiter)[0]
+                if '"' in field:
+                    raise Undecided
+                fields.append((field, False))
+                start += len(field)
+            elif match := _QUOTED.match(line, start):
+                fields.append((match[1].replace('""', '"'), True))
+                start = match.end()
+            elif '"' not in line[start + 1 :]:
+                return [*fields, (line[start + 1 :], True)], False
+            else:
+                raise Undecided
+            if start == len(line):
+                return fields, True
+            if line[start] != self._delimiter:
+                raise Undecided
+            start += 1
 
 
 def _check(column: Column) -> _Check:
@@ -91,8 +132,6 @@ def _unpadded(text: str) -> str:
 
 
 def _is_no_integer(type_: "pa.DataType", text: str) -> bool:
-    if "+" in text:
-        raise Undecided
     return is_no_integer(_unpadded(text), type_)
 
 

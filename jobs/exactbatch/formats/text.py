@@ -1,5 +1,7 @@
 """The format Text: UTF-8, as it is or as one value of a type."""
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Final
@@ -10,7 +12,7 @@ from exactbatch.formats.csv import Csv
 from exactbatch.formats.format import Decoded, decode_block_or_halves, positions
 from exactbatch.formats.one_column import one_column
 from exactbatch.formats.postgres_limits import NUL
-from exactbatch.formats.unreadable_text import text_of
+from exactbatch.formats.unreadable_text import not_utf8, text_of
 from exactbatch.options import check_types
 
 if TYPE_CHECKING:
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
 # A field of CSV that needs no quotes and has no blanks around it; between a date and a time, there may be one.
 _PLAIN: Final = r'^[^\s",]+(?: [^\s",]+)?\z'
+_PLAIN_TEXT: Final = re.compile(_PLAIN.replace(r"\z", r"\Z"), re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,35 @@ class Text:
 
     def decode(self, values: "pa.BinaryArray") -> Decoded:
         """Decode n values."""
-        return decode_block_or_halves(values, positions(values), self._decode_block)
+        return decode_block_or_halves(values, positions(values), self._decode_block, self._find_refused)
+
+    def _find_refused(self, values: "pa.BinaryArray") -> "Iterator[tuple[int, str]]":
+        """Yield the index of each value that is refused, and the reason."""
+        import pyarrow as pa
+
+        lines: dict[int, bytes] = {}
+        for index, value in enumerate(values.to_pylist()):
+            if value is None:
+                continue
+            try:
+                text = value.decode()
+            except UnicodeDecodeError:
+                yield index, not_utf8(value)
+                continue
+            if "\0" in text:
+                yield index, NUL
+            elif self._line is not None and _PLAIN_TEXT.search(text) is None:
+                yield index, self._not_plain(text)
+            else:
+                lines[index] = value
+        if self._line is not None:
+            indexes = list(lines)
+            refused = self._line.decode(pa.array(lines.values(), pa.binary())).rejects
+            yield from ((indexes[at], reason) for at, reason in refused)
+
+    def _not_plain(self, text: str) -> str:
+        (column,) = self.columns
+        return f"column {column.name!r}, {column.type}: expected a value, found the text {text[:80]!r}"
 
     def _decode_block(self, values: "pa.BinaryArray") -> "pa.RecordBatch":
         import pyarrow as pa
@@ -69,19 +100,16 @@ class Text:
             raise ValueError(NUL)
         (column,) = self.columns
         if self._line is not None:
-            text = self._parsed(self._line, column, text)
+            text = self._parsed(self._line, text)
         return pa.RecordBatch.from_arrays([text], [column.name])
 
-    def _parsed(self, line: Csv, column: Column, text: "pa.StringArray") -> "pa.Array":
+    def _parsed(self, line: Csv, text: "pa.StringArray") -> "pa.Array":
         import pyarrow as pa
         import pyarrow.compute as pc
 
         is_plain = pc.match_substring_regex(text, _PLAIN)
         if not pc.all(is_plain, min_count=0).as_py():
-            found = text.filter(pc.invert(is_plain))[0].as_py()
-            raise ValueError(
-                f"column {column.name!r}, {column.type}: expected a value, found the text {found[:80]!r}"
-            )
+            raise ValueError(self._not_plain(text.filter(pc.invert(is_plain))[0].as_py()))
         decoded = line.decode(text.drop_null().cast(pa.binary()))
         if decoded.rejects:
             raise ValueError(decoded.rejects[0][1])

@@ -134,7 +134,7 @@ class _Trial:
                 first = last + 1
             elif first < last:
                 reached = self._reached()
-                is_near = reached < last
+                is_near = first <= reached < last  # no row of these was reached if the statement cannot begin
                 bound = reached if is_near else last
             else:
                 # The next one is probably as far away as the one before.
