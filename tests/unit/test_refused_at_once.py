@@ -269,6 +269,7 @@ BAD = {
         "%da,,", "%d", "%d,,,", "9%012d,,x", "1,%d,", "1,2024-13-%02d,x", "1.%d,,", "x%d,,\n",
         '"%da","",', '1,"%d', "0x%d,,", "+%d,,",
     ]),
+    "Text": (Text("id bigint"), ["%da", "\0%d", '"%d"', "0x%d", "+%d"]),
     "Json with paths": (Json("id int from 'a.id', note text from 'note'"), [
         '{"a":%d}', '{"a":{"id":"%d"}}', '{"a":{"id":%d.5}}', '{"note":%d}', "%d",
     ]),
