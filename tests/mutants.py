@@ -681,7 +681,7 @@ MUTANTS: Final = (
     Mutant(
         "the refused search lets rows of a rejected record exclude others",
         "sinks/tables/refused_rows.py",
-        "        self._by_conflict = rows == records - (others > 0)\n",
+        "        self._by_conflict = of_batch == records - (others > 0)\n",
         "",
         (f"{_REFUSED}::test_a_record_with_several_rows_is_rejected_as_a_whole",),
     ),

@@ -26,7 +26,7 @@ from exactbatch.sinks.tables.row_rules import row_rules
 from exactbatch.sinks.tables.target import TargetTable
 from exactbatch.sinks.values.null_safe_groups import column_list
 
-_WRITTEN: Final = sql.Identifier("exactbatch_written")  # all rows
+_WRITTEN: Final = sql.Identifier("exactbatch_written")  # all rows that replace others
 _JUDGED: Final = sql.Identifier("exactbatch_judged")  # those that are inserted
 _REACHED: Final = sql.Identifier(
     "exactbatch_reached"
@@ -146,26 +146,28 @@ class _Trial:
     def _judge(self, *, only_sharing: bool) -> int:
         """Number the rows by their records, and make room for them in the table; return how many records there are."""
         cursor = self._cursor
-        cursor.execute(
-            sql.SQL(
-                "create temporary table {written} on commit drop as "
-                "select {columns}, {no_place} from {table} where false union all "
-                "select {columns}, {place} from ({rows}) r"
-            ).format(
-                **self._names,
-                no_place=sql.SQL("null::text as {}, null::integer as {}, null::bigint as {}").format(
-                    *map(sql.Identifier, PLACE)
-                ),
-                rows=self._candidates.rows,
-            )
+        rows = sql.SQL(
+            "select {columns}, {no_place} from {table} where false union all select {columns}, {place} from ({rows}) r"
+        ).format(
+            **self._names,
+            no_place=sql.SQL("null::text as {}, null::integer as {}, null::bigint as {}").format(
+                *map(sql.Identifier, PLACE)
+            ),
+            rows=self._candidates.rows,
         )
+        written: sql.Composable = sql.SQL("({}) written").format(rows)
         if self._candidates.replaces:
+            # What the rows are depends on those that they replace.
+            written = _WRITTEN
+            cursor.execute(sql.SQL("create temporary table {} on commit drop as {}").format(written, rows))
             cursor.execute(
-                sql.SQL("delete from {table} t using {written} l where {same}").format(**self._names)
+                sql.SQL("delete from {table} t using {written} l where {same}").format(
+                    **self._names, written=written
+                )
             )
         judged: sql.Composable = sql.SQL("true")
         if only_sharing:
-            sharing = sharing_a_key(cursor, self._table, _WRITTEN, self._candidates.identity)
+            sharing = sharing_a_key(cursor, self._table, written, self._candidates.identity)
             if sharing is None:
                 return 0
             judged = sql.SQL("({}) in ({})").format(self._names["identity"], sharing)
@@ -173,7 +175,7 @@ class _Trial:
             sql.SQL(
                 "create temporary table {judged} on commit drop as "
                 "select *, dense_rank() over (order by {order}) as {number} from {written} where {condition}"
-            ).format(**self._names, order=_ORDER, condition=judged)
+            ).format(**self._names, written=written, order=_ORDER, condition=judged)
         )
         cursor.execute(
             sql.SQL(
@@ -181,9 +183,9 @@ class _Trial:
                 "count(*) filter (where not {of_batch}) as others from {judged}"
             ).format(**self._names)
         )
-        records, rows, others = cursor.fetchone()
+        records, of_batch, others = cursor.fetchone()
         # If a record has several rows, those that arrive would exclude others although the record is refused.
-        self._by_conflict = rows == records - (others > 0)
+        self._by_conflict = of_batch == records - (others > 0)
         # Single records and portions are looked up by their numbers.
         cursor.execute(sql.SQL("create index on {judged} ({number})").format(**self._names))
         cursor.execute(sql.SQL("analyze {judged}").format(**self._names))
@@ -262,7 +264,6 @@ class _Trial:
     def _names(self) -> dict[str, sql.Composable]:
         return {
             "table": self._table.identifier,
-            "written": _WRITTEN,
             "judged": _JUDGED,
             "number": _NUMBER,
             "columns": column_list(self._candidates.names),
