@@ -19,12 +19,16 @@ TAKEN: Final = {
     "audit/latest_comparison.py": {"tables.types[name]", "type_"},
     "sinks/aggregate/watermark.py": {"columns"},
     "sinks/tables/row_rules.py": {"constraint.expression", "constraint.referenced", "each", "operator"},
+    "sinks/tables/exclusive_indexes.py": {
+        "expression",
+        "f' collate {collation}' if collation else ''",
+        "operator",
+        "row.predicate",
+    },
     "sinks/upsert/moving_values.py": {
         "column.type",
         "expression",
-        "f' collate {collation}' if collation else ''",
         "f' collate {column.collation}' if column.collation else ''",
-        "index.predicate",
         "operator",
     },
     "sinks/aggregate/audit.py": {"column.type", "types[name]", "str(number)"},
