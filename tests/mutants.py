@@ -708,6 +708,13 @@ MUTANTS: Final = (
         "    if False:\n",
         (f"{_REFUSED}::test_a_row_may_refer_to_one_of_its_own_batch",),
     ),
+    Mutant(
+        "a unique index over a column that is not written ends the search for refused rows",
+        "sinks/tables/refused_rows.py",
+        "only_sharing and error.pgcode == UNDEFINED_COLUMN",
+        "False",
+        (f"{_REFUSED}::test_a_unique_index_may_have_a_column_that_is_not_written",),
+    ),
     *(
         Mutant(
             f"rows that share a unique key are tried without others in spite of {what}",

@@ -198,6 +198,14 @@ def test_more_refused_records_than_allowed_end_the_batch(world, topic, make_pipe
     assert f"{topic.name}[0] offset 2: duplicate key value" in message
 
 
+def test_a_unique_index_may_have_a_column_that_is_not_written(world, topic, make_pipeline):
+    pipeline = make_pipeline(topic, value=Json(COLUMNS), max_rejects=5)
+    ddl = "alter table {t} add region text default 'x'; create unique index on {t} (region, md5(name))"
+    create(world, pipeline, Kind("default", ddl, (), ""))
+    world.run(pipeline)
+    assert list(rejected(world, pipeline)) == [2, 9]
+
+
 def test_a_trigger_that_refuses_each_statement_refuses_all_records(world, topic, make_pipeline):
     pipeline = make_pipeline(topic, value=Json(COLUMNS), max_rejects=5)
     create(world, pipeline, KINDS[0])

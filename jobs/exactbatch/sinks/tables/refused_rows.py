@@ -17,7 +17,7 @@ import psycopg2
 from psycopg2 import sql
 
 from exactbatch.errors import RefusedRecord
-from exactbatch.errors.sqlstates import UNIQUE_VIOLATION, is_of_a_row
+from exactbatch.errors.sqlstates import UNDEFINED_COLUMN, UNIQUE_VIOLATION, is_of_a_row
 from exactbatch.errors.translation import psycopg2_message
 from exactbatch.postgres.connection import CHECK_CONSTRAINTS, Cursor
 from exactbatch.sinks.tables.candidates import PLACE, Candidates
@@ -109,7 +109,8 @@ class _Trial:
         try:
             records = self._judge(only_sharing=only_sharing)
         except psycopg2.Error as error:
-            if not is_of_a_row(error.pgcode) and not (error.pgcode or "").startswith("42"):
+            is_undefined = only_sharing and error.pgcode == UNDEFINED_COLUMN
+            if not is_of_a_row(error.pgcode) and not is_undefined:
                 raise
             # Other rows refer to those that are to be replaced, with their places the rows are too wide for a table, or
             # an index has columns that are not written.
