@@ -49,10 +49,11 @@ BAD: Final = (0, 1, 1_000)
 
 
 def values(rows: int, bad: int) -> Iterator[bytes]:
-    """Yield records, the last of each `rows / bad` with a row that is refused."""
-    every = rows // bad if bad else rows + 1
+    """Yield records, of each `rows / bad` one in the middle with a row that is refused: a statement that writes all of
+    them ends there, earlier or later for others."""
+    every = rows // bad if bad else 2 * rows + 2
     for number in count():
-        name, size = ("name 0", -1) if number % every == every - 1 else (f"name {number}", number)
+        name, size = ("name 0", -1) if number % every == every // 2 else (f"name {number}", number)
         yield b'{"id":%d,"name":"%s","size":%d}' % (number, name.encode(), size)
 
 
@@ -61,6 +62,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=2_000_000)
     parser.add_argument("--kinds", nargs="+", default=list(DDL)[1:])
+    parser.add_argument("--sinks", nargs="+", default=list(SINKS))
     arguments = parser.parse_args()
     console = Console()
     with progress_on(console) as progress, benchmark_servers(HOME, progress) as servers:
@@ -80,7 +82,7 @@ def main() -> None:
         engine = DriverEngine(spark_session(places[0], properties=python_daemon.PROPERTIES))
         measure(engine, places[0], "none", "Append")  # starts the workers
         for kind in arguments.kinds:
-            for sink in SINKS:
+            for sink in arguments.sinks:
                 progress(f"{kind}, {sink}")
                 clean, *refused = (measure(engine, places[bad], kind, sink) for bad in BAD)
                 ratios = ", ".join(
