@@ -156,17 +156,19 @@ def _build(archive: Path) -> None:
             except BaseException:
                 os.killpg(spark.pid, signal.SIGKILL)  # with its JVM, which would otherwise go on
                 raise
-        output = " / ".join([line.strip() for line in said.splitlines() if line.strip()][-3:])
+        output = (
+            " / ".join([line.strip() for line in said.splitlines() if line.strip()][-3:]) or "it said nothing"
+        )
         if not new.exists():
             raise ConfigurationError(
-                f"Java wrote no archive: {output or 'it said nothing'}. Java refuses an archive if a "
+                f"Java wrote no archive: {output}. Java refuses an archive if a "
                 f"folder with files is in the class path, such as that of SPARK_CONF_DIR: pass Spark properties in "
                 f"spark_conf or in the Spark connection instead. Batches run without the archive, too."
             )
         if spark.returncode:  # an archive of what was loaded until then would not be built again
             raise ConfigurationError(
                 f"Spark ended with exit status {spark.returncode} while its classes were recorded: "
-                f"{output or 'it said nothing'}. Batches run without the archive, too."
+                f"{output}. Batches run without the archive, too."
             )
         new.chmod(0o444)
         new.rename(archive)

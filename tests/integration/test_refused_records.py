@@ -185,7 +185,7 @@ def test_without_rejects_the_error_names_all_offsets(world, topic, make_pipeline
     create(world, pipeline, KINDS[0])
     message = world.refused(TargetMismatch, pipeline)
     assert (
-        f"; this concerns 2 records of the batch, at {topic.name}[0] offset 2, {topic.name}[0] offset 9 "
+        f"; this concerns 3 records of the batch, at {topic.name}[0] offset 2, {topic.name}[0] offset 8, "
         in message
     )
     assert "let max_rejects allow for these" in message

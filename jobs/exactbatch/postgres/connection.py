@@ -127,10 +127,12 @@ class Cursor(psycopg2.extras.NamedTupleCursor):
 
     written_rows: what sinks note of the rows that they write; None: nothing
     most_refused: how many records with rows that a target refuses a search may find; 0: none is made
+    searches_again: true if these become rejects and the others are written again, which finds what they hide
     """
 
     written_rows: WrittenRows | None = None
     most_refused: int = 100
+    searches_again: bool = False
 
     if TYPE_CHECKING:
         connection: Connection

@@ -15,7 +15,7 @@ from exactbatch.batch.by_partition.range_copy import REJECTS, RangeTask, copy_ra
 from exactbatch.batch.by_partition.row_copy import RowCopy
 from exactbatch.batch.publishing.fences import check_publishable, check_topic_ids, lock_target
 from exactbatch.batch.publishing.insert_rows import check_staged, insert_rows
-from exactbatch.batch.publishing.publish import Published, most_refused
+from exactbatch.batch.publishing.publish import Published, let_search
 from exactbatch.batch.rows.arrow_copy import PostgresAccess
 from exactbatch.batch.rows.decode import RangeReader, pause_garbage_collector, shared_reads
 from exactbatch.batch.rows.watchdog import StallTimeout
@@ -156,7 +156,7 @@ def commit_staged(
     """
     pipeline = task.pipeline
     with target_transaction(connection, pipeline) as cursor:
-        cursor.most_refused = most_refused(may_reject)
+        let_search(cursor, may_reject)
         lock_target(cursor, pipeline.sink, task.seen)
         rows = insert_rows(cursor, pipeline.sink, tables, staged, columns)
         check_staged(cursor, tables.batch_id, tables.rejects, {**staged.rejects, INTACT: 1})

@@ -86,7 +86,7 @@ def publish(
         times.enter("publish")
     ledger = Ledger(connection)
     with target_transaction(connection, pipeline) as cursor:
-        cursor.most_refused = most_refused(may_reject)
+        let_search(cursor, may_reject)
         rows = 0
         if early is not None:
             lock_target(cursor, pipeline.sink, seen)
@@ -141,9 +141,10 @@ def publish(
         return Published(ledger.batch(tables.batch_id, plan_id), wrote=True)
 
 
-def most_refused(may_reject: int) -> int:
-    """Return how many records with refused rows a search has to find if so many may be rejected."""
-    return min(max(may_reject + 1, _FEWEST_REFUSED), _MOST_REFUSED)
+def let_search(cursor: Cursor, may_reject: int) -> None:
+    """Tell what writes rows how to search for those that the target refuses if so many records may be rejected."""
+    cursor.most_refused = min(max(may_reject + 1, _FEWEST_REFUSED), _MOST_REFUSED)
+    cursor.searches_again = may_reject > 0
 
 
 def _advance(ledger: Ledger, pipeline: Pipeline, batch: Batch, ranges: Sequence[OffsetRange]) -> None:

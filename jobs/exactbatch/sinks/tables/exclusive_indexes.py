@@ -38,14 +38,8 @@ where (i.indisunique or i.indisexclusion) and i.indisvalid
 and not exists (select from pg_inherits h where h.inhrelid = i.indexrelid)
 group by i.indexrelid order by i.indexrelid
 """).format(nulls_equal=HOLDS_NULLS_EQUAL)
-# Rows that a statement writes can depend on others of the statement by a reference as well, and triggers can give them
-# other keys.
-_OTHER_TIES: Final = """
-select exists (select from pg_constraint where conrelid = %(table)s::regclass and contype = 'f'
-               and confrelid = conrelid)
-or exists (select from pg_partition_tree(%(table)s::regclass) p join pg_trigger t on t.tgrelid = p.relid
-           where not t.tgisinternal)
-or exists (select from pg_trigger where tgrelid = %(table)s::regclass and not tgisinternal)
+_REFERS_TO_ITSELF: Final = """
+select exists (select from pg_constraint where conrelid = %s::regclass and contype = 'f' and confrelid = conrelid)
 """
 
 
@@ -67,6 +61,19 @@ class ExclusiveIndex:
     nulls_equal: bool
     is_immediate: bool
     is_plain: bool
+
+    @property
+    def values(self) -> list[sql.Identifier]:
+        """Names for what is compared, which no column of a target has."""
+        return [sql.Identifier(f"exactbatch value {number}") for number, _ in enumerate(self.expressions)]
+
+    @property
+    def named_values(self) -> sql.Composable:
+        """What to select of a table to get the values by their names."""
+        return sql.SQL(", ").join(
+            sql.SQL("{} as {}").format(expression, value)
+            for expression, value in zip(self.expressions, self.values, strict=True)
+        )
 
 
 def exclusive_indexes(cursor: Cursor, table: TargetTable) -> list[ExclusiveIndex]:
@@ -97,11 +104,14 @@ def sharing_a_key(
     of the table. No other row can be in the way of one.
 
     `rows` is a relation with the columns of the table, in their types. None if the rows may exclude each other in other
-    ways: by an exclusion constraint, an unusual comparison, a reference to the table itself, or a trigger.
+    ways: by an exclusion constraint, an unusual comparison or a reference to the table itself; or have other keys, by a
+    trigger or a rule.
     """
     indexes = exclusive_indexes(cursor, table)
-    cursor.execute(_OTHER_TIES, {"table": table.identifier.as_string(cursor)})
+    cursor.execute(_REFERS_TO_ITSELF, (table.identifier.as_string(cursor),))
     if cursor.fetchone()[0] or not all(each.is_plain and not each.nulls_equal for each in indexes):
+        return None
+    if table.triggers(cursor):
         return None
     queries = [_sharing(table, rows, identity, index) for index in indexes]
     return sql.SQL(" union all ").join(queries) if queries else None
@@ -111,11 +121,6 @@ def _sharing(
     table: TargetTable, rows: sql.Composable, identity: Sequence[str], index: ExclusiveIndex
 ) -> sql.Composable:
     """Return the query of sharing_a_key() for one index."""
-    values = [sql.Identifier(f"exactbatch value {number}") for number, _ in enumerate(index.expressions)]
-    named = sql.SQL(", ").join(
-        sql.SQL("{} as {}").format(expression, value)
-        for expression, value in zip(index.expressions, values, strict=True)
-    )
     # Only the columns of the table itself have names that the index's expressions may mean. Null is in no list.
     return sql.SQL(
         "select {identity} from ({keyed}) n where ({values}) in (select {values} from ({keyed}) g group by {values} "
@@ -125,14 +130,14 @@ def _sharing(
     ).format(
         identity=column_list(identity, of="n"),
         keyed=sql.SQL("select {named}, {identity} from {rows} where {predicate}").format(
-            named=named, identity=column_list(identity), rows=rows, predicate=index.predicate
+            named=index.named_values, identity=column_list(identity), rows=rows, predicate=index.predicate
         ),
-        values=sql.SQL(", ").join(values),
-        named=named,
+        values=sql.SQL(", ").join(index.values),
+        named=index.named_values,
         table=table.identifier,
         predicate=index.predicate,
         same=sql.SQL(" and ").join(
             sql.SQL("t.{value} {operator} n.{value}").format(value=value, operator=sql.SQL(operator))
-            for value, operator in zip(values, index.operators, strict=True)
+            for value, operator in zip(index.values, index.operators, strict=True)
         ),
     )

@@ -53,7 +53,7 @@ def find_refused(
         partial(_by_rules, cursor, table, candidates),
         trial.run,
     ]
-    if sqlstate == UNIQUE_VIOLATION:
+    if sqlstate == UNIQUE_VIOLATION and cursor.searches_again:
         searches.insert(1, partial(trial.run, only_sharing=True))
     for search in searches:
         cursor.execute("savepoint refused_rows")

@@ -4,8 +4,6 @@ Postgres checks such constraints row by row, unless they are deferrable, which a
 change are locked in the order of their keys, as in every batch, and then written in another order: what holds a value
 before what takes it over, and new keys last. Of rows that take over from each other in a circle, one is deleted and
 inserted again, in the statement that writes the others: a foreign key without an action is checked at its end.
-
-A part of the module is queries of Postgres's catalog, and of the rows that are in each other's way.
 """
 
 from collections.abc import Sequence
@@ -116,15 +114,16 @@ class MovingValues:
 
     def _in_the_way(self, index: ExclusiveIndex, changed: sql.Composable) -> sql.Composable:
         """Return a query for the takeovers of one index."""
-        values = [sql.Identifier(f"exactbatch value {number}") for number, _ in enumerate(index.expressions)]
         condition = sql.SQL(" and ").join(
             sql.SQL("{} {} {}").format(expression, sql.SQL(operator), value)
-            for expression, operator, value in zip(index.expressions, index.operators, values, strict=True)
+            for expression, operator, value in zip(
+                index.expressions, index.operators, index.values, strict=True
+            )
         )
         if index.nulls_equal:
             # Between values of type record, nulls are equal.
             condition = sql.SQL("row({})::record = row({})::record").format(
-                sql.SQL(", ").join(index.expressions), sql.SQL(", ").join(values)
+                sql.SQL(", ").join(index.expressions), sql.SQL(", ").join(index.values)
             )
         # Only the columns of the target itself have names that the index's expressions may mean.
         return sql.SQL(
@@ -135,10 +134,7 @@ class MovingValues:
             "where (n.{table}, n.{row}) <> (c.{table}, c.{row}) order by 1, n.{row}"
         ).format(
             **self._names,
-            new_values=sql.SQL(", ").join(
-                sql.SQL("{} as {}").format(expression, value)
-                for expression, value in zip(index.expressions, values, strict=True)
-            ),
+            new_values=index.named_values,
             changed=changed,
             predicate=index.predicate,
             condition=condition,
