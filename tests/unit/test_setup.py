@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).parents[2] / ".ci" / "setup"
-JAVA = "#!/bin/sh\necho 'openjdk version \"{}\"' >&2\n"
+# Both write more after the line that is looked for, as the real ones do: a reader that ends early would end them.
+JAVA = "#!/bin/sh\necho 'openjdk version \"{}\"' >&2\nsleep 0.1\necho 'OpenJDK Runtime Environment' >&2\n"
+POLICY = "echo 'Candidate: 1'; sleep 0.1; echo 'Version table:'"
 
 
 @pytest.fixture
@@ -16,7 +18,7 @@ def setup(tmp_path):
     (tmp_path / ".ci").mkdir()
     shutil.copy(SCRIPT, tmp_path / ".ci")
     (bin_ := tmp_path / "bin").mkdir()
-    for name in ("bash", "sh", "env", "dirname", "grep", "mkdir", "rm", "paste", "cp"):
+    for name in ("bash", "sh", "env", "dirname", "grep", "mkdir", "rm", "paste", "cp", "sleep"):
         (bin_ / name).symlink_to(str(shutil.which(name)))
 
     def run(*tools, commands=(), **environment):
@@ -80,7 +82,7 @@ def apt(tmp_path, user):
     return {
         "id": f"#!/bin/sh\necho {user}\n",
         "apt-cache": "#!/bin/sh\nfor name; do :; done\n"
-        "case $name in openjdk-17* | make) ;; *) echo 'Candidate: 1' ;; esac\n",
+        f"case $name in openjdk-17* | make) ;; *) {POLICY} ;; esac\n",
         "apt-get": f'#!/bin/sh\necho "$@" >> {tmp_path}/notes\n'
         f"case $* in *install*) cp {java} {tmp_path}/bin/java; cp {java} {tmp_path}/bin/npm;; esac\n",
     }
