@@ -66,6 +66,25 @@ def test_pyspark_brings_ivy():
     assert bundled_ivy().is_file()
 
 
+def test_a_download_that_fails_is_tried_again(tmp_path, monkeypatch):
+    java = tmp_path / "java" / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text(
+        f"#!/bin/sh\necho try >> {tmp_path}/tries\n"
+        f"test $(wc -l < {tmp_path}/tries) = 3 || {{ echo 'module not found: caffeine'; exit 1; }}\n"
+    )
+    java.chmod(0o755)
+    monkeypatch.setattr("exactbatch.local.jars.find_java", lambda: str(java))
+    said = []
+    for tries in (3, 6):
+        with pytest.raises(LocalStackError) as caught:
+            fetch_jars("kafka", tmp_path / "jars", said.append)
+        assert len((tmp_path / "tries").read_text().split()) == tries
+        # The third succeeds, and has no jar; from the fourth on, each one fails.
+        assert ("module not found: caffeine" in str(caught.value)) is (tries == 6)
+    assert said.count("downloading the jars of kafka again") == 4
+
+
 def test_without_network_the_error_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-Dhttps.proxyHost=127.0.0.1 -Dhttps.proxyPort=9")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -18,6 +18,9 @@ from exactbatch.local.java import find_java
 from exactbatch.local.server import Progress, silent
 
 DEFINITIONS = Path(__file__).parent / "ivy"
+# A jar that another process is writing into Ivy's cache, or one answer of a server that failed, fails an attempt. The
+# next one downloads only what is missing.
+_ATTEMPTS = 3
 
 
 def fetch_jars(
@@ -73,17 +76,21 @@ def _retrieve(definition: Path, into: Path, progress: Progress) -> None:
     settings = os.environ.get("EXACTBATCH_IVY_SETTINGS")
     if settings:
         command += ["-settings", settings]
-    output: list[str] = []
     jars = 0
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as ivy:
-        for line in ivy.stdout or ():
-            output.append(line.strip())
-            if "[SUCCESSFUL ]" in line and ".jar" in line:
-                jars += 1
-                if jars % 10 == 0:
-                    progress(f"downloading the jars of {definition.stem}: {jars} so far")
-    if ivy.returncode != 0:
-        raise LocalStackError(_failure(definition.stem, output))
+    for attempts_left in reversed(range(_ATTEMPTS)):
+        output: list[str] = []
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as ivy:
+            for line in ivy.stdout or ():
+                output.append(line.strip())
+                if "[SUCCESSFUL ]" in line and ".jar" in line:
+                    jars += 1
+                    if jars % 10 == 0:
+                        progress(f"downloading the jars of {definition.stem}: {jars} so far")
+        if ivy.returncode == 0:
+            return
+        if not attempts_left:
+            raise LocalStackError(_failure(definition.stem, output))
+        progress(f"downloading the jars of {definition.stem} again")
 
 
 def _failure(name: str, output: list[str]) -> str:
