@@ -11,7 +11,7 @@ import pytest
 
 from exactbatch.ledger import Ledger
 from exactbatch.postgres.connection import transaction
-from support.bare_cluster import BareCluster
+from support.bare_cluster import BareCluster, submit
 from support.environment import DOCS, ROOT
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
@@ -100,7 +100,7 @@ def test_bare_workers_run_a_batch_from_the_archive_and_none_without_it(
         assert shown in defaults
         defaults = defaults.replace(shown, str(real))
 
-    done = cluster.submit(defaults, arguments, world.settings, tmp_path / "code")
+    done = submit(cluster.master, cluster.folder, defaults, arguments, world.settings, tmp_path / "code")
     assert done.returncode == 0, done.stdout
     assert world.is_exact(places)
     rows = world.rows(f"select python, package, dependency, module, folder from {topic.name}")
@@ -116,8 +116,13 @@ def test_bare_workers_run_a_batch_from_the_archive_and_none_without_it(
     topic.produce(b"x")
     arguments = ["--pipeline", "placed:places", "--batch-id", str(world.plan(places))]
     bare = defaults.replace("./environment/bin/python", "/usr/bin/python3.11")
-    refused = cluster.submit(
-        f"{bare}\nspark.task.maxFailures 1\n", arguments, world.settings, tmp_path / "code"
+    refused = submit(
+        cluster.master,
+        cluster.folder,
+        f"{bare}\nspark.task.maxFailures 1\n",
+        arguments,
+        world.settings,
+        tmp_path / "code",
     )
     assert refused.returncode == 42, refused.stdout
     assert "must be a Python with exactbatch" in refused.stdout

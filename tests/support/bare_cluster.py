@@ -24,6 +24,39 @@ _PYSPARK: Final = Path(pyspark.__file__).parent
 _OF_SPARK: Final = ("bin", "jars", "python/lib")
 
 
+def submit(
+    master: str,
+    folder: Path,
+    defaults: str,
+    arguments: list[str],
+    settings: Settings,
+    path: Path,
+    **environment: str,
+) -> subprocess.CompletedProcess[str]:
+    """Run process_batch.py with spark-submit and these lines in spark-defaults.conf; the driver alone finds the
+    modules in `path`. Output and log are both in `stdout`, and in driver.log of the folder."""
+    configuration = folder / "conf"
+    configuration.mkdir(exist_ok=True)
+    (configuration / "spark-defaults.conf").write_text(defaults)
+    command = ["spark-submit", "--master", master, str(JOBS / "process_batch.py"), *arguments]
+    all_of_it = {
+        **os.environ,
+        **settings.as_environment(),
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+        "PYTHONPATH": os.pathsep.join(map(str, (JOBS, path))),
+        "SPARK_CONF_DIR": str(configuration),
+        "SPARK_LOCAL_IP": HOST,
+        **environment,
+    }
+    all_of_it.pop("PYSPARK_PYTHON", None)
+    done = subprocess.run(
+        command, env=all_of_it, stdout=PIPE, stderr=STDOUT, text=True, timeout=300, check=False
+    )
+    with (folder / "driver.log").open("a") as log:
+        log.write(done.stdout)
+    return done
+
+
 class BareCluster:
     """A master and two workers with one core each."""
 
@@ -44,31 +77,6 @@ class BareCluster:
         except BaseException:
             self.close()
             raise
-
-    def submit(
-        self, defaults: str, arguments: list[str], settings: Settings, path: Path
-    ) -> subprocess.CompletedProcess[str]:
-        """Run process_batch.py with spark-submit and these lines in spark-defaults.conf; the driver alone finds the
-        modules in `path`. Output and log are both in `stdout`."""
-        configuration = self.folder / "conf"
-        configuration.mkdir(exist_ok=True)
-        (configuration / "spark-defaults.conf").write_text(defaults)
-        command = ["spark-submit", "--master", self.master, str(JOBS / "process_batch.py"), *arguments]
-        environment = {
-            **os.environ,
-            **settings.as_environment(),
-            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
-            "PYTHONPATH": os.pathsep.join(map(str, (JOBS, path))),
-            "SPARK_CONF_DIR": str(configuration),
-            "SPARK_LOCAL_IP": HOST,
-        }
-        environment.pop("PYSPARK_PYTHON", None)
-        done = subprocess.run(
-            command, env=environment, stdout=PIPE, stderr=STDOUT, text=True, timeout=300, check=False
-        )
-        with (self.folder / "driver.log").open("a") as log:
-            log.write(done.stdout)
-        return done
 
     def close(self) -> None:
         """End all of it."""

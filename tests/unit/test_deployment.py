@@ -141,11 +141,12 @@ def test_a_deployment_has_probes_memory_limits_and_a_pinned_image():
                 r":\d+\.\d+\.\d", container["image"]
             )
     assert f"exactbatch-executor:{version}\n" in spark_files()["spark-defaults.conf"]
-    dockerfile = (DOCS / "deploy/kubernetes/Dockerfile").read_text()
-    assert f"exactbatch-{version}-py3-none-any.whl" in dockerfile
-    assert (
-        re.search(r"^pyspark==(\S+)", (ROOT / "requirements.txt").read_text(), re.MULTILINE)[1] in dockerfile
-    )
+    executors, airflow = (DOCS / f"deploy/kubernetes/{name}" for name in ("Dockerfile", "Dockerfile.airflow"))
+    for dockerfile in (executors.read_text(), airflow.read_text()):
+        assert f"exactbatch-{version}-py3-none-any.whl" in dockerfile
+    requirements = (ROOT / "requirements.txt").read_text()
+    for package, file in (("pyspark", executors), ("apache-airflow", airflow)):
+        assert re.search(rf"^{package}==(\S+)", requirements, re.MULTILINE)[1] in file.read_text()
 
 
 def test_spark_connect_asks_for_a_token_and_is_reached_by_tls_only():

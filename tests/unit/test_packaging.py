@@ -79,6 +79,7 @@ def test_compiled_files_are_installed_with_their_hashes():
         "Makefile",
         "docker-compose.yaml",
         "docs/deploy/kubernetes/Dockerfile",
+        "docs/deploy/kubernetes/Dockerfile.airflow",
         "docs/deploy.md",
         ".ci/run",
     )
