@@ -128,9 +128,9 @@ format: $(STAMP) ## format the code, and fix what ruff can fix
 	$(BIN)/ruff format $(SOURCES)
 
 requirements: $(STAMP) ## compile requirements*.in into requirements*.txt; ARGS=--upgrade takes newer versions
-	$(BIN)/uv pip compile --quiet --generate-hashes --python-version 3.11 requirements.in requirements-local.in requirements-fast.in -o requirements.txt $(ARGS)
-	$(BIN)/uv pip compile --quiet --generate-hashes --python-version 3.11 requirements-executor.in -o requirements-executor.txt $(ARGS)
-	$(BIN)/uv pip compile --quiet --generate-hashes --python-version 3.11 requirements-dev.in -o requirements-dev.txt $(ARGS)
+	$(BIN)/uv pip compile --quiet --generate-hashes --universal --python-version 3.11 requirements.in requirements-local.in requirements-fast.in -o requirements.txt $(ARGS)
+	$(BIN)/uv pip compile --quiet --generate-hashes --universal --python-version 3.11 requirements-executor.in -o requirements-executor.txt $(ARGS)
+	$(BIN)/uv pip compile --quiet --generate-hashes --universal --python-version 3.11 requirements-dev.in -o requirements-dev.txt $(ARGS)
 
 release-check: $(STAMP) ## build the wheel, and the bill of materials (CycloneDX) of what it runs with, in build/release
 	@rm -rf build/release && mkdir -p build/release

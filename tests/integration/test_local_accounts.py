@@ -2,8 +2,10 @@
 
 import os
 import pwd
+import shutil
 import stat
 import subprocess
+import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import closing
@@ -16,7 +18,7 @@ from confluent_kafka.admin import AdminClient
 
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.local import LocalStack, LocalStackError
-from exactbatch.local.account import UNPRIVILEGED
+from exactbatch.local.account import UNPRIVILEGED, as_account, postgres_account
 from exactbatch.local.postgres import CLIENTS, executables
 
 OTHER = "daemon"
@@ -114,6 +116,15 @@ def test_postgres_opens_no_folder_and_can_be_used_below_a_closed_one(closed):
         assert cursor.fetchone() == (True,)
         cursor.execute("do $$ begin perform 1; end $$")
     assert {each: stat.S_IMODE(each.stat().st_mode) for each in closed.folder.parents} == modes
+
+
+@needs_root
+def test_what_runs_as_its_account_may_execute_what_is_below_a_closed_folder(tmp_path):
+    """As in a checkout below /root, where initdb asks access(2)."""
+    (closed := tmp_path / "closed").mkdir(mode=0o700)
+    program = Path(shutil.copy("/bin/true", closed))
+    ask = [sys.executable, "-c", f"import os, sys; sys.exit(not os.access({str(program)!r}, os.X_OK))"]
+    assert subprocess.run(as_account(postgres_account(), ask), check=False).returncode == 0
 
 
 def test_data_from_before_there_was_a_password_stay_and_get_one(closed):

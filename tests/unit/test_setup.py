@@ -65,10 +65,18 @@ def test_a_java_that_fits_is_taken(setup, version):
     assert setup("java", commands={"java": JAVA.format(version)}) == (0, "", "")
 
 
+@pytest.mark.parametrize("name", ["python3.11", "python3.12", "python3.13", "python3"])
+def test_a_python_that_fits_is_taken_for_the_environment(setup, tmp_path, name):
+    """`name` notes what it is called with, and fits."""
+    noting = f"#!/bin/sh\necho $1 >> {tmp_path}/called\n"
+    assert setup("python", commands={name: noting}) == (0, "· creating .venv\n", "")
+    assert "-m" in (tmp_path / "called").read_text().split()
+
+
 def test_a_named_python_that_does_not_fit_is_refused(setup):
     python = '#!/bin/sh\ntest "$1" = -c && exit 1\necho Python 3.9.1\n'
     status, _, error = setup("python", commands={"old": python}, PYTHON="old")
-    assert (status, "expected Python 3.11 or 3.12" in error, "Python 3.9.1 at PYTHON=old" in error) == (
+    assert (status, "expected Python 3.11, 3.12 or 3.13" in error, "Python 3.9.1 at PYTHON=old" in error) == (
         1,
         True,
         True,

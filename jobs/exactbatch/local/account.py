@@ -50,9 +50,11 @@ def as_account(account: pwd.struct_passwd | None, command: Sequence[str | Path])
             "util-linux, or run as another user."
         )
     right = "dac_override"  # not dac_read_search, which would suffice: root in a container lacks it
+    # Without it, access(2) ignores the right, and initdb finds that it may not execute what is below /root.
+    kept = "--securebits=+no_setuid_fixup"
     return [
         setpriv,
         *(f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}", "--clear-groups"),
-        *(f"--inh-caps=+{right}", f"--ambient-caps=+{right}", "--"),
+        *(kept, f"--inh-caps=+{right}", f"--ambient-caps=+{right}", "--"),
         *command,
     ]
