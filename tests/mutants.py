@@ -3804,7 +3804,7 @@ MUTANTS: Final = (
     Mutant(
         "a daemon loads compiled code for small ranges",
         "batch/spark/python_daemon.py",
-        " and pays(slot_offsets, anew=True)",
+        " and pays(slot_offsets, reload=True)",
         "",
         (_DAEMON,),
     ),
@@ -4170,7 +4170,7 @@ MUTANTS: Final = (
     Mutant(
         "a small batch makes the worker that stages load compiled code",
         "batch/transform/one_pass.py",
-        "is_fast(slot_offsets, anew=True)",
+        "is_fast(slot_offsets, reload=True)",
         "is_fast(slot_offsets)",
         (
             "tests/unit/test_one_pass_tasks.py::test_a_small_batch_is_not_packed_because_its_worker_has_loaded_the_code",

@@ -15,7 +15,7 @@ def code_identity() -> str:
     """Return the version, and a digest of the package's files; the same on every machine.
 
     The files are read once. A process that forks workers calls this when it imports the package, so that the result
-    is that of the code which it has loaded.
+    describes the code that it has loaded.
     """
     digest = hashlib.sha256()
     for name, file in sorted(_code_files(files("exactbatch"), "")):

@@ -210,7 +210,7 @@ def parse_columns(text: str) -> tuple[Column, ...]:
 
 
 def parse_fields(text: str) -> tuple[Field, ...]:
-    """Parse `name type from 'path' default literal, …`, of which `from` and `default` may be left out.
+    """Parse `name type from 'path' default literal, …`; `from` and `default` may be left out.
 
     Raises ConfigurationError for a malformed column or path, an unknown type, and a name given twice.
     """

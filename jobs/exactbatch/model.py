@@ -121,7 +121,7 @@ class Covered:
     """A row of exactbatch.coverage: who accounts for offsets [from_offset, until_offset) of a partition.
 
     `batch_id` is None for the kinds "loss" and "pruned". A row of the kind "pruned" stands for the results of several
-    batches that exactbatch prune has folded, of which `newest_batch_id` is the newest; it is None for other kinds.
+    batches that exactbatch prune has folded; `newest_batch_id` is the newest of them, and None for other kinds.
     """
 
     topic: str

@@ -260,7 +260,7 @@ class Pipeline:
             raise self._error("a transform sees rows, and no truncates. Leave out truncate='apply'.")
         self._expect(
             isinstance(self.topics, tuple) and len(self.topics) == 1,
-            "one topic, that of the table whose truncates are applied (truncate='apply')",
+            "one topic, the topic of the table whose truncates are applied (truncate='apply')",
             self.topics_text,
         )
         return self.sink.applying_truncates(order)

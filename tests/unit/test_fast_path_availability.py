@@ -197,7 +197,7 @@ def test_a_worker_that_reads_many_pieces_loads_the_code_for_all_of_them(
     monkeypatch: pytest.MonkeyPatch, slot_offsets: int, expected: int
 ) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(fast_path, "pays", lambda offsets, anew: bool(asked.append(offsets)))
+    monkeypatch.setattr(fast_path, "pays", lambda offsets, reload: bool(asked.append(offsets)))
     task = SimpleNamespace(range=range(10), slot_offsets=slot_offsets)
     assert fast_path.encoder_for(task, pa.schema([]), {}) is None  # type: ignore[arg-type]
     assert asked == [expected]

@@ -44,7 +44,7 @@ def plan_task(
     """
 
     def send_progress(_: Any) -> None:
-        """Send the pipeline's gauges, also if there is nothing new, or if batches fail and no report follows."""
+        """Send the pipeline's gauges, even if there is nothing new, or if batches fail and no report follows."""
         send_gauges([name], connections)
 
     @task.branch(

@@ -43,7 +43,7 @@ def plan_tables_task(
     """Return the task plan_batch, for the DAG in whose block this is called; the arguments are those of plan_task()."""
 
     def send_progress(context: Any) -> None:
-        """Send the gauges of the members, also if there is nothing new, or if members fail."""
+        """Send the gauges of the members, even if there is nothing new, or if members fail."""
         send_gauges(context["ti"].xcom_pull(task_ids="plan_batch", key=_MEMBERS) or (), connections)
 
     @task.branch(
@@ -212,7 +212,7 @@ def report_tables_task(
 def check_tables_task(name: str, connections: Connections, planned: Sequence[str]) -> Any:
     """Return the task check_tables, for the DAG in whose block this is called.
 
-    `name` is that of the tables. `planned` are the templates of the batches and of the tables that were not planned.
+    `name` names the tables. `planned` are the templates of the batches and of the tables that were not planned.
     """
 
     @task(trigger_rule="none_failed_min_one_success")

@@ -1,4 +1,4 @@
-"""Compare the rows of a derived target with those that its lineage table gives, all of which are computed again.
+"""Compare the rows of a derived target with those that its lineage table gives; all are computed again.
 
 The sink writes the queries, apart from the code that derives the target. Values are compared as the bytes that
 Postgres stores, because its `=` holds for values that differ: text in another case, an interval of 30 days and a

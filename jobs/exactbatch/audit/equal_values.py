@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from exactbatch.audit.report import Offsets
 
-# Types of Postgres of which Arrow holds every value, and in which values with equal bits have equal bytes in Postgres.
+# Types of Postgres whose every value Arrow holds, and whose values with equal bits have equal bytes in Postgres.
 # numeric is none of them: its scale is part of the value. Nor is a type with a length.
 COMPARABLE: Final = frozenset(
     {

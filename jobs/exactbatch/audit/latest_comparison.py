@@ -23,7 +23,7 @@ class LatestComparison:
     """What was found.
 
     wrong      keys that have a wrong row or marker, or lack one
-    unknown    keys of which the log cannot tell
+    unknown    keys that the log says too little about
     unordered  keys whose latest change nothing determines, and changes whose position goes back
     notes      the first of these, in words
     """

@@ -34,7 +34,7 @@ from exactbatch.model import LogPartition
 _RECORDS: Final = 10_000
 _FIRST_RECORDS: Final = 100
 _BLOCK_BYTES: Final = 32 * 1024 * 1024
-_WAIT: Final = 0.1  # seconds to wait for so many
+_WAIT: Final = 0.1  # seconds to wait for a full block
 # Offsets: below, reading without objects gains nothing.
 _NATIVE_FROM: Final = 10_000
 
@@ -59,7 +59,7 @@ class Block:
 
     @classmethod
     def of(cls, messages: Sequence[Message]) -> "Block":
-        """Return the block of these messages, none of which is an event."""
+        """Return the block of these messages; none is an event."""
         nulls = [message.offset() for message in messages if not len(message) and message.value() is None]
         offsets = np.array(list(map(_offset, messages)), np.int64)
         return cls(offsets, np.array(nulls, np.int64), MessageRecords(messages))
@@ -209,7 +209,7 @@ class LogWindows:
         return int(self._ahead.offsets[0]) if len(self._ahead.offsets) else self._position
 
     def check_cluster(self) -> None:
-        """Raise ConfigurationError if the consumer reads another cluster than that of the plan."""
+        """Raise ConfigurationError if the consumer reads another cluster than the plan."""
         if self._reader is not None:
             is_cluster(self._reader.client, self._partition, self._partition.topic, self._cluster_id)
 

@@ -38,7 +38,7 @@ _Timestamp: Final = c.PYFUNCTYPE(c.c_int64, c.c_void_p, c.c_void_p)
 _VIEW: Final = np.dtype([("size", "<i4"), ("prefix", "V4"), ("buffer", "<i4"), ("start", "<i4")])
 _INLINE_BYTES: Final = 12  # the longest value in a view
 _INLINE_AT: Final = 4  # where its bytes begin
-# Memory is divided into pieces, each of which is a buffer from its beginning on, with what begins in it. Places have 31
+# Memory is divided into pieces. Each is a buffer from its beginning on, with what begins in it. Places have 31
 # bits, and a record has less than 1 GB.
 _PIECE_BITS: Final = 30
 _BUFFER_BYTES: Final = 2**31

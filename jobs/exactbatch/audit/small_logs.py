@@ -28,7 +28,7 @@ _SMALL: Final = 10_000
 _TOGETHER: Final = 50_000
 _HELD_BYTES: Final = 32 * 1024 * 1024
 _RECORDS: Final = 1_000  # to request at a time
-_WAIT: Final = 0.1  # seconds to wait for so many
+_WAIT: Final = 0.1  # seconds to wait for a full block
 _TIMEOUT: Final = 60.0  # seconds without progress
 _FETCHED_BYTES: Final = 128 * 1024  # of a partition at a time
 

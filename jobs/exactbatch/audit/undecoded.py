@@ -21,7 +21,7 @@ from exactbatch.sinks.values.null_safe_groups import column_list
 
 # Postgres prints these columns together, as the text of a row: to receive each on its own takes several times as long.
 _PRINTED: Final = frozenset({"smallint", "integer", "bigint", "text"})
-_SAMPLES: Final = 10  # records of which one has to tell how the producer writes
+_SAMPLES: Final = 10  # one of these records has to tell how the producer writes
 _MOST_BYTES: Final = 2**30  # of rows: the bytes of an array of text have to be less than 2 GB
 _OFFSET, _BATCH, _TIMESTAMP, _TEXT = (
     "exactbatch offset",

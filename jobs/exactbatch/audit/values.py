@@ -48,7 +48,7 @@ NOT_REJECTED: Final = sql.SQL(
 # The decoded records to hold in memory, with as many rows, before they are compared.
 _HELD_RECORDS: Final = 200_000
 _HELD_BYTES: Final = 128 * 1024 * 1024
-# Comparing records before they are decoded does not pay off if more than this share of so many is doubtful.
+# Comparing records before they are decoded does not pay off if more than this share of them is doubtful.
 _JUDGED: Final = 1_000
 _DOUBTFUL_SHARE: Final = 0.5
 _DECODED_TOGETHER: Final = 10_000  # doubtful records

@@ -242,7 +242,7 @@ def _planned(connection: Connection, batch_id: int) -> tuple[Batch, int]:
 def _process(
     pipeline: Pipeline, settings: Settings, batch: Batch, offsets: int, master: str, *, as_json: bool
 ) -> None:
-    """Process a planned batch of so many offsets with Spark, and print its report."""
+    """Process a planned batch with Spark, and print its report; `offsets` says how many it has."""
     # Imported here: Spark takes a long time to import, and no other command needs it.
     from exactbatch.batch.job import process_batch
     from exactbatch.operations.report import load_report
@@ -261,8 +261,8 @@ def _process(
 
 @contextmanager
 def _engine(pipeline: Pipeline, master: str, offsets: int) -> "Iterator[Engine]":
-    """Start a Spark driver in this process, for so many offsets, or use the Spark Connect server that `master`
-    names."""
+    """Start a Spark driver in this process, or use the Spark Connect server that `master` names. `offsets` says how
+    many a batch has."""
     if is_connect(master):
         from exactbatch.batch.engines.connect_engine import ConnectEngine
 

@@ -34,7 +34,7 @@ class Project:
 
 
 def project_at(folder: Path, importable: Path | None) -> Project:
-    """Return the project that a folder is in: that of the package `pipelines` in `importable`, or else a new one there.
+    """Return the project that a folder is in: the one with the package `pipelines` in `importable`, or else a new one.
 
     `importable` is the folder from which Python imports the package `pipelines`; None if it finds none.
     """

@@ -17,15 +17,15 @@ _OFF: Final = "off"
 _loaded = False
 
 
-def pays(offsets: int, *, anew: bool = False) -> bool:
-    """True if the fast path pays for a range of so many offsets. What the process has loaded already is free, unless
-    another process is to load it `anew`.
+def pays(offsets: int, *, reload: bool = False) -> bool:
+    """True if the fast path pays for a range with this number of offsets. What the process has loaded already is free,
+    unless another process has to `reload` it.
 
     Raises ConfigurationError if EXACTBATCH_FAST_PATH is neither a number nor `off`.
     """
     value = os.environ.get(VARIABLE, "").strip()
     if not value:
-        return (_loaded and not anew) or offsets >= PAYS_FROM
+        return (_loaded and not reload) or offsets >= PAYS_FROM
     if value.lower() == _OFF:
         return False
     if not (value.isascii() and value.isdecimal()):

@@ -8,7 +8,7 @@ from exactbatch.compiled.compiler import entry
 
 @entry
 def cell_rows(rows: Any, head: Any, cells: Any, text: Any, columns: Any, out: Any, ends: Any) -> Any:
-    """Write so many rows of c columns; return the bytes written.
+    """Write the rows of c columns; return the bytes written.
 
     Each row begins with the bytes of `head`, uint8. `cells` is int64[c, n, CELL_PARTS] for n rows or more, and
     `columns` int64[c, …], as put_row() describes them. `out` has room for all rows; `ends`, int64[n], receives the

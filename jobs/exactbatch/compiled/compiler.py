@@ -109,7 +109,7 @@ def _is_usable(directory: Path) -> bool:
     missing; log, once, that others can write in it."""
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
-        # That of the package is copied by other users: an image is built by root.
+        # Other users copy the package's folder: an image is built by root.
         directory.mkdir(mode=0o755 if _HERE in directory.parents else 0o700, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory):
             found = directory.lstat()

@@ -180,7 +180,7 @@ def read_timestamps(
 ) -> None:
     """Read the timestamps in milliseconds, `none` for a message without one.
 
-    `function` is the address of rd_kafka_message_timestamp(), and `kind_address` that of the array `kind`.
+    `function` is the address of rd_kafka_message_timestamp(), and `kind_address` the address of the array `kind`.
     """
     for i in range(len(messages)):
         kind[0] = 0

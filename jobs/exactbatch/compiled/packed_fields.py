@@ -12,7 +12,7 @@ from exactbatch.compiled.row_formats import PACKED_TYPE
 
 
 class PackedFields:
-    """Packs fields of rows of so many columns: those at `positions`, in this order, any of them several times."""
+    """Packs fields of rows: those at `positions`, in this order, any of them several times."""
 
     def __init__(self, columns: int, positions: Sequence[int]) -> None:
         """Raises ValueError for a position without a column."""

@@ -42,7 +42,7 @@ def copied_names(names: Sequence[str], constants: Mapping[str, int]) -> list[str
 def row_frame(
     fields: int, topic: str, partition: int, constants: Mapping[str, int], tail: bytes = b""
 ) -> Frame:
-    """Return the frame of rows with so many fields in all, those of `tail` included; `constants` are the values of
+    """Return the frame of rows with `fields` fields in all, those of `tail` included; `constants` are the values of
     bigints that all rows share."""
     head = struct.pack(">h", fields)
     for constant in constants.values():

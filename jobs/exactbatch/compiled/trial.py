@@ -99,7 +99,7 @@ def _gathers_messages() -> bool:
 
 
 def _finds_headers(addresses: Any, text: Any) -> bool:
-    """True if the loops over headers find that of the first of two messages."""
+    """True if the loops over headers find the header of the first of two messages."""
     name = np.array([97, 98, 0], np.uint8)
 
     def of_message(message: int, place: int) -> int:

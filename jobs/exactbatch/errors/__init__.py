@@ -92,7 +92,7 @@ class TopicMissing(ExactbatchError):
 
 
 class TopicRecreated(ExactbatchError):
-    """A topic was deleted and created again: its ID differs from that of the processed offsets."""
+    """A topic was deleted and created again: its ID differs from the ID that the processed offsets have."""
 
 
 class PartitionGone(ExactbatchError):

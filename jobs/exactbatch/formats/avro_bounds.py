@@ -30,8 +30,8 @@ _INNER: Final = ("items", "values", "type")
 # about a microsecond and 100 bytes of memory.
 _MOST_PARTS: Final = 10_000
 _PARTS_PER_BYTE: Final = 2
-# The bytes of an encoded value; at least so many for those of any length. The length of a text or array, and the number
-# of a branch, take one.
+# The bytes of an encoded value; the least for one of any length. The length of a text or array, and the number of a
+# branch, take one.
 _WIDTHS: Final[Mapping[str, int]] = {"null": 0, "float": 4, "double": 8}
 
 

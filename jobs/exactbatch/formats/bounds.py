@@ -69,13 +69,13 @@ def check_names(names: Iterable[str]) -> None:
 
 
 def check_together(values: "pa.BinaryArray") -> None:
-    """Raise TooManyTogether for several values of which Python would create too many objects."""
+    """Raise TooManyTogether for several values that would become too many objects of Python."""
     if len(values) > 1 and values.nbytes > _OF_OBJECTS:
         raise TooManyTogether
 
 
 def size_of(values: "pa.Array", at: "npt.NDArray[np.int64]") -> int:
-    """Return how many bytes the values at some positions take, each of which may occur any number of times."""
+    """Return how many bytes the values at some positions take; a position may occur any number of times."""
     return int(_sizes(values)[at].sum())
 
 

@@ -20,7 +20,7 @@ _ALPHABET: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456
 # Arrow writes a decimal with an exponent only if it has more places than these.
 _PLAIN_PLACES: Final = 6
 _EXACT: Final = Context(prec=100_000, traps=[Inexact])
-_MOST_BYTES: Final = 41_525  # that an integer of so many digits may take
+_MOST_BYTES: Final = 41_525  # that an integer of this number of digits may take
 
 
 def decimals_from_base64(text: "pa.StringArray", scale: int, type_: "pa.DataType") -> "pa.Array":

@@ -33,7 +33,7 @@ _INVALID: Final = re.compile(r"invalid value '(.*)'")
 _NUMBER: Final = r"^[ \t]*[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?[ \t]*$"
 # Arrow's reader splits a block that is larger than its block size; this many bytes make the block size larger.
 _BLOCK_MARGIN: Final = 1024
-# Arrow skips a byte order mark at the start of a block, which without this line would be that of the first value.
+# Arrow skips a byte order mark at the start of a block; without this line, it would be the mark of the first value.
 _FIRST_LINE: Final = "-\n"
 
 

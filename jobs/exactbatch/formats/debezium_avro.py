@@ -47,7 +47,7 @@ class AvroEvents:
 
 @lru_cache(maxsize=_MOST_SCHEMAS)
 def events_of(schema: str, header: int) -> AvroEvents:
-    """Return what decodes events of a schema, each after so many bytes; raise ValueError for an invalid one."""
+    """Return what decodes events of a schema, each after `header` bytes; raise ValueError for an invalid one."""
     return AvroEvents(schema, header)
 
 

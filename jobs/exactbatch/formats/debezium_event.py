@@ -117,8 +117,8 @@ def is_document(event: dict[str, Any]) -> str | None:
 
 
 def no_envelope(event: dict[str, Any], names: Collection[str]) -> str | None:
-    """Return the reason to reject what is no envelope of a change: a CloudEvent, or a row that was flattened, of which
-    `names` are fields; None for others."""
+    """Return the reason to reject what is no envelope of a change: a CloudEvent, or a flattened row that has the fields
+    `names`; None for others."""
     if event.keys() & _OF_ENVELOPE:
         return None
     if "specversion" in event:

@@ -12,7 +12,7 @@ _SCHEMA: Final = b'{"schema":'
 _PAYLOAD: Final = b',"payload":'
 # An object whose first field is a schema or payload, in any spacing.
 _WRAPPED: Final = r'^\s*\{\s*"(?:schema|payload)"\s*:'
-# Values are searched for so many schemas at once; those of further ones are parsed one by one.
+# Values are searched for this number of schemas at once; values with further ones are parsed one by one.
 _MOST_HEADS: Final = 32
 
 
@@ -29,7 +29,7 @@ class Group:
 
 
 def by_schema(values: "pa.BinaryArray", at: "pa.Int64Array") -> Iterator[Group]:
-    """Yield the groups of events. `at` has the position of each value, none of which is null.
+    """Yield the groups of events. `at` has the position of each value; no value is null.
 
     All values of a group start with the same bytes, up to their payload: only these are compared, and the schema is
     parsed once.

@@ -25,7 +25,7 @@ def is_enveloped_null(value: Any) -> bool:
 
 
 def with_nulls(format_: object, values: "pa.BinaryArray") -> "pa.BinaryArray":
-    """Return values with null for the envelope of a null, if the format, or that of the value in WithMessage, is Json
+    """Return values with null for the envelope of a null, if the format, or the value's format in WithMessage, is Json
     that reads members of payloads."""
     reads = getattr(getattr(format_, "value", format_), "reads_payloads", False)
     return without_envelopes(values) if reads else values

@@ -134,7 +134,7 @@ class Json:
         return self._decode_objects(with_nulls(self, values))
 
     def _decode_documents(self, documents: "pa.BinaryArray") -> Decoded:
-        """Decode the documents of values, of which an enveloped null is no tombstone, but a reject."""
+        """Decode the documents of values; an enveloped null is no tombstone, but a reject."""
         import pyarrow.compute as pc
 
         values = without_envelopes(documents) if reads_payloads(self.fields) else documents

@@ -146,5 +146,5 @@ def _joined(decoded: Decoded, what: str, format_: Format, values: Framed) -> Dec
 
 
 def _without(decoded: Decoded, refused: Sequence[tuple[int, str]]) -> Decoded:
-    """Return the rows without those of records of which a row is refused: these become rejects."""
+    """Return the rows without those of records that have a refused row: these records become rejects."""
     return without_values(decoded, [(decoded.kept[row].as_py(), reason) for row, reason in refused])

@@ -1,7 +1,7 @@
 """Extract members of JSON objects by their paths as unchanged text, with msgspec.
 
-It decodes all objects at once, and makes a Python object of each. So only the members are read in this way that Arrow
-would alter, and those of which a missing one has to be told from a null.
+It decodes all objects at once, and makes a Python object of each. So it reads only the members that Arrow would alter,
+and those where a missing one has to be told from a null.
 """
 
 import json

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto
 
 _VARINT, _FIXED64, _LENGTH, _START, _END, _FIXED32 = range(6)  # wire types
-# Bytes that the parser takes for a message, besides its repeated fields: at most so many for itself and each field.
+# Bytes that the parser takes for a message, besides its repeated fields: at most this for itself and each field.
 _OF_FIELD: Final = 16
 # FieldDescriptorProto.Type, by number.
 _INT64, _UINT64, _SINT64 = 3, 4, 18
@@ -88,7 +88,7 @@ class Memory:
 
 
 def varint(value: bytes, at: int, bits: int = 70) -> tuple[int, int]:
-    """Return a number of at most so many bits, and where it ends. Raises IndexError if it does not end before."""
+    """Return a number of at most `bits` bits, and where it ends. Raises IndexError if it does not end before."""
     number = 0
     for shift in range(0, bits, 7):
         byte = value[at]

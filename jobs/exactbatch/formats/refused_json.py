@@ -244,7 +244,7 @@ class _Member:
         return next(iter(reasons), None)
 
     def no_object(self, found: Any, depth: int) -> str:
-        """Return why a value is refused that should be an object, to which so many steps lead."""
+        """Return why a value is refused that should be an object; `depth` steps lead to it."""
         assert self.steps is not None
         if not self.is_kept_as_text:
             return f"{'/'.join(self.steps[:depth])}: expected object, found {_KINDS[type(found)]}"

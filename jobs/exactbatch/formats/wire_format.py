@@ -69,7 +69,7 @@ def bodies_of(values: "pa.BinaryArray") -> "pa.BinaryArray":
 
 
 def _sliced(values: "pa.BinaryArray", bounds: Callable[[int], tuple[int, int]]) -> "pa.BinaryArray":
-    """Return a part of each value; `bounds` says where it begins and ends after a prefix of so many bytes."""
+    """Return a part of each value; `bounds` says where it begins and ends after a prefix of a given size in bytes."""
     import pyarrow.compute as pc
 
     has_guid = pc.starts_with(values, GUID)

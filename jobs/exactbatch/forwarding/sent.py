@@ -37,7 +37,7 @@ class TopicState:
 
     newest        the result with the greatest number; None if there is no result
     next_offsets  by partition: the offset up to which the topic was read
-    lost          partitions of which the broker has removed records that the ledger knows nothing of
+    lost          partitions from which the broker has removed records that the ledger does not know
     """
 
     newest: SentResult | None

@@ -47,7 +47,7 @@ class KafkaBroker:
         return broker
 
     def partitions(self, topics: Sequence[str], processed: Collection[str] = ()) -> tuple[LogPartition, ...]:
-        """Return the current state of every partition of the topics, some of which may have been `processed` before.
+        """Return the current state of every partition of the topics; some may have been `processed` before.
 
         The offsets are read in three requests, earliest first, so that the result satisfies earliest <= last_stable <=
         high_watermark although the log moves meanwhile.
@@ -82,7 +82,7 @@ class KafkaBroker:
         )
 
     def matching_topics(self, pattern: TopicPattern, known: Collection[str] = ()) -> tuple[str, ...]:
-        """Return the names of all topics that match, of which some may be `known` from before, in order.
+        """Return the names of all topics that match, in order; some may be `known` from before.
 
         One request lists all topics that an ACL lets this client describe: no other topic can be told from one that
         does not exist. A known topic is among the result even if it is not listed.

@@ -141,7 +141,7 @@ def producer_properties(properties: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def limit_fetches(properties: Mapping[str, Any], most: int) -> dict[str, Any]:
-    """Return properties for librdkafka with which it fetches at most so many bytes of a partition at a time, or one
+    """Return properties for librdkafka with which it fetches at most `most` bytes of a partition at a time, or one
     batch of records."""
     default = {} if "max.partition.fetch.bytes" in properties else {"fetch.message.max.bytes": most}
     limited = {**default, **properties}

@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 def open_consumer(
     config: Mapping[str, Any], signals: Signals, *, offsets: int, partitions: int, keeps_records: bool = False
 ) -> RangeConsumer:
-    """Open a consumer that is to read so many offsets of so many partitions; `signals` get its callbacks.
+    """Open a consumer that is to read a number of `offsets` in a number of `partitions`; `signals` get its callbacks.
 
     With `keeps_records`, its records can be read with all their parts after it is closed.
 

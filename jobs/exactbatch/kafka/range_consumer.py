@@ -42,7 +42,7 @@ class RangeConsumer(ClusterClient, Protocol):
     def fetch(self, count: int, timeout: float) -> Sequence[Fetched]:
         """Return up to `count` records and events, those of a partition in their order.
 
-        Waits until there are so many or `timeout` seconds have passed. Calls the callbacks that are due.
+        Waits until there are `count` or `timeout` seconds have passed. Calls the callbacks that are due.
         """
         ...
 

@@ -115,7 +115,7 @@ class Batches(OnConnection):
         """Return the oldest batches of DAG runs with results that no asset event has announced, oldest first.
 
         They have had their results for `age` seconds, so their own reports are probably not in progress. These are
-        committed batches, and superseded ones of which some ranges were committed (commit="partition").
+        committed batches, and superseded ones with some committed ranges (commit="partition").
         """
         rows = _QUERIES.unannounced(self._connection, pipeline=pipeline.name, age=age, limit=limit)
         return read_rows(Batch, rows)

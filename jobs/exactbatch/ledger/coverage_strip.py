@@ -14,7 +14,7 @@ _STRIP: Final = ("topic_id", "partition", "first", "until")
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """Offsets [first, until) of one partition, drawn in steps of `step` offsets, the last of which may be shorter."""
+    """Offsets [first, until) of one partition, drawn in steps of `step` offsets; the last one may be shorter."""
 
     topic: str
     topic_id: UUID

@@ -98,7 +98,7 @@ class Forwards(OnConnection):
         _check_own(stream, row is not None)
 
     def pending_results(self, stream: Stream, *, results: int, max_bytes: int) -> list[PendingResult]:
-        """Return the results to send next: so many, and so many bytes unless the first alone has more."""
+        """Return the results to send next: at most `results`, and `max_bytes` bytes unless the first alone has more."""
         rows = _QUERIES.pending_results(
             self._connection,
             stream_id=stream.stream_id,

@@ -13,7 +13,7 @@ from exactbatch.ledger.statements import OnConnection, load_queries, read_row, r
 from exactbatch.offsets import TopicPartition
 
 _QUERIES: Final = load_queries("overview")
-# A pipeline may have millions of rejects: their reasons are counted among so many.
+# A pipeline may have millions of rejects: their reasons are counted among this number.
 _SAMPLE: Final = 10_000
 
 

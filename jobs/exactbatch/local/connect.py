@@ -57,7 +57,7 @@ class Connect(Server):
         from pyspark.sql.connect.session import SparkSession
 
         session = SparkSession(self.url)
-        # By default the client tries again for ten minutes, also if another server has the port and refuses the token.
+        # By default the client tries again for ten minutes, even if another server has the port and refuses the token.
         session.client.set_retry_policies([])
         try:
             _ = session.version

@@ -16,7 +16,7 @@ from exactbatch.ledger.overview import Position
 from exactbatch.postgres.connection import Connection, transaction
 
 SegmentKind = Literal["batch", "replay", "backfill", "loss", "gap", "pruned"]
-# All strips together have at most so many steps: each is a look-up in an index.
+# All strips together have at most this number of steps: each is a look-up in an index.
 _STEPS: Final = 4000
 _EXCEPTIONS: Final = 300  # losses and folded rows of each strip
 _REPLAYS: Final = 300  # committed replays

@@ -90,7 +90,7 @@ def topic_ranges(ranges: Iterable[tuple[OffsetRange, int | None]]) -> tuple[Topi
 def tables(batch: Batch, database: str, targets: Sequence[tuple[str, str]]) -> tuple[Table, ...]:
     """Return the tables that a batch writes to: its targets and, if it has rejects, the table that keeps them.
 
-    The batch's number of rows is that of the first target.
+    The batch's number of rows is the number of the first target's rows.
     """
     first, *others = (".".join((database, *target)) for target in targets)
     written = [Table(first, batch.rows), *(Table(other, None) for other in others)]

@@ -41,7 +41,7 @@ def merge_partitions(
     max_bytes: int,
     progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> list[MergedPartition]:
-    """Merge neighbouring partitions into ones of at most so many bytes, each in a transaction; return the new ones.
+    """Merge neighbouring partitions into ones of at most `max_bytes` bytes, each in a transaction; return the new ones.
 
     Partitions that change meanwhile are left for the next merge. `progress` receives how many bytes are
     merged, and how many there are to merge.

@@ -22,7 +22,7 @@ State = Literal[
 # Newest batches of each pipeline, from which the throughput is taken: an hour of batches every five minutes.
 # Each of them costs time when many pipelines are shown.
 _BATCHES: Final = 12
-_REPLAYS: Final = 12  # newest planned replays of each pipeline, of which one may be in flight or fail
+_REPLAYS: Final = 12  # newest planned replays of each pipeline: one of them may be in flight or fail
 _THROUGHPUT: Final = timedelta(hours=1)
 _CLOCKS: Final = timedelta(seconds=10)  # by which the clocks of two servers may differ
 
@@ -89,7 +89,7 @@ class LedgerSummary:
     def records_per_second(self, now: datetime) -> float | None:
         """Records of the batches that were committed in the last hour, for each second of it.
 
-        None if none of the newest batches was. If all batches that are known are younger, the rate is that of the time
+        None if none of the newest batches was. If all batches that are known are younger, the rate is for the time
         since the oldest of them was planned.
         """
         recent = [
@@ -125,7 +125,7 @@ class Lag:
 def load_summaries(
     connection: Connection, pipelines: Sequence[str], *, batches: int = _BATCHES
 ) -> dict[str, LedgerSummary]:
-    """Read the summaries of those pipelines that are registered, by name, each with so many of the newest batches.
+    """Read the summaries of those pipelines that are registered, by name, each with this number of its newest batches.
 
     Without batches, the state of a pipeline is not known either.
     """

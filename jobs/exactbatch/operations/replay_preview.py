@@ -27,7 +27,7 @@ def preview_registered(
     *,
     replays_compacted: bool,
 ) -> Preview:
-    """Return what a replay would retract, as preview_replay() does, for a pipeline of which the ledger has a row.
+    """Return what a replay would retract, as preview_replay() does, for a pipeline that has a row in the ledger.
 
     `replays_compacted` is Pipeline.replays_compacted, which the ledger does not have. Whether the pipeline still is
     what was registered is only checked when the replay is planned. Writes and locks nothing.
@@ -75,7 +75,7 @@ def stand_in(definition: Definition) -> Pipeline:
 
 
 class _Unretractable(Append):
-    """A table of which a replay retracts nothing."""
+    """A table from which a replay retracts nothing."""
 
     keeps_every_row: ClassVar[bool] = False
 

@@ -90,7 +90,7 @@ def joined_by(tables: Tables, member: str, registered: Collection[str]) -> str |
 
 
 def as_they_start(connection: Connection, tables: Tables, members: Sequence[Pipeline]) -> list[Pipeline]:
-    """Return members, of which those that join while others are at work start at the earliest offset of their topic.
+    """Return members; those that join while others are at work start at the earliest offset of their topic.
 
     Their first records would be lost with start="latest".
     """

@@ -110,7 +110,7 @@ class Fact:
 def read_facts(cursor: Cursor, tables: Iterable[str], *, all_partitions: bool = True) -> tuple[Fact, ...]:
     """Return the facts of tables, given as quoted text, and of their partitions; none for a missing table.
 
-    Without `all_partitions`, those are left out of which only columns, constraints and indexes are facts: a thousand
+    Without `all_partitions`, partitions with no facts but columns, constraints and indexes are left out: a thousand
     partitions have tens of thousands of these.
     """
     facts: list[Fact] = []

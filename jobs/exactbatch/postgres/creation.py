@@ -13,7 +13,7 @@ _TRIES: Final = 20
 
 
 def create_schema(cursor: Cursor, name: str) -> None:
-    """Create a schema unless it exists, also if another session creates it at the same time."""
+    """Create a schema unless it exists, even if another session creates it at the same time."""
 
     def create() -> None:
         # Even if the schema exists, `if not exists` asks for the privilege to create one.

@@ -22,7 +22,7 @@ class Deadlines:
 
     @contextmanager
     def within(self, seconds: float, missed: Callable[[], None]) -> Iterator[None]:
-        """Call `missed`, in another thread, if the block has not ended within so many seconds.
+        """Call `missed`, in another thread, if the block has not ended within `seconds`.
 
         It is not called, and does not run any more, once the block has ended. It must neither wait nor raise.
         """
@@ -42,7 +42,7 @@ class Deadlines:
                 self._waiting.pop(key, None)
 
     def _forget(self) -> None:
-        """Begin anew: a forked process has none of the threads of its parent, and its locks may be held."""
+        """Start over: a forked process has none of the threads of its parent, and its locks may be held."""
         self._changed = threading.Condition()
         self._waiting = {}
         # When the thread looks again, unless it is notified; it looks at once when it starts.

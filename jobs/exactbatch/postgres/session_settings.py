@@ -167,7 +167,7 @@ class SessionSettings:
     def statements(self, version: int, effective: "EffectiveSettings | None" = None) -> str:
         """Return the statements that pin the settings of a transaction that has just begun.
 
-        The search path is OWN_PATH; without `effective`, it is that of the login, which EFFECTIVE_SETTINGS reads. With
+        The search path is OWN_PATH; without `effective`, it is the login's, which EFFECTIVE_SETTINGS reads. With
         `effective`, they also pin that a commit waits until it is on disk. None of them takes a snapshot, so the
         transaction can still choose its isolation level.
         """

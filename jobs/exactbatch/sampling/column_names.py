@@ -163,7 +163,7 @@ def quoted_if_needed(name: str) -> str:
 
 
 def module_name(name: str) -> str:
-    """Return the name of the module for a pipeline, which is that of the pipeline as well: my-orders is my_orders.
+    """Return the name of the module for a pipeline, which is the pipeline's name, too: my-orders is my_orders.
 
     Raises ConfigurationError for a name without ASCII letters or digits, and for one of another module.
     """
@@ -190,5 +190,5 @@ _MAX_MODULE: Final = MAX_NAME_BYTES - len("_deleted")
 
 
 def _cut(name: str, size: int) -> str:
-    """Return the beginning of a name that has at most so many bytes."""
+    """Return the beginning of a name, at most `size` bytes."""
     return name.encode()[:size].decode(errors="ignore")

@@ -67,7 +67,7 @@ def envelope_of(value: Any) -> Any:
 def debezium_draft(
     events: Sequence[Event], *, registry: str | None = None, properties: Mapping[str, Any] | None = None
 ) -> Draft:
-    """Return a draft of Debezium for events, of which some may change nothing."""
+    """Return a draft of Debezium for events; some may change nothing."""
     changes = [event for event in events if is_change(event.envelope)]
     connector = _connector(changes)
     images = _images(changes)

@@ -71,7 +71,7 @@ class Draft:
 
 
 def are_most(count: int, of: int) -> bool:
-    """True if so many values of a sample have a format that it is proposed: the others are named as broken records."""
+    """True if enough values of a sample have a format to propose it: the others are named as broken records."""
     return 10 * count >= 9 * of
 
 

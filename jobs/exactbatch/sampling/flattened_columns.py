@@ -29,7 +29,7 @@ def is_flattened(event: Event) -> bool:
 def flattened_draft(
     events: Sequence[Event], *, registry: str | None = None, properties: Mapping[str, Any] | None = None
 ) -> Draft:
-    """Return a draft of Flattened for events, most of which are flattened.
+    """Return a draft of Flattened for events; most of them are flattened.
 
     Raises ConfigurationError if none of them has a field that a table can have.
     """

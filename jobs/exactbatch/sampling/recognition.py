@@ -25,7 +25,7 @@ _BEGINNINGS: Final[Mapping[bytes, tuple[Encoding, ...]]] = {
 
 
 def recognize(values: Sequence[bytes], registry: Registry | None) -> Draft:
-    """Return a draft for values, none of which is null.
+    """Return a draft for values; none is null.
 
     Raises ConfigurationError for Confluent's wire format without a registry, and what the registry's client raises.
     """

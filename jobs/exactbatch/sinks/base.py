@@ -118,7 +118,7 @@ class Merger(Protocol):
     def groups(
         self, cursor: Cursor, *, planned: Collection[int], below: int, max_bytes: int
     ) -> list[MergeGroup]:
-        """Return which partitions to merge: below a batch ID, without the planned batches, of so many bytes."""
+        """Return which partitions to merge, into `max_bytes` each at most: below a batch ID, without planned ones."""
         ...
 
     def copy(self, cursor: Cursor, group: MergeGroup) -> int | None:
@@ -222,7 +222,7 @@ class Sink(Protocol):
 
     @property
     def key_columns(self) -> tuple[str, ...]:
-        """The columns of which no two rows of the target have the same values; () if there are none."""
+        """The columns whose values identify a row of the target; () if there are none."""
         ...
 
     # What the sink needs from a batch.
@@ -320,7 +320,7 @@ class Sink(Protocol):
     def partition_staging(
         self, cursor: Cursor, columns: Sequence[Column], *, batch_id: int, offsets: int
     ) -> PartitionStaging | None:
-        """Return where the rows of a batch over so many offsets are staged to become a part of the target as they
+        """Return where the rows of a batch over `offsets` offsets are staged to become a part of the target as they
         are; None if they are staged and inserted. Called after prepare(), for rows without a transform."""
         ...
 

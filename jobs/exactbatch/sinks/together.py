@@ -27,7 +27,7 @@ from exactbatch.sinks.values.cast import RejectRule
 class AppendChanges(Append):
     """An Append next to an Upsert: it has a row for each change, deletes included, with the column `deleted`.
 
-    `key` is that of the Upsert.
+    `key` is the key of the Upsert.
     """
 
     keeps_deletes: ClassVar[bool] = True
@@ -151,7 +151,7 @@ class Together(SinkDefaults):
 
     @cached_property
     def lineage_table(self) -> LineageTable:
-        """That of the last part: all have the same rows, unless changes were compacted."""
+        """The lineage table of the last part: all have the same rows, unless changes were compacted."""
         return self._main.lineage_table
 
     @property
@@ -176,7 +176,7 @@ class Together(SinkDefaults):
 
     @property
     def compactor(self) -> Compactor | None:
-        """That of the Upsert, whose old changes are dropped; all rows of an Append stay."""
+        """The compactor of the Upsert, which drops old changes; all rows of an Append stay."""
         return self._main.compactor
 
     def check(self, columns: Sequence[Column]) -> None:
@@ -233,5 +233,5 @@ class Together(SinkDefaults):
 
     @property
     def staged_row_count(self) -> sql.Composable:
-        """That of the last part."""
+        """The row count of the last part."""
         return self._main.staged_row_count

@@ -34,7 +34,7 @@ def times_in_expression(kind: str, expression: Any) -> Iterator[Finding]:
 
 
 def times_in_values(plan: Any) -> Iterator[Finding]:
-    """Yield the same for `values (…)`, of which the plan holds only the computed values."""
+    """Yield the same for `values (…)`: the plan holds only its computed values."""
     if any(_has(_DATETIME, column.dataType()) for column in items(plan.output())):
         yield from _quoted(sql_text(plan))
 

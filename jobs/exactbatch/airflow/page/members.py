@@ -13,8 +13,8 @@ def with_members(
 ) -> list[PipelineDag]:
     """Return the DAGs with, in the place of each DAG of many tables, one entry for each registered member.
 
-    A DAG of many tables none of which is registered stays. `owners` are all DAGs of pipelines, also those that are not
-    shown, and whether each is that of many tables: what another DAG runs is no member.
+    A DAG of many tables stays if none of them is registered. `owners` are all DAGs of pipelines, shown or
+    not, and whether each loads many tables: what another DAG runs is no member.
     """
     if not any(dag.is_tables for dag in dags):
         return list(dags)

@@ -1,7 +1,7 @@
 """The engine of a long-lived Spark Connect server: a batch needs no JVM of its own.
 
 The client has no SparkContext: tasks run as mapInArrow over one row for each task. Nothing of this reaches the server's
-configuration; secrets travel in the pickled function, of which Spark's pages and logs show eight bytes. What the server
+configuration; secrets travel in the pickled function: Spark's pages and logs show eight bytes of it. What the server
 answers is data: nothing of it is unpickled.
 """
 

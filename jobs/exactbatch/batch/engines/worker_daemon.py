@@ -56,7 +56,7 @@ def main() -> None:
 
     code_identity()  # of the code that was just imported
     with suppress(ConfigurationError):  # each task raises it
-        if os.environ.get(LOADS_COMPILED_CODE) == "1" and pays(sys.maxsize, anew=True):
+        if os.environ.get(LOADS_COMPILED_CODE) == "1" and pays(sys.maxsize, reload=True):
             is_available()
     # Each worker would continue the same random numbers; Python's own module does this by itself.
     os.register_at_fork(after_in_child=np.random.seed)

@@ -142,7 +142,7 @@ def publish(
 
 
 def let_search(cursor: Cursor, may_reject: int) -> None:
-    """Tell what writes rows how to search for those that the target refuses if so many records may be rejected."""
+    """Tell what writes rows how to search for those that the target refuses, and how many records may be rejected."""
     cursor.most_refused = min(max(may_reject + 1, _FEWEST_REFUSED), _MOST_REFUSED)
     cursor.searches_again = may_reject > 0
 

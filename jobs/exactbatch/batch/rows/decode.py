@@ -227,7 +227,7 @@ class RangeReader:
 
 
 def is_row_each(decoded: Decoded, records: int) -> bool:
-    """True if each of so many records gave one row."""
+    """True if each record gave one row."""
     return len(decoded.kept) == records and bool((decoded.kept.to_numpy() == np.arange(records)).all())
 
 

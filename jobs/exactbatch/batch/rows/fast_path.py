@@ -53,7 +53,7 @@ def decoder_for(
 
 
 def encodes(schema: pa.Schema, slot_offsets: int) -> bool:
-    """True if compiled code encodes a transform's rows, of which each slot of Spark stages those of so many offsets."""
+    """True if compiled code encodes a transform's rows; each slot of Spark stages those of `slot_offsets` offsets."""
     return is_encodable(schema) and is_fast(slot_offsets)
 
 
@@ -62,6 +62,6 @@ def _reads_fast(task: ReadTask) -> bool:
     return is_fast(max(len(task.range), task.slot_offsets))
 
 
-def is_fast(offsets: int, *, anew: bool = False) -> bool:
-    """True if compiled code pays for so many offsets, also if another process has to load it `anew`, and works."""
-    return pays(offsets, anew=anew) and is_available()
+def is_fast(offsets: int, *, reload: bool = False) -> bool:
+    """True if compiled code pays for a number of offsets, and works; `reload` if another process has to load it."""
+    return pays(offsets, reload=reload) and is_available()

@@ -56,5 +56,5 @@ def load_compiled_code(context: "SparkContext", tasks: "Sequence[HasRange]") -> 
     slot_offsets = sum(len(task.range) for task in tasks) // context.defaultParallelism
     # Another thread may be reading the environment: a variable may change, and none may be added. What is set stays,
     # because Spark starts another daemon for another environment.
-    if LOADS_COMPILED_CODE in context.environment and pays(slot_offsets, anew=True):
+    if LOADS_COMPILED_CODE in context.environment and pays(slot_offsets, reload=True):
         context.environment[LOADS_COMPILED_CODE] = "1"

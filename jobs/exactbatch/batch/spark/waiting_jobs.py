@@ -1,4 +1,4 @@
-"""Give up on jobs of which the cluster runs no task within the pipeline's launch_timeout."""
+"""Give up on a job if the cluster runs none of its tasks within the pipeline's launch_timeout."""
 
 import threading
 import time

@@ -68,7 +68,7 @@ class StagingTables:
     checked: tuple[CheckedJson, ...] = ()
 
     def of_part(self, part: int | None) -> "StagingTables":
-        """Return the tables of which one holds the rows of a part."""
+        """Return the tables; each holds the rows of one part."""
         return replace(self, part=part)
 
     @staticmethod

@@ -354,7 +354,7 @@ def _cases(rules: Sequence[RejectRule]) -> sql.Composable:
 
 
 def _function(cursor: Cursor, rules: Sequence[RejectRule], tables: StagingTables) -> sql.Composable:
-    """Return the definition of a function that returns why a staged row cannot be cast, also if Postgres raises an
+    """Return the definition of a function that returns why a staged row cannot be cast, even if Postgres raises an
     error for it.
 
     It takes a subtransaction per row and checked column.

@@ -53,12 +53,12 @@ class OnePass:
         return {name: of for name, of in self.unchanged.items() if of not in LINEAGE_NAMES}
 
     def packing(self, slot_offsets: int) -> Packing | None:
-        """Return how a worker packs the unchanged columns of a batch of which each slot of Spark reads so many offsets;
-        None if it keeps them as they are.
+        """Return how a worker packs the unchanged columns of a batch; None if it keeps them as they are. Each slot of
+        Spark reads `slot_offsets` offsets.
 
         Raises ConfigurationError if EXACTBATCH_FAST_PATH has another value than it may have.
         """
-        if not (self.packs and is_fast(slot_offsets, anew=True)):
+        if not (self.packs and is_fast(slot_offsets, reload=True)):
             return None
         return Packing(tuple(self.of_values.values()), self.used)
 
@@ -68,14 +68,14 @@ class OnePass:
 
 
 def _added_columns(unchanged: Mapping[str, str], rows: pa.RecordBatch) -> Mapping[str, str]:
-    """Return the columns to add to rows of a transform, with their names in `rows`, of which some may be packed."""
+    """Return the columns to add to rows of a transform, with their names in `rows`; some may be packed."""
     if PACKED not in rows.schema.names:
         return unchanged
     return {PACKED: PACKED, **{name: of for name, of in unchanged.items() if of in LINEAGE_NAMES}}
 
 
 def can_pack(unchanged: Mapping[str, str], records: pa.Schema, rows: pa.Schema) -> bool:
-    """True if compiled code can write the rows, and each unchanged column has the type of that of the records."""
+    """True if compiled code can write the rows, and each unchanged column has the type that it has in the records."""
     return (
         bool(unchanged)
         and is_encodable(rows)

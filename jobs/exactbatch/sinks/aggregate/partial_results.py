@@ -138,8 +138,8 @@ class PartialResults:
             ).format(ADDED, self._result_list(), IS_FIRST, self.table.identifier)
         )
         cursor.execute(sql.SQL("insert into {} {}").format(ADDED, results))
-        # A group has an earlier result if the index has its hash. The order makes the planner use the index also for a
-        # group with so many results that it would expect to meet one soon in any order. The index must not have the
+        # A group has an earlier result if the index has its hash. The order makes the planner use the index even for
+        # a group with enough results that it would expect to meet one soon in any order. The index must not have the
         # new results yet: each search would pass over those that follow, which the statement does not see.
         cursor.execute(
             sql.SQL(

@@ -62,11 +62,11 @@ class PartitionMerger:
     def groups(
         self, cursor: Cursor, *, planned: Collection[int], below: int, max_bytes: int
     ) -> list[MergeGroup]:
-        """Return which neighbouring partitions to merge, none of which has rows of batches from `below` on.
+        """Return which neighbouring partitions to merge; none has rows of batches from `below` on.
 
-        A merged partition has at most so many bytes, and none of the `planned` batches will belong into it. It takes
-        the place of 100 partitions at most; the next merge combines it with others. Raises TargetMismatch if merging
-        would have an effect beyond the target.
+        A merged partition has at most `max_bytes` bytes, and none of the `planned` batches will belong into it. It
+        takes the place of 100 partitions at most; the next merge combines it with others. Raises TargetMismatch if
+        merging would have an effect beyond the target.
         """
         self._check(cursor)
         partitions = partitions_of(cursor, self.target)

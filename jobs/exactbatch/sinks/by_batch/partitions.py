@@ -86,7 +86,7 @@ def covering(partitions: Iterable[Partition], batch_id: int) -> Partition | None
 
 
 def range_from(partitions: Sequence[Partition], batch_id: int, batches: int) -> tuple[int, int]:
-    """Return the IDs [lower, upper) from a batch that no partition covers: at most so many, up to the next one."""
+    """Return the IDs [lower, upper) from a batch that no partition covers: at most `batches`, up to the next one."""
     following = [each.lower for each in partitions if each.lower is not None and each.lower > batch_id]
     return batch_id, min([batch_id + batches, *following])
 

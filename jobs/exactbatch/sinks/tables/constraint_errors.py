@@ -52,7 +52,7 @@ def constraint_error(
 
 
 def _shown(refused: Sequence[RefusedRecord], limit: int) -> str:
-    """Return what a message says of refused records, of which the search finds `limit` at most."""
+    """Return what a message says of refused records; the search finds at most `limit`."""
     if not refused:
         return ""
     shown = ", ".join(map(str, refused[:_OFFSETS_SHOWN]))

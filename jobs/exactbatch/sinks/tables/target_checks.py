@@ -17,7 +17,7 @@ from exactbatch.postgres.server_version import HOLDS_NULLS_EQUAL, PUBLISHED_SCHE
 from exactbatch.sinks.tables.target import TargetTable, quoted
 from exactbatch.sinks.values.cast import Cast
 
-# Types of which one value is equal to another in both or in neither.
+# Two values of one of these types are equal in both or in neither.
 _COMPARED_AS: Final = {
     **dict.fromkeys(("smallint", "integer", "bigint"), "numeric"),
     "character varying": "text",
@@ -115,7 +115,7 @@ _OF_SCHEMAS: Final = sql.SQL("""
 _OF_COLUMNS: Final = sql.SQL("""
 left join pg_publication_rel r on r.prpubid = p.oid and r.prrelid = c.oid and r.prattrs is not null
 where i.columns is null or not i.columns <@ r.prattrs::int2[]""")
-# Tables, with their partitions, of which a publication cannot replicate deletes or updates.
+# Tables, with their partitions, whose deletes or updates a publication cannot replicate.
 _NOT_REPLICATED: Final = sql.SQL("""
 with family as (
     select %s::regclass::oid as oid union select relid::oid from pg_partition_tree(%s::regclass)
@@ -128,7 +128,7 @@ join pg_publication p on (p.pubdelete or p.pubupdate) and (
                and (r.prrelid = c.oid or r.prrelid in (select relid from pg_partition_ancestors(c.oid)))){of_schemas})
 left join lateral (
     -- Not pg_get_replica_identity_index(): Postgres might call it for a table that is being dropped.
-    -- A key `without overlaps` is no identity: its equality is not that of the columns.
+    -- A key `without overlaps` is no identity: it does not compare the columns for equality.
     select array_agg(k.column_number) as columns
     from pg_index i cross join unnest((i.indkey::int2[])[0:i.indnkeyatts - 1]) k (column_number)
     where i.indrelid = c.oid and not i.indisexclusion
@@ -394,6 +394,6 @@ def check_copyable(cursor: Cursor, table: TargetTable, columns: Sequence[Column]
 
 
 def _equality(type_: str) -> str:
-    """Return how a type compares: the same text for types of which one value is equal in both or in neither."""
+    """Return how a type compares: the same text for two types whose values are equal in both or in neither."""
     plain = re.sub(r"\(\d+(?:,\d+)?\)", "", type_)
     return _COMPARED_AS.get(plain, plain)

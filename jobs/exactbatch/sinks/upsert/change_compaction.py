@@ -161,7 +161,7 @@ class ChangeCompactor:
         )
 
     def _suppliers(self, below: sql.Composable) -> sql.Composable:
-        """Return parts of a WITH clause, the last of which has the changes whose value a change that stays lacks.
+        """Return parts of a WITH clause; the last one has the changes whose value a change that stays lacks.
 
         Of the changes below the horizon, the newest one that has the value stays for each change that lacks it and is
         above the horizon or the latest below it: what is above may be retracted.

@@ -20,8 +20,8 @@ from exactbatch.sinks.tables.target import TargetTable
 from exactbatch.sinks.upsert.change_order import LAST_OFFSET, PLACE, ChangeOrder, is_greater, latest_first
 from exactbatch.sinks.values.null_safe_groups import column_list
 
-# The latest staged change of each key and partition, and then of each key, without the keys of which an earlier change
-# is the latest.
+# The latest staged change of each key and partition, and then of each key, without the keys whose latest change is an
+# earlier one.
 STAGED: Final = sql.Identifier("exactbatch_staged")
 # The latest change of each affected key and partition that earlier batches left.
 _EARLIER: Final = sql.Identifier("exactbatch_earlier")
@@ -32,7 +32,7 @@ KEPT: Final = sql.Identifier("exactbatch_kept")
 _TABLE: Final = sql.Identifier("exactbatch stored table")
 ROW: Final = sql.Identifier("exactbatch stored row")
 _KEYS_SHOWN: Final = 5
-# From so many affected keys on, it pays to look whether earlier batches left changes of some of them.
+# From this number of affected keys on, it pays to look whether earlier batches left changes of some of them.
 MANY_KEYS: Final = 10_000
 _KEYS_LOOKED_UP: Final = 1_000
 

@@ -1,4 +1,4 @@
-"""Write rows of which one takes over a unique value, or a place in an exclusion constraint, from another one.
+"""Write rows when one takes over a unique value, or a place in an exclusion constraint, from another one.
 
 Postgres checks such constraints row by row, unless they are deferrable, which an index cannot be. So the rows that
 change are locked in the order of their keys, as in every batch, and then written in another order: what holds a value

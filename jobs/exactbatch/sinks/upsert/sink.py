@@ -50,7 +50,7 @@ class Upsert(SinkDefaults):
     delete or for a row under a wrong key. `exactbatch compact` drops old changes.
 
     The latest change is the one with the greatest `version`: a column, such as a log sequence number or a time, or
-    several, such as ("file", "pos", "row"), of which a later one decides where the earlier ones are equal. Null is
+    several, such as ("file", "pos", "row"): a later one decides where the earlier ones are equal. Null is
     less than any value. Among equal versions, or without a version, the change at the greatest offset is the
     latest. Without a version, all changes of a key must be in one partition: otherwise their order is unknown.
 

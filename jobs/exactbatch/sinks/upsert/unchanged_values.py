@@ -1,7 +1,7 @@
 """Values that the source left out of a change because they did not change: the row keeps what an older change gave it.
 
-A change names the columns that were left out of it, and has null there. The value of such a column is that of the
-newest older change of the key that has it. Which one that is follows from the changes alone, so that the order in which
+A change names the columns that were left out of it, and has null there. Such a column gets the value that the newest
+older change of the key has for it. Which one that is follows from the changes alone, so that the order in which
 they arrive does not matter: an older change that arrives later, or that a replay writes or retracts, changes the row.
 """
 
@@ -33,7 +33,7 @@ _PLACE: Final = ("kafka_topic", "kafka_partition", "kafka_offset")
 
 @dataclass(frozen=True)
 class UnchangedValues:
-    """The changes of an Upsert, some of which lack values."""
+    """The changes of an Upsert; some lack values."""
 
     changes: LineageTable
     key: Sequence[str]

@@ -5,7 +5,7 @@ from typing import Final
 
 from psycopg2 import sql
 
-# Types of which equal values are the same bytes. Not so numeric (1.0, 1.00), floats (0, -0), interval (30 days, a
+# Types whose equal values have the same bytes. Not so numeric (1.0, 1.00), floats (0, -0), interval (30 days, a
 # month) and citext.
 _ONE_IMAGE: Final = re.compile(
     r"smallint|integer|bigint|boolean|text|character(?: varying)?(?:\(\d+\))?|uuid|date|bytea|numeric\(\d+,\d+\)"
