@@ -22,6 +22,7 @@ _TOO_FINE: Final = re.compile(
     r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\.\d{7,}(?:Z|[+-]\d\d(?::?\d\d)?)?", re.ASCII
 )
 NUL: Final = "Postgres cannot store U+0000 in text"
+OUT_OF_RANGE: Final = "expected a number in the range of the type, found NaN or infinity"
 
 
 def check_rows(rows: "pa.RecordBatch", columns: Sequence[Column], *, finite: bool = False) -> None:
@@ -80,7 +81,7 @@ def refuse_infinity(column: "pa.ChunkedArray | pa.Array") -> None:
     if pa.types.is_list(column.type):
         refuse_infinity(pc.list_flatten(column))
     elif pa.types.is_floating(column.type) and not pc.all(pc.is_finite(column), min_count=0).as_py():
-        raise ValueError("expected a number in the range of the type, found NaN or infinity")
+        raise ValueError(OUT_OF_RANGE)
 
 
 def is_too_fine(text: str) -> bool:
