@@ -30,7 +30,7 @@ from exactbatch.formats.format import (
     refused_by,
 )
 from exactbatch.formats.json_blocks import stored_schema
-from exactbatch.formats.postgres_limits import check_column, check_rows
+from exactbatch.formats.postgres_limits import check_rows, find_unstorable
 from exactbatch.formats.schema_registry import Inquiry
 from exactbatch.formats.wire_format import check_address
 from exactbatch.options import check_types
@@ -191,12 +191,10 @@ class _Body:
                 continue  # in halves
         numbers = range(len(self._columns))
         yield from refused_by([partial(self._array, number) for number in numbers], values)
-        arrays = [self._array(number, list(values.values())) for number in numbers]
-        places = {index: place for place, index in enumerate(values)}
-        checks = [
-            partial(_check_places, column, each) for column, each in zip(self._columns, arrays, strict=True)
-        ]
-        yield from refused_by(checks, places)
+        indexes, left = list(values), list(values.values())
+        for number in numbers:
+            found = find_unstorable(self._columns[number], self._array(number, left))
+            yield from ((indexes[place], reason) for place, reason in found)
 
     def _array(self, number: int, values: Sequence[Any]) -> "pa.Array":
         """Return a column, by its number, from decoded values; raise ValueError that names it."""
@@ -218,9 +216,10 @@ class _Body:
         """Return why a body is refused, and the first field that cannot be decoded."""
         import fastavro
 
-        def fails(first: tuple[str, Any]) -> Exception | None:
+        @cache
+        def error_at(number: int) -> Exception | None:
             try:
-                fastavro.schemaless_reader(io.BytesIO(body), first[1], None)
+                fastavro.schemaless_reader(io.BytesIO(body), self._first_fields[number][1], None)
             except MemoryError:
                 raise
             except Exception as error:
@@ -229,11 +228,11 @@ class _Body:
 
         body = body[self._header :]
         types = {column.name: column.type for column in self._columns}
-        at = bisect_left(self._first_fields, True, key=lambda first: fails(first) is not None)
-        if at == len(self._first_fields):
+        numbers = range(len(self._first_fields))
+        at = bisect_left(numbers, True, key=lambda number: error_at(number) is not None)
+        if at == len(numbers):
             return ENDS_ELSEWHERE
-        name, _ = first = self._first_fields[at]
-        error = fails(first)
+        name, error = self._first_fields[at][0], error_at(at)
         assert error is not None
         place = f"column {name!r}, {types[name]}" if name in types else f"field {name!r}"
         return f"{place}: {_reason_from(error)}"
@@ -250,11 +249,6 @@ class _Body:
             (field["name"], fastavro.parse_schema({**self._value, "fields": fields[: index + 1]}))
             for index, field in enumerate(fields)
         ]
-
-
-def _check_places(column: Column, values: "pa.Array", places: Sequence[int]) -> None:
-    """Raise ValueError for a value that Postgres cannot store, from the first of some places to the last."""
-    check_column(column, values.slice(places[0], places[-1] - places[0] + 1))
 
 
 def _reason_from(error: Exception) -> str:
