@@ -164,6 +164,7 @@ class _Body:
             except ValueError as error:
                 raise ValueError(f"column {column.name!r}, {column.type}: {error}") from None
         self._header = header
+        self._prefixes: dict[int, Any] = {}
         self._value = _value_of(parsed, fields.values())
         self._bodies = Bodies(self._value, header, self._reason)
 
@@ -219,7 +220,7 @@ class _Body:
         @cache
         def error_at(number: int) -> Exception | None:
             try:
-                fastavro.schemaless_reader(io.BytesIO(body), self._first_fields[number][1], None)
+                fastavro.schemaless_reader(io.BytesIO(body), self._first_fields(number), None)
             except MemoryError:
                 raise
             except Exception as error:
@@ -228,27 +229,33 @@ class _Body:
 
         body = body[self._header :]
         types = {column.name: column.type for column in self._columns}
-        numbers = range(len(self._first_fields))
+        numbers = range(len(self._names))
         at = bisect_left(numbers, True, key=lambda number: error_at(number) is not None)
         if at == len(numbers):
             return ENDS_ELSEWHERE
-        name, error = self._first_fields[at][0], error_at(at)
+        name, error = self._names[at], error_at(at)
         assert error is not None
         place = f"column {name!r}, {types[name]}" if name in types else f"field {name!r}"
         return f"{place}: {_reason_from(error)}"
 
     @cached_property
-    def _first_fields(self) -> list[tuple[str, Any]]:
-        """For each field of a record, its name and the schema of the record up to this field."""
+    def _names(self) -> list[str]:
+        """The names of all fields; of the column, if a body is no record."""
+        if not self._is_record:
+            return [self._columns[0].name]
+        return [field["name"] for field in self._value["fields"]]
+
+    def _first_fields(self, number: int) -> Any:
+        """Return the schema of the record up to one of its fields: kept for each field that was asked for, because the
+        schemas of all fields together grow with the square of their number."""
         import fastavro
 
-        if not self._is_record:
-            return [(self._columns[0].name, fastavro.parse_schema(self._value))]
-        fields = self._value["fields"]
-        return [
-            (field["name"], fastavro.parse_schema({**self._value, "fields": fields[: index + 1]}))
-            for index, field in enumerate(fields)
-        ]
+        if number not in self._prefixes:
+            value = self._value
+            if self._is_record:
+                value = {**value, "fields": value["fields"][: number + 1]}
+            self._prefixes[number] = fastavro.parse_schema(value)
+        return self._prefixes[number]
 
 
 def _reason_from(error: Exception) -> str:

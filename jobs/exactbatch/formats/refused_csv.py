@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 _QUOTE: Final = '"'
 _LONGEST: Final = 500  # characters of a reason
-_SHOWN: Final = 60  # characters of a number in a reason
 _BOOLEANS: Final = frozenset({"true", "True", "TRUE", "false", "False", "FALSE", "1", "0"})
 # Fields without quotes end at a delimiter or line; what follows a closing quote, up to there, belongs to the field.
 _QUOTED: Final = re.compile(r'"((?:[^"]++|"")*+)"')

@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 
 NUMBER: Final = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?", re.ASCII)
 INTEGER: Final = re.compile(r"-?\d+", re.ASCII)
-_PARTS: Final = re.compile(
-    r"[-+]?(?P<whole>\d*)\.?(?P<fraction>\d*)(?:[eE](?P<exponent>[-+]?\d+))?", re.ASCII
-)
+_PARTS: Final = re.compile(r"[-+]?(?P<whole>\d*)\.?(?P<fraction>\d*)(?:[eE](?P<power>[-+]?\d+))?", re.ASCII)
 _DAY: Final = re.compile(r"(\d{4})-(\d\d)-(\d\d)", re.ASCII)
 _MOMENT: Final = re.compile(
     r"(?P<day>\d{4}-\d\d-\d\d)(?:[T ](?:[01]\d|2[0-3])(?::[0-5]\d(?::[0-5]\d(?:\.(?P<fraction>\d+))?)?)?"
@@ -33,7 +31,8 @@ _GREGORIAN: Final = 400  # years after which the calendar repeats itself
 _MOST_PLACES: Final = 38  # decimal128's, and so the most powers of ten that it multiplies by
 _MOST_WIDE_PLACES: Final = 76  # decimal256's
 _MOST_EXPONENT: Final = 9  # digits
-_EXACT: Final = decimal.Context(prec=500, Emax=10**6, Emin=-(10**6))
+_SHOWN: Final = 60  # characters of a number in a reason
+_EXACT: Final = decimal.Context(prec=500, Emax=10**10, Emin=-(10**10))
 
 
 class Undecided(Exception):
@@ -46,7 +45,10 @@ def is_no_integer(text: str, type_: "pa.DataType") -> bool:
         return True
     bits = type_.bit_width
     digits = text.lstrip("-").lstrip("0")
-    return len(digits) > bits or not -(2 ** (bits - 1)) <= int(text) < 2 ** (bits - 1)
+    if len(digits) > bits:
+        return True
+    number = -int(digits or 0) if text.startswith("-") else int(digits or 0)
+    return not -(2 ** (bits - 1)) <= number < 2 ** (bits - 1)
 
 
 def is_infinite(number: str, bits: int) -> bool:
@@ -82,18 +84,22 @@ def why_no_decimal(text: str, type_: "pa.DataType", *, is_wide: bool) -> str | N
     """Return why text is no number of a decimal type, which Arrow reads with 256 bits if `is_wide`; None if it is."""
     parts = _PARTS.fullmatch(text)
     if parts is None or NUMBER.fullmatch(text) is None:
-        return f"expected a number, found {text!r}"
-    whole, fraction, exponent = parts["whole"].lstrip("0"), parts["fraction"], parts["exponent"] or "0"
-    if len(exponent.lstrip("+-0")) > _MOST_EXPONENT:
-        return f"expected a number with a smaller exponent, found {text}"
-    places = len(fraction) - int(exponent)
-    if places > _MOST_PLACES and exponent != "0":
+        return f"expected a number, found {text[:_SHOWN]!r}"
+    whole, fraction, power = parts["whole"].lstrip("0"), parts["fraction"], parts["power"] or ""
+    digits = power.lstrip("+-").lstrip("0")
+    if is_wide and not digits and not whole and not fraction.strip("0"):
+        return None
+    if len(digits) > _MOST_EXPONENT or len(fraction) > _MOST_WIDE_PLACES:
+        return f"expected a number with fewer digits, found {text[:_SHOWN]}"
+    exponent = int(digits or 0) * (-1 if power.startswith("-") else 1)
+    places = len(fraction) - exponent
+    if places > _MOST_PLACES and exponent:
         return too_tiny(text)
-    if places < -(_MOST_WIDE_PLACES if is_wide else _MOST_PLACES):
+    if len(whole) > _MOST_WIDE_PLACES or places < -(_MOST_WIDE_PLACES if is_wide else _MOST_PLACES):
         return too_large(text, type_)
     if not is_wide and len(whole) + len(fraction) - min(places, 0) > type_.precision:
-        return f"expected a number with at most {type_.precision} digits, found {text}"
+        return f"expected a number with at most {type_.precision} digits, found {text[:_SHOWN]}"
     scaled = _EXACT.create_decimal(text).scaleb(type_.scale, _EXACT)
     if scaled != scaled.to_integral_value(context=_EXACT):
-        return f"expected a number with at most {type_.scale} places, found {text}"
+        return f"expected a number with at most {type_.scale} places, found {text[:_SHOWN]}"
     return too_large(text, type_) if abs(scaled) >= 10**type_.precision else None
