@@ -90,7 +90,12 @@ def test_a_struct_given_twice_is_a_reject(name):
         ("date", time("int32", "Date"), -2147472692, "pg_catalog.date"),
         ("date", time("int32", "Date"), -2440589, "that Postgres can store"),
         ("text", time("int64", "MicroTimestamp"), 2**62, "the years 1 to 9999"),
-        ("numeric(4,2)", decimal(2), unscaled(10000), "expected at most 2 digits before the point, found 100.00"),
+        (
+            "numeric(4,2)",
+            decimal(2),
+            unscaled(10000),
+            "expected at most 2 digits before the point, found 100.00",
+        ),
         ("numeric(4,1)", decimal(2), unscaled(101), "at most 1 places, found 1.01"),
         ("numeric(38,2)", decimal(0), unscaled(7 * 10**36), "does not fit in precision 38"),
         ("numeric(38,38)", decimal(0), unscaled(10**37), "does not fit in precision 38"),
