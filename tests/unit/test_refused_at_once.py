@@ -455,6 +455,7 @@ BAD = {
         "nan(%d),,,", "1e4%d,,,", "-Inf,%d,,", ",1.23%d,,", ",1e1%d,,", ",1e-%d,,", ",,1e%d,", ",,x%d,", ",,,1x%d",
         ",,,NaN%d",
     ]),
+    "Protobuf": (PROTOBUF, ["1%d"]),
     "Text": (Text("id bigint"), ["%da", "\0%d", '"%d"', "0x%d", "+%d"]),
     "Text with numbers": (Text("id numeric"), ["%da", "NaN%d", "-%d-", "1e5x%d"]),
     "Json with paths": (Json("id int from 'a.id', note text from 'note'"), [
