@@ -73,8 +73,13 @@ def _version_that_is_imported() -> str:
     In a driver that spark-submit starts, this is a zip file: the loader reads it.
     """
     spec = PathFinder.find_spec("pyspark")
-    if spec is None or spec.origin is None or not isinstance(spec.loader, FileLoader | zipimporter):
+    if spec is None or spec.origin is None:
         raise ConfigurationError("PySpark is not installed. Install exactbatch with its dependencies.")
+    if not isinstance(spec.loader, FileLoader | zipimporter):
+        raise ConfigurationError(
+            f"PySpark is {spec.origin}, which {type(spec.loader).__name__} imports: expected a folder or a zip file, "
+            f"whose version can be read. Nothing was written. Install PySpark as a package."
+        )
     file = str(Path(spec.origin).with_name("version.py"))
     match = _VERSION.search(spec.loader.get_data(file).decode())
     assert match is not None, f"{spec.origin}: a PySpark without a version"

@@ -4,11 +4,12 @@ import json
 import subprocess
 import sys
 
+import fastavro
 import pytest
 
 from exactbatch.formats import Avro
 from exactbatch.formats.raw_json_fields import TOO_DEEP
-from support.decoding import rows
+from support.decoding import reason, rows
 
 LIST = {
     "type": "record",
@@ -95,3 +96,14 @@ def test_nesting_below_the_limit_is_a_row():
     tree_row = {"v": 1, "labels": "{}", "children": '[{"k":{"v":1,"labels":{},"children":[]}}]'}
     assert rows(Avro(json.dumps(TREE)), tree(1)) == [tree_row]
     assert len(rows(Avro(json.dumps(TREE)), tree(290), tree(290))) == 2
+
+
+def test_the_reason_of_a_body_needs_few_schemas(monkeypatch):
+    """The schemas of all first fields together grow with the square of their number."""
+    fields = [{"name": f"f{number}", "type": "string"} for number in range(500)]
+    form = Avro(json.dumps({"type": "record", "name": "V", "fields": fields}), columns="f300 text")
+    body = b"\0" * 300 + b"\x02\xff" + b"\0" * 199
+    parsed, parse = [], fastavro.parse_schema
+    monkeypatch.setattr(fastavro, "parse_schema", lambda schema: parsed.append(schema) or parse(schema))
+    assert reason(form, body) == "column 'f300', text: expected text in UTF-8, found other bytes"
+    assert len(parsed) < 20

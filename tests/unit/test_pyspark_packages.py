@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+from importlib.machinery import BuiltinImporter, ModuleSpec, PathFinder
 from pathlib import Path
 from shutil import make_archive
 
@@ -117,3 +118,13 @@ def test_jars_of_another_version_are_refused(packages):
 def test_the_spark_that_runs_the_tests_is_known():
     assert jar_versions(Path(pyspark.__file__).parent) == {pyspark.__version__}
     assert check_pyspark().startswith(f"PySpark {pyspark.__version__}")
+
+
+def test_a_pyspark_that_is_imported_in_another_way_is_named(packages, monkeypatch):
+    packages.install("pyspark", "4.2.0", with_jars("4.2.0"))
+    spec = ModuleSpec("pyspark", BuiltinImporter, origin="somewhere")
+    monkeypatch.setattr(PathFinder, "find_spec", lambda _name: spec)
+    with pytest.raises(
+        ConfigurationError, match="^PySpark is somewhere, which type imports: expected a folder"
+    ):
+        check_pyspark()

@@ -9,11 +9,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from exactbatch.formats import Avro, Csv, Debezium, Flattened, Json, Protobuf, Text
+from exactbatch.columns import Column
+from exactbatch.formats import Avro, Csv, Custom, Debezium, Flattened, Json, Protobuf, Text
 from exactbatch.formats.avro_bodies import Bodies
+from exactbatch.formats.format import refused_by
+from exactbatch.formats.postgres_limits import find_unstorable
 from support.decoding import decode
 from support.json_values import BROKEN
 from support.protobuf_schema import shop_class, shop_descriptors
+from support.registry import registry_server
 
 # fmt: off
 TOKENS = st.sampled_from([
@@ -157,6 +161,10 @@ FIELDS_OF_CSV = st.sampled_from([
     "yes", "1", "0", "-", "2024-13-45", "2024-01-01", "2024-01-01 ", "2024-01-01T25:00", "2024-01-01T00:00:00.1234567Z",
     "2024-01-01T00:00:00Z", "2024-01-01 00:00", "123456789.1", "1.234", '"x', 'a"b', '"a"b', "1\n2", "NULL",
     "é", "\0", ".", '"1a"', '"x""y"', '"0x1"', '"1"', '"1,2"', '"NULL"', '"a\n"', '"',
+    "-NaN(a)", "tRUE", "TRUE", "0000-02-29", "2023-02-29", " 2024-01-01", "2024-01-01T10", "2024-01-01T24:00", "1e400",
+    "2024-01-01 10:00+01:00", "2024-01-01T10:00:00.", "2024-01-01T1000", "1.2300", "0e50", "1e-39", "1e9", "10e-3",
+    "3.4028235677973366e38", "3.4028235677973367e38", "1e309", "0" * 70 + "1", '"a"b', '"a"b"c"', '"a" "b"', "a\rb",
+    "1e99999999999", "0." + "0" * 40 + "1", "a\0b", "\t1", "-0", "1 2",
 ])  # fmt: skip
 LINES = st.tuples(
     st.lists(FIELDS_OF_CSV, min_size=1, max_size=4), st.sampled_from(["", "", "", "\n", "\r\n", "\r"])
@@ -173,6 +181,22 @@ TYPES_OF_CSV = TYPES.filter(lambda type_: not type_.endswith("[]") and type_ != 
 def test_a_block_of_csv_has_the_reasons_of_its_values(types, values, null):
     form = Csv(f"a {types[0]}, b {types[1]}", null=null)
     assert dict(decode(form, *values).rejects) == why_each(form, values)
+
+
+def accepts(form, value):
+    """True if a format takes a value, whatever it says of others."""
+    try:
+        form._decode_block(pa.array([value], pa.binary()))
+    except ValueError:
+        return False
+    return True
+
+
+@settings(STRICT, max_examples=1000)
+@given(st.tuples(TYPES_OF_CSV, TYPES_OF_CSV), LINES | st.binary(max_size=4), st.sampled_from(["", "NULL"]))
+def test_a_line_of_csv_has_a_reason_exactly_if_arrow_refuses_it(types, line, null):
+    form = Csv(f"a {types[0]}, b {types[1]}", null=null)
+    assert (form.why_refused(line) is None) == accepts(form, line)
 
 
 @STRICT
@@ -259,6 +283,163 @@ def test_bodies_of_avro_are_not_decoded_one_by_one(monkeypatch):
     assert len(blocks) <= 2
 
 
+def test_text_is_refused_in_rows_only():
+    """A message without elements gives no row, so that nothing has to store its text."""
+    form = Protobuf(
+        "note text from 'f_string', n int from 'r_int32[]'",
+        descriptor=shop_descriptors(),
+        message="shop.Order",
+    )
+    values = [
+        ORDER(f_string=note, r_int32=numbers).SerializeToString()
+        for note, numbers in (("a\0b", []), ("x", [1, 2]), ("a\0b", [1]), ("y", [3]))
+    ]
+    decoded = decode(form, *values)
+    assert dict(decoded.rejects) == why_each(form, values)
+    assert list(dict(decoded.rejects)) == [2]
+
+
+def numbers_below(limit, blocks):
+    """Return a check that refuses numbers from a limit on, and notes how many it was given each time."""
+
+    def check(values):
+        blocks.append(len(values))
+        if wrong := [value for value in values if value >= limit]:
+            raise ValueError(f"{wrong[0]}")
+
+    return check
+
+
+def test_values_that_are_alike_are_checked_once():
+    blocks = []
+    values = dict(enumerate([1, 5, 2, 5, 5, 1, 6]))
+    found = dict(refused_by([numbers_below(5, blocks)], values, lambda value: value))
+    assert found == {1: "5", 3: "5", 4: "5", 6: "6"}
+    assert values == {0: 1, 2: 2, 5: 1}
+    assert blocks == [4, 1, 1, 1, 1]
+
+
+@given(st.lists(st.integers(0, 9), max_size=60), st.integers(0, 10))
+def test_a_check_finds_each_value_that_it_refuses(numbers, limit):
+    values = dict(enumerate(numbers))
+    found = dict(refused_by([numbers_below(limit, [])], values))
+    assert found == {index: str(number) for index, number in enumerate(numbers) if number >= limit}
+    assert values == {index: number for index, number in enumerate(numbers) if number < limit}
+
+
+UNSTORABLE = {
+    "text": (pa.string(), ["a", "b\0", None, "\0"], [1, 3]),
+    "text[]": (pa.list_(pa.string()), [["a", "b\0", "\0"], None, [], [None], ["\0"]], [0, 4]),
+    "timestamptz": (pa.timestamp("us", "UTC"), [0, -(2**62), None], [1]),
+    "date": (pa.date32(), [0, 2**31 - 1, None, -(2**31)], [1, 3]),
+    "date[]": (pa.list_(pa.date32()), [[0], [0, 2**31 - 1]], [1]),
+    "bigint": (pa.int64(), [0, 2**62], []),
+}
+
+
+@pytest.mark.parametrize("type_", UNSTORABLE)
+def test_what_postgres_cannot_store_is_found_in_every_type(type_):
+    arrow_type, values, expected = UNSTORABLE[type_]
+    column = Column("a", type_)
+    array = pa.array(values, arrow_type)
+    found = dict(find_unstorable(column, array))
+    assert list(found) == expected
+    for place in range(len(array)):
+        assert list(find_unstorable(column, array.slice(place, 1))) == [(0, found.get(place))] * (
+            place in found
+        )
+
+
+def test_decimals_that_postgres_cannot_store_are_named():
+    large = pa.array([1, 10**5, None, -(10**6)], pa.decimal128(38, 0))
+    narrow = pa.Array.from_buffers(pa.decimal128(5, 0), 4, large.buffers())
+    found = dict(find_unstorable(Column("a", "numeric(5,0)"), narrow))
+    assert [(place, reason.rpartition(" ")[2]) for place, reason in found.items()] == [
+        (1, "100000"), (3, "-1000000"),
+    ]  # fmt: skip
+
+
+ROW_OF_EVENT = {**AVRO_SCHEMA, "name": "Row"}
+EVENT_SCHEMA = {"type": "record", "name": "Envelope", "fields": [
+    {"name": "before", "type": ["null", ROW_OF_EVENT]}, {"name": "after", "type": ["null", "Row"]},
+    {"name": "source", "type": [
+        "null", {"type": "record", "name": "S", "fields": [{"name": "n", "type": ["null", "long"]}]},
+    ]},
+    {"name": "op", "type": ["null", "string"]},
+]}  # fmt: skip
+ROW_COLUMNS = "id bigint, note text, price numeric(4,2), at timestamptz"
+ROW_BODIES = st.tuples(
+    NUMBERS, NOTES | st.just("__debezium_unavailable_value"), st.sampled_from([b"\1", b"\x7f\xff\xff", b""]), NUMBERS
+).map(lambda drawn: avro_body(*drawn))  # fmt: skip
+IMAGES_OF_AVRO = st.just(b"\0") | ROW_BODIES.map(lambda body: b"\2" + body)
+EVENTS_OF_AVRO = st.tuples(
+    IMAGES_OF_AVRO, IMAGES_OF_AVRO, st.sampled_from([b"\0", b"\2\0", b"\2\2\x0a"]),
+    st.sampled_from([b"\0", b"\2\2c", b"\2\2u", b"\2\2d", b"\2\2t", b"\2\2m", b"\2\2x"]), *BREAKS,
+).map(lambda drawn: b"\0\0\0\0\1" + broken(b"".join(drawn[:4]), *drawn[4:]))  # fmt: skip
+
+
+@STRICT
+@given(
+    st.sampled_from([None, "n"]),
+    st.sampled_from(["reject", "apply"]),
+    st.lists(EVENTS_OF_AVRO | st.binary(max_size=8), min_size=2, max_size=12),
+)
+def test_a_block_of_events_of_avro_has_the_reasons_of_its_values(version, truncate, values):
+    with registry_server() as registry:
+        registry.has(1, EVENT_SCHEMA)
+        form = Debezium(
+            ROW_COLUMNS,
+            version,
+            registry=registry.address,
+            truncate=truncate if version else "reject",
+        )
+        accounted = form.decode(pa.array(values, pa.binary()))
+        alone = [form.decode(pa.array([value], pa.binary())) for value in values]
+        assert dict(accounted.rejects) == {
+            index: each.rejects[0][1] for index, each in enumerate(alone) if each.rejects
+        }
+        assert accounted.tombstones == sum(each.tombstones for each in alone)
+        assert accounted.rows.to_pylist() == [row for each in alone for row in each.rows.to_pylist()]
+
+
+@STRICT
+@given(st.lists(ROW_BODIES | st.binary(max_size=8), min_size=2, max_size=12))
+def test_a_block_of_flattened_events_of_avro_has_the_reasons_of_its_values(values):
+    values = [b"\0\0\0\0\1" + value for value in values]
+    with registry_server() as registry:
+        registry.has(1, ROW_OF_EVENT)
+        form = Flattened(ROW_COLUMNS, registry=registry.address)
+        assert dict(decode(form, *values).rejects) == why_each(form, values)
+
+
+def test_events_of_avro_are_not_decoded_one_by_one(monkeypatch):
+    blocks, inner = [], Bodies.decode
+    monkeypatch.setattr(
+        Bodies, "decode", lambda self, bodies: blocks.append(len(bodies)) or inner(self, bodies)
+    )
+    row = avro_body(1, "x", b"\1", 0)
+    kinds = [
+        b"\0\2" + avro_body(1, "a\0b", b"\1", 0) + b"\2\2\x0a\2\2c",
+        b"\0\2" + avro_body(1, "x", b"\x7f\xff\xff", 0) + b"\2\2\x0a\2\2c",
+        b"\0\2" + avro_body(1, "x", b"\1", -(2**62)) + b"\2\2\x0a\2\2c",
+        b"\0\2" + row + b"\0\2\2c",
+        b"\0\2" + row + b"\2\2\x0a\2\2x",
+        b"\0\0\2\2\x0a\2\2c",
+        b"\0\2" + row,
+    ]
+    with registry_server() as registry:
+        registry.has(1, EVENT_SCHEMA)
+        form = Debezium(ROW_COLUMNS, "n", registry=registry.address)
+        decoded = form.decode(pa.array([b"\0\0\0\0\1" + kind for kind in kinds * 20], pa.binary()))
+    assert len(decoded.rejects) == 140
+    assert len(blocks) <= 2
+
+
+def custom_text(given):
+    text = given.column("value").cast(pa.string())
+    return pa.record_batch({"value_index": given.column("value_index"), "a": text}), {}
+
+
 BAD = {
     "Json": (Json("id int, at timestamptz, price numeric(10,2), note text"), [
         '{"id":"%d"}', '{"id":%d.5}', '{"id":9%012d}', '{"at":"%d"}', '{"at":"2024-13-%02d"}', '{"price":"x%d"}',
@@ -267,9 +448,16 @@ BAD = {
     ]),
     "Csv": (Csv("id int, at timestamptz, note text"), [
         "%da,,", "%d", "%d,,,", "9%012d,,x", "1,%d,", "1,2024-13-%02d,x", "1.%d,,", "x%d,,\n",
-        '"%da","",', '1,"%d', "0x%d,,", "+%d,,",
+        '"%da","",', '1,"%d', "0x%d,,", "+%d,,", "1,2024-13-%02d", "1,,x\n%d", "1,,\0%d", '"1"%dx,,', 'x"%d",,',
+        " %dx,,", "1,2024-01-01T00:00:00.1234567%d,", "1,2024-01-01T00:00:%02d,", "a\0%d,,",
     ]),
+    "Csv with numbers": (Csv("a real, b numeric(10,2), c numeric(38,30), d numeric"), [
+        "nan(%d),,,", "1e4%d,,,", "-Inf,%d,,", ",1.23%d,,", ",1e1%d,,", ",1e-%d,,", ",,1e%d,", ",,x%d,", ",,,1x%d",
+        ",,,NaN%d",
+    ]),
+    "Protobuf": (PROTOBUF, ["1%d"]),
     "Text": (Text("id bigint"), ["%da", "\0%d", '"%d"', "0x%d", "+%d"]),
+    "Text with numbers": (Text("id numeric"), ["%da", "NaN%d", "-%d-", "1e5x%d"]),
     "Json with paths": (Json("id int from 'a.id', note text from 'note'"), [
         '{"a":%d}', '{"a":{"id":"%d"}}', '{"a":{"id":%d.5}}', '{"note":%d}', "%d",
     ]),
@@ -280,7 +468,14 @@ BAD = {
         '{"before":null,"after":{"id":"%d"},"op":"c"}', '{"payload":{"before":{"id":%d.5},"after":null,"op":"d"}}',
         '{"before":{"id":1},"after":{"id":1,"note":%d},"op":"u"}', '{"before":null,"after":{"id":"%d"},"op":"c"',
         '{"before":{"id":1},"after":{"id":1,"note":"%d\\u0000"},"op":"u"}',
+        '{"before":null,"after":{"id":%d},"op":"x"}', '{"before":null,"after":null,"op":"c","ts_ms":%d}',
+        '{"before":null,"after":{"id":1,"note":"%d\\ud800"},"op":"c"}',
+        '{"before":null,"after":null,"op":"t","ts_ms":%d}', '{"before":null,"after":{"id":%d}}', '{"id":%d}',
     ]),
+    "Debezium with a version": (Debezium("id int", "n"), [
+        '{"before":null,"after":{"id":%d},"op":"c"}', '{"before":null,"after":{"id":%d},"op":"c","source":{"n":null}}',
+    ]),
+    "Custom": (Custom(custom_text, "a text"), ["a\0%d"]),
     "Flattened": (Flattened("id int, note text"), [
         '{"id":"%d"}', '{"id":1,"note":%d,"__deleted":"false"}', '{"id":%d.5,"__op":"u"}', '{"id":%d', "%d",
     ]),
@@ -291,7 +486,7 @@ BAD = {
 def test_bad_values_are_not_decoded_one_by_one(monkeypatch, form):
     format_, kinds = BAD[form]
     blocks = []
-    for name in ("_decode_block", "_decode_members"):
+    for name in ("_decode_block", "_decode_members", "_storable"):
         inner = getattr(type(format_), name, None)
         if inner is not None:
             monkeypatch.setattr(

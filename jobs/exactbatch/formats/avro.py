@@ -30,7 +30,7 @@ from exactbatch.formats.format import (
     refused_by,
 )
 from exactbatch.formats.json_blocks import stored_schema
-from exactbatch.formats.postgres_limits import check_column, check_rows
+from exactbatch.formats.postgres_limits import check_rows, find_unstorable
 from exactbatch.formats.schema_registry import Inquiry
 from exactbatch.formats.wire_format import check_address
 from exactbatch.options import check_types
@@ -164,6 +164,7 @@ class _Body:
             except ValueError as error:
                 raise ValueError(f"column {column.name!r}, {column.type}: {error}") from None
         self._header = header
+        self._prefixes: dict[int, Any] = {}
         self._value = _value_of(parsed, fields.values())
         self._bodies = Bodies(self._value, header, self._reason)
 
@@ -191,12 +192,10 @@ class _Body:
                 continue  # in halves
         numbers = range(len(self._columns))
         yield from refused_by([partial(self._array, number) for number in numbers], values)
-        arrays = [self._array(number, list(values.values())) for number in numbers]
-        places = {index: place for place, index in enumerate(values)}
-        checks = [
-            partial(_check_places, column, each) for column, each in zip(self._columns, arrays, strict=True)
-        ]
-        yield from refused_by(checks, places)
+        indexes, left = list(values), list(values.values())
+        for number in numbers:
+            found = find_unstorable(self._columns[number], self._array(number, left))
+            yield from ((indexes[place], reason) for place, reason in found)
 
     def _array(self, number: int, values: Sequence[Any]) -> "pa.Array":
         """Return a column, by its number, from decoded values; raise ValueError that names it."""
@@ -218,9 +217,10 @@ class _Body:
         """Return why a body is refused, and the first field that cannot be decoded."""
         import fastavro
 
-        def fails(first: tuple[str, Any]) -> Exception | None:
+        @cache
+        def error_at(number: int) -> Exception | None:
             try:
-                fastavro.schemaless_reader(io.BytesIO(body), first[1], None)
+                fastavro.schemaless_reader(io.BytesIO(body), self._first_fields(number), None)
             except MemoryError:
                 raise
             except Exception as error:
@@ -229,32 +229,33 @@ class _Body:
 
         body = body[self._header :]
         types = {column.name: column.type for column in self._columns}
-        at = bisect_left(self._first_fields, True, key=lambda first: fails(first) is not None)
-        if at == len(self._first_fields):
+        numbers = range(len(self._names))
+        at = bisect_left(numbers, True, key=lambda number: error_at(number) is not None)
+        if at == len(numbers):
             return ENDS_ELSEWHERE
-        name, _ = first = self._first_fields[at]
-        error = fails(first)
+        name, error = self._names[at], error_at(at)
         assert error is not None
         place = f"column {name!r}, {types[name]}" if name in types else f"field {name!r}"
         return f"{place}: {_reason_from(error)}"
 
     @cached_property
-    def _first_fields(self) -> list[tuple[str, Any]]:
-        """For each field of a record, its name and the schema of the record up to this field."""
+    def _names(self) -> list[str]:
+        """The names of all fields; of the column, if a body is no record."""
+        if not self._is_record:
+            return [self._columns[0].name]
+        return [field["name"] for field in self._value["fields"]]
+
+    def _first_fields(self, number: int) -> Any:
+        """Return the schema of the record up to one of its fields: kept for each field that was asked for, because the
+        schemas of all fields together grow with the square of their number."""
         import fastavro
 
-        if not self._is_record:
-            return [(self._columns[0].name, fastavro.parse_schema(self._value))]
-        fields = self._value["fields"]
-        return [
-            (field["name"], fastavro.parse_schema({**self._value, "fields": fields[: index + 1]}))
-            for index, field in enumerate(fields)
-        ]
-
-
-def _check_places(column: Column, values: "pa.Array", places: Sequence[int]) -> None:
-    """Raise ValueError for a value that Postgres cannot store, from the first of some places to the last."""
-    check_column(column, values.slice(places[0], places[-1] - places[0] + 1))
+        if number not in self._prefixes:
+            value = self._value
+            if self._is_record:
+                value = {**value, "fields": value["fields"][: number + 1]}
+            self._prefixes[number] = fastavro.parse_schema(value)
+        return self._prefixes[number]
 
 
 def _reason_from(error: Exception) -> str:

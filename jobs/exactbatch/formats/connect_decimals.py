@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 from exactbatch.formats.binary_text import decoded_text
 from exactbatch.formats.decimals import check_digits, decimals_of
 from exactbatch.formats.postgres_limits import refuse_infinity
+from exactbatch.formats.refused_text import why_no_decimal
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,6 +22,8 @@ _ALPHABET: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456
 _PLAIN_PLACES: Final = 6
 _EXACT: Final = Context(prec=100_000, traps=[Inexact])
 _MOST_BYTES: Final = 41_525  # that an integer of this number of digits may take
+# For this few values, Python takes a fifth of the time that numpy takes to begin.
+_FEW: Final = 8
 
 
 def decimals_from_base64(text: "pa.StringArray", scale: int, type_: "pa.DataType") -> "pa.Array":
@@ -30,10 +33,14 @@ def decimals_from_base64(text: "pa.StringArray", scale: int, type_: "pa.DataType
     """
     import pyarrow as pa
 
-    unscaled = _unscaled(text) if 0 <= scale <= _MOST_DIGITS else None
+    is_slow = len(text) <= _FEW and pa.types.is_decimal128(type_)
+    unscaled = _unscaled(text) if 0 <= scale <= _MOST_DIGITS and not is_slow else None
     if unscaled is None:
-        encoded = decoded_text(text, "base64").to_pylist()
-        return _from_text(pa.array([_written(each, scale) for each in encoded], pa.string()), type_)
+        written = [_written(each, scale) for each in decoded_text(text, "base64").to_pylist()]
+        for number in written if is_slow else ():
+            if number is not None and (reason := why_no_decimal(number, type_, is_wide=True)):
+                raise ValueError(reason)
+        return _from_text(pa.array(written, pa.string()), type_)
     numbers = pa.Array.from_buffers(
         pa.decimal128(_MOST_DIGITS, scale),
         len(text),

@@ -1,9 +1,7 @@
 """The format Csv: one line for each record, decoded by Arrow in blocks."""
 
-import re
 import secrets
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Final
@@ -13,8 +11,8 @@ from exactbatch.errors import ConfigurationError
 from exactbatch.formats.decimals import decimals_of, has_decimals, may_be_tiny, refuse_tiny, without_wrapping
 from exactbatch.formats.format import Decoded, decode_present
 from exactbatch.formats.json_blocks import stored_schema
-from exactbatch.formats.postgres_limits import check_rows, is_too_fine, too_fine
-from exactbatch.formats.refused_csv import HEXADECIMAL, RefusedCsv
+from exactbatch.formats.postgres_limits import check_rows
+from exactbatch.formats.refused_csv import RefusedCsv
 from exactbatch.formats.unreadable_text import text_of, without_marks
 from exactbatch.options import check_types
 
@@ -23,13 +21,8 @@ if TYPE_CHECKING:
 
 _QUOTE: Final = '"'
 _TOKEN: Final = ""  # the token's column: no column of Postgres has this name
-_REASON_LENGTH: Final = 500  # characters
 # Arrow reads a hexadecimal integer as two's complement: 0xffff as a smallint would be -1.
 _HEXADECIMAL: Final = "(?i)0x"
-_PRECISION: Final = re.compile(
-    r"Error converting '(.*)' to decimal\d+\((\d+), .*\): precision not supported.*", re.DOTALL
-)
-_INVALID: Final = re.compile(r"invalid value '(.*)'")
 _NUMBER: Final = r"^[ \t]*[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?[ \t]*$"
 # Arrow's reader splits a block that is larger than its block size; this many bytes make the block size larger.
 _BLOCK_MARGIN: Final = 1024
@@ -98,6 +91,10 @@ class Csv:
         """Decode n values, in one block if all of them are lines."""
         return decode_present(values, self._decode_block, self._refused.reasons)
 
+    def why_refused(self, value: bytes) -> str | None:
+        """Return why a value is refused; None if it is not."""
+        return self._refused.reason(value)
+
     @cached_property
     def _refused(self) -> RefusedCsv:
         return RefusedCsv(self.columns, self.delimiter, self.null)
@@ -118,22 +115,28 @@ class Csv:
         if pc.any(pc.match_substring_regex(text, r"[\r\n]\z")).as_py():
             text = pc.replace_substring_regex(text, r"(?:\r\n|\r|\n)\z", "")
         token = secrets.token_hex(16)
-        self._refuse_misread(text, token)
         try:
-            table = self._read(text, token, self._types)
-            # The row of an empty line has a null instead of the token.
-            ends = pc.equal(table.column(_TOKEN), token)
-            if len(table) != len(text) or not pc.all(ends, skip_nulls=False).as_py():
-                raise ValueError("rows do not match values")
+            return self._rows(text, token)
         except ValueError as error:
-            raise ValueError(self._reason(text, str(error)) if len(text) == 1 else "") from None
+            reason = self.why_refused(values[0].as_py()) if len(values) == 1 else None
+            raise ValueError(reason or str(error).replace(self.delimiter + token, "")) from None
+
+    def _rows(self, text: "pa.StringArray", token: str) -> "pa.RecordBatch":
+        """Return one row for each line, or raise ValueError."""
+        import pyarrow.compute as pc
+
+        self._refuse_misread(text, token)
+        table = self._read(text, token, self._types)
+        # The row of an empty line has a null instead of the token.
+        ends = pc.equal(table.column(_TOKEN), token)
+        if len(table) != len(text) or not pc.all(ends, skip_nulls=False).as_py():
+            raise ValueError("rows do not match values")
         table = self._with_wide_decimals(table.drop_columns(_TOKEN))
         rows = table.combine_chunks().to_batches()[0]
         check_rows(rows, self.columns, finite=True)
         for column in self.columns:
             if column.type.startswith("numeric") and column.staged_type == "text":
-                with _named_errors(column):
-                    numbers = _numbers(rows.column(column.name))
+                numbers = _numbers(rows.column(column.name))
                 rows = rows.set_column(rows.schema.get_field_index(column.name), column.name, numbers)
         return rows
 
@@ -142,8 +145,8 @@ class Csv:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        decimals = [column for column in self.columns if has_decimals(column.arrow_type)]
-        integers = [column for column in self.columns if pa.types.is_integer(column.arrow_type)]
+        decimals = [column.name for column in self.columns if has_decimals(column.arrow_type)]
+        integers = [column.name for column in self.columns if pa.types.is_integer(column.arrow_type)]
         decimals = decimals if decimals and may_be_tiny(text) else []
         integers = integers if pc.any(pc.match_substring_regex(text, _HEXADECIMAL)).as_py() else []
         if not decimals and not integers:
@@ -152,31 +155,26 @@ class Csv:
             table = self._read(text, token, dict.fromkeys(self._types, pa.string()))
         except ValueError:
             return
-        for column in decimals:
-            with _named_errors(column):
-                refuse_tiny(table.column(column.name).drop_null().to_pylist())
-        for column in integers:
-            with _named_errors(column):
-                if pc.any(pc.match_substring_regex(table.column(column.name), _HEXADECIMAL)).as_py():
-                    raise ValueError(HEXADECIMAL)
+        for name in decimals:
+            refuse_tiny(table.column(name).drop_null().to_pylist())
+        for name in integers:
+            if pc.any(pc.match_substring_regex(table.column(name), _HEXADECIMAL)).as_py():
+                raise ValueError("expected an integer in decimal digits")
 
     def _with_wide_decimals(self, table: "pa.Table") -> "pa.Table":
         for index, column in enumerate(self.columns):
             if _is_wide(column.arrow_type):
-                with _named_errors(column):
-                    decimals = decimals_of(table.column(index), column.arrow_type)
+                decimals = decimals_of(table.column(index), column.arrow_type)
                 table = table.set_column(index, column.name, decimals)
         return table
 
-    def _read(
-        self, text: "pa.StringArray", token: str | None, types: "Mapping[str, pa.DataType]"
-    ) -> "pa.Table":
+    def _read(self, text: "pa.StringArray", token: str, types: "Mapping[str, pa.DataType]") -> "pa.Table":
         import pyarrow as pa
         import pyarrow.compute as pc
         import pyarrow.csv
 
-        types = {**types, **({} if token is None else {_TOKEN: pa.string()})}
-        after = "" if token is None else self.delimiter + token
+        types = {**types, _TOKEN: pa.string()}
+        after = self.delimiter + token
         lines = pc.binary_join(pa.ListArray.from_arrays([0, len(text)], text), f"{after}\n")
         block = pc.binary_join_element_wise(_FIRST_LINE, lines, f"{after}\n", "")[0].as_buffer()
         return pyarrow.csv.read_csv(
@@ -198,39 +196,9 @@ class Csv:
             ),
         )
 
-    def _reason(self, text: "pa.StringArray", message: str) -> str:
-        """Return why one value is refused: Arrow's message about a field, or their number."""
-        if match := re.search(r"In CSV column #(\d+): (?:Row #\d+: )?(.*)", message, re.DOTALL):
-            column = self.columns[int(match[1])]
-            reason = re.sub(r"^CSV conversion error to .+?: ", "", match[2])
-            if (invalid := _INVALID.fullmatch(reason)) and is_too_fine(invalid[1]):
-                reason = too_fine(invalid[1])
-            reason = _PRECISION.sub(r"expected a number with at most \2 digits, found \1", reason)
-            return f"column {column.name!r}, {column.type}: {reason[:_REASON_LENGTH]}"
-        try:
-            lines = len(self._read(text, None, self._types))
-        except ValueError as error:
-            if match := re.search(r"Expected \d+ columns, got (\d+)", str(error)):
-                return f"expected a line of {len(self.columns)} fields, found {match[1]}"
-            return f"expected one line of CSV: {str(error)[:_REASON_LENGTH]}"
-        if not text[0].as_py():
-            return f"expected a line of {len(self.columns)} fields, found none"
-        if lines == 1:
-            return "a quote is not closed"
-        return f"expected one line, found {lines}"
-
 
 def _is_wide(type_: "pa.DataType") -> bool:
     return bool(without_wrapping(type_) != type_)
-
-
-@contextmanager
-def _named_errors(column: Column) -> Iterator[None]:
-    """Put the column's name before the message of a ValueError."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"column {column.name!r}, {column.type}: {error}") from None
 
 
 def _numbers(text: "pa.StringArray") -> "pa.StringArray":

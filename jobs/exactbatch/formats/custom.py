@@ -1,13 +1,13 @@
 """The format Custom: your own function decodes the values."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from exactbatch.columns import Column, parse_columns
 from exactbatch.errors import ConfigurationError, ExactbatchError, TasksFailed
 from exactbatch.formats.format import Decoded, decode_block_or_halves, positions
-from exactbatch.formats.postgres_limits import check_rows
+from exactbatch.formats.postgres_limits import check_rows, find_unstorable
 from exactbatch.options import check_types
 
 if TYPE_CHECKING:
@@ -54,13 +54,19 @@ class Custom:
         rows, rejects = self._called(given)
         rows = rows.sort_by(_INDEX)
         names = [column.name for column in self.columns]
-        stored = decode_block_or_halves(rows.select(names), rows.column(_INDEX), self._storable)
+        stored = decode_block_or_halves(
+            rows.select(names), rows.column(_INDEX), self._storable, self._find_refused
+        )
         refused = tuple(sorted([*rejects.items(), *stored.rejects]))
         return Decoded(stored.rows, stored.kept, refused, values.null_count)
 
     def _storable(self, rows: "pa.RecordBatch") -> "pa.RecordBatch":
         check_rows(rows, self.columns)
         return rows
+
+    def _find_refused(self, rows: "pa.RecordBatch") -> Iterator[tuple[int, str]]:
+        for column, values in zip(self.columns, rows.columns, strict=True):
+            yield from find_unstorable(column, values)
 
     def _called(self, given: "pa.RecordBatch") -> "tuple[pa.RecordBatch, dict[int, str]]":
         """Call the function and check its result."""

@@ -3,18 +3,21 @@
 It is one class, because every option of the format meets each of these three encodings.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from exactbatch.columns import Column, Field, parse_fields
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats.avro_bodies import by_header, schema_after
 from exactbatch.formats.binary_text import BinaryText, decoded_text, encoded_text
+from exactbatch.formats.bounds import TooLarge
 from exactbatch.formats.connect_schema import ConnectType, from_json
 from exactbatch.formats.connect_values import Reading, converted
-from exactbatch.formats.debezium_avro import AvroEvents, avro_images, events_of
+from exactbatch.formats.debezium_avro import AvroEvents, avro_images, events_of, read_as
 from exactbatch.formats.debezium_declared import (
     Decimals,
     Times,
@@ -56,9 +59,18 @@ from exactbatch.formats.debezium_readings import (
     readings_of,
 )
 from exactbatch.formats.debezium_versions import Position, position_of, source_types, version_columns
-from exactbatch.formats.format import Decoded, decode_block_or_halves, in_order, positions
-from exactbatch.formats.json_blocks import as_stored, objects, stored_schema, why_refused
-from exactbatch.formats.refused_events import RefusedEvents, RowsOf, rows_of_envelope
+from exactbatch.formats.format import Decoded, decode_block_or_halves, in_order, positions, refused_by
+from exactbatch.formats.json_blocks import (
+    as_stored,
+    objects,
+    reason_from_arrow,
+    stored_schema,
+    why_refused,
+)
+from exactbatch.formats.postgres_limits import find_unstorable
+from exactbatch.formats.refused_events import RefusedEvents, RowsOf, plain_envelope, rows_of_envelope
+from exactbatch.formats.refused_json import LARGE
+from exactbatch.formats.refused_text import Undecided
 from exactbatch.formats.schema_registry import Inquiry
 from exactbatch.formats.unreadable_text import without_marks
 from exactbatch.formats.wire_format import check_address
@@ -225,7 +237,36 @@ class Debezium:
             self._rows_of,
             self._placeholder.texts,
             partial(hint_for, has_schema=has_schema),
+            self._special,
         )
+
+    def _find_refused(
+        self, readings: Mapping[str, Reading], has_schema: bool, values: "pa.BinaryArray"
+    ) -> Iterator[tuple[int, str]]:
+        """Yield the index of each event in JSON that is surely refused, and the reason."""
+        refused = self._refused(readings, has_schema)
+        numbers = self._position.numbers if self._position else ()
+        written = values.to_pylist()
+        unsure: dict[int, dict[str, Any]] = {}
+        found: dict[int, dict[str, Any]] = {}
+        for index, value in enumerate(written):
+            if len(value) > LARGE:
+                continue
+            events = found
+            try:
+                if (reason := refused.reason(value)) is not None:
+                    yield index, reason
+                    continue
+            except (Undecided, RecursionError):
+                events = unsure
+            with suppress(Undecided, RecursionError):
+                events[index] = plain_envelope(value, numbers)
+        each = found | unsure
+        for index, reason in chain(
+            refused_by([self._check_marks], each, self._marked_alike),
+            self._without_position({index: each[index] for index in found if index in each}),
+        ):
+            yield index, self._special(event_of(written[index])) or reason_from_arrow(reason, named=True)
 
     def _by_field(self, readings: Mapping[str, Reading], columns: Sequence[Column]) -> Mapping[str, Reading]:
         return {self.field_names[column.name]: readings[column.name] for column in self._of_row(columns)}
@@ -323,13 +364,17 @@ class Debezium:
                 rows,
                 at.filter(pc.invert(is_document)),
                 partial(self._decode_block, of_rows, has_schema),
-                self._refused(of_rows, has_schema).reasons if len(rows) else None,
+                partial(self._find_refused, of_rows, has_schema) if len(rows) else None,
             )
         ]
         if len(documents):
-            decode = partial(self._decode_block, of_documents, True)
             parts.append(
-                decode_block_or_halves(with_rows(documents, self.fields), at.filter(is_document), decode)
+                decode_block_or_halves(
+                    with_rows(documents, self.fields),
+                    at.filter(is_document),
+                    partial(self._decode_block, of_documents, True),
+                    partial(self._find_refused, of_documents, True),
+                )
             )
         decoded = _without_nothing(in_order(parts, 0))
         return replace(decoded, tombstones=decoded.tombstones + is_nothing.true_count)
@@ -346,7 +391,12 @@ class Debezium:
             refused = tuple((index, str(error)) for index in at.to_pylist())
             return Decoded(self._no_rows, at[:0], refused)
         return _without_nothing(
-            decode_block_or_halves(values, at, partial(self._decode_avro_block, events, readings))
+            decode_block_or_halves(
+                values,
+                at,
+                partial(self._decode_avro_block, events, readings),
+                partial(self._find_refused_avro, events, readings),
+            )
         )
 
     def _decode_avro_block(
@@ -356,31 +406,117 @@ class Debezium:
         if len(values) == 0:
             return self._no_rows
         decoded = events.decode(values)
-
-        def read(columns: Sequence[Column]) -> "pa.RecordBatch":
-            return self._rows(
-                self._avro_images(decoded, self._by_field(readings, columns), self._source_of(columns)),
-                readings,
-                columns,
-                self._version_of(columns),
-            )
-
         try:
             self._check_payload(events.payload)
-            return read(self.columns)
+            return self._rows_of_events(readings, self.columns, decoded)
         except ValueError as error:
-            if len(values) > 1 or str(error) == NOTHING:
-                raise
-            event = decoded[0]
-            if reason := self._special(event):
-                raise ValueError(reason) from None
-            for column in self.columns:
-                try:
-                    read([column])
-                except ValueError as of_column:
-                    if str(of_column) == str(error):
-                        raise ValueError(f"column {column.name!r}, {column.type}: {error}") from None
-            raise
+            refused = self._refused_events(events, readings, {0: decoded[0]}) if len(values) == 1 else ()
+            raise ValueError(next((reason for _, reason in refused), str(error))) from None
+
+    def _find_refused_avro(
+        self, events: AvroEvents, readings: Mapping[str, Reading], values: "pa.BinaryArray"
+    ) -> Iterator[tuple[int, str]]:
+        """Yield the index of each value that is refused, and why, as _decode_avro_block() says it of it alone."""
+        found: dict[int, dict[str, Any]] = {}
+        for index, value in enumerate(values.to_pylist()):
+            try:
+                found[index] = events.decode_alone(value)
+            except ValueError as error:
+                yield index, str(error)
+            except TooLarge:
+                continue  # in halves
+        yield from self._refused_events(events, readings, found)
+
+    def _refused_events(
+        self, events: AvroEvents, readings: Mapping[str, Reading], found: dict[int, dict[str, Any]]
+    ) -> Iterator[tuple[int, str]]:
+        """Yield the index of each decoded event that is refused, and why: for what it is, or for its first column."""
+
+        def why(index: int, reason: str) -> tuple[int, str]:
+            return index, reason if reason == NOTHING else self._special(each[index]) or reason
+
+        each = dict(found)
+        columns = self._of_row(self.columns)
+        checks = [partial(self._values_of_events, readings[own.name], own) for own in columns]
+        for refused in chain(
+            refused_by([lambda _events: self._check_payload(events.payload)], found, lambda _event: None),
+            refused_by([self._check_marks], found, self._marked_alike),
+            refused_by(checks, found),
+            self._without_position(found),
+        ):
+            yield why(*refused)
+        indexes = list(found)
+        for column in self._of_row(self.columns):
+            values = self._values_of_events(readings[column.name], column, list(found.values()))
+            for place, reason in find_unstorable(column, values):
+                yield why(indexes[place], reason)
+                found.pop(indexes[place], None)
+            indexes = list(found)
+        # What else _rows() refuses, it rarely does.
+        for refused in refused_by(
+            [partial(self._check_events, readings, own) for own in self.columns], found
+        ):
+            yield why(*refused)
+
+    def _without_position(self, found: dict[int, dict[str, Any]]) -> Iterator[tuple[int, str]]:
+        """Yield the index of each change that has no position, and why. Removes them."""
+        if self._position is not None:
+            yield from refused_by([self._check_positions], found, self._placed_alike)
+
+    def _marked_alike(self, event: Mapping[str, Any]) -> Hashable:
+        return repr(event.get("op")), *(type(event.get(image)) for image in ("before", "after"))
+
+    def _placed_alike(self, event: Mapping[str, Any]) -> Hashable:
+        assert self._position is not None
+        source = event.get("source") or {}
+        return event.get("op") == SNAPSHOT, *(repr(source.get(name)) for name in self._position.fields)
+
+    def _check_marks(self, events: Sequence[dict[str, Any]]) -> None:
+        """Raise ValueError for events that change no row, or have none."""
+        self._marks(self._avro_images(events, {}, {}))
+
+    def _check_positions(self, events: Sequence[dict[str, Any]]) -> None:
+        """Raise ValueError for changes without a position."""
+        import pyarrow.compute as pc
+
+        assert self._position is not None
+        images = self._avro_images(events, {}, source_types(self._position))
+        try:
+            self._position.read(images.source, pc.equal(images.op, SNAPSHOT))
+        except ValueError as error:
+            column = version_columns(self._position)[0]
+            raise ValueError(f"column {column.name!r}, {column.type}: {error}") from None
+
+    def _values_of_events(
+        self, reading: Reading, column: Column, events: Sequence[dict[str, Any]]
+    ) -> "pa.Array":
+        """Return the values of a column, or raise ValueError that names it."""
+        name = self.field_names[column.name]
+        rows = [self._row_of(event) or {} for event in events]
+        try:
+            values = self._in_declared_text(reading, read_as(reading, [row.get(name) for row in rows]))
+            return converted(reading, self._without_placeholder(column, values)[0])
+        except ValueError as error:
+            raise ValueError(f"column {column.name!r}, {column.type}: {error}") from None
+
+    def _check_events(
+        self, readings: Mapping[str, Reading], column: Column, events: Sequence[dict[str, Any]]
+    ) -> None:
+        """Raise ValueError that names the column if the events have no value for it."""
+        try:
+            self._rows_of_events(readings, (column,), events)
+        except ValueError as error:
+            raise ValueError(f"column {column.name!r}, {column.type}: {error}") from None
+
+    def _rows_of_events(
+        self,
+        readings: Mapping[str, Reading],
+        columns: Sequence[Column],
+        events: Sequence[dict[str, Any]],
+    ) -> "pa.RecordBatch":
+        """Return rows of some columns, with their marks, from decoded events."""
+        images = self._avro_images(events, self._by_field(readings, columns), self._source_of(columns))
+        return self._rows(images, readings, columns, self._version_of(columns))
 
     def _special(self, event: dict[str, Any]) -> str | None:
         """Return the reason to reject an event, or the mark of one that changes no row; None for a change."""
@@ -459,11 +595,7 @@ class Debezium:
         import pyarrow.compute as pc
 
         row_columns = self._of_row(read_columns)
-        deleted = deletes(images.op, with_truncates=self.truncate == "apply")
-        is_truncate = pc.equal(images.op, TRUNCATE)
-        for name, its in (("before", pc.and_not(deleted, is_truncate)), ("after", pc.invert(deleted))):
-            if pc.any(pc.and_not(its, images.has(name))).as_py():
-                raise ValueError(f"the event has no {name!r}, which would hold its row")
+        deleted, is_truncate = self._marks(images)
         columns = [
             self._in_declared_text(
                 readings[column.name], images.column(self.field_names[column.name], deleted)
@@ -486,23 +618,43 @@ class Debezium:
         table = pa.Table.from_arrays([*columns, deleted, is_truncate, left_out], schema.names)
         return as_stored(table, schema, finite=False).combine_chunks().to_batches()[0]
 
+    def _marks(self, images: Images) -> "tuple[pa.BooleanArray, pa.BooleanArray]":
+        """Return whether each event is a delete or truncate, and whether it is a truncate. Raises ValueError for events
+        that change no row, or have none."""
+        import pyarrow.compute as pc
+
+        deleted = deletes(images.op, with_truncates=self.truncate == "apply")
+        is_truncate = pc.equal(images.op, TRUNCATE)
+        for name, its in (("before", pc.and_not(deleted, is_truncate)), ("after", pc.invert(deleted))):
+            if pc.any(pc.and_not(its, images.has(name))).as_py():
+                raise ValueError(f"the event has no {name!r}, which would hold its row")
+        return deleted, is_truncate
+
     def _without_placeholders(
         self, row_columns: Sequence[Column], columns: "Sequence[pa.Array]", deleted: "pa.BooleanArray"
     ) -> "tuple[list[pa.Array], pa.ListArray]":
         """Return the columns with null for a value that was left out and bytes for bytea, and for each write the
         columns whose values were left out, null if there are none. A delete does not need them."""
-        import pyarrow as pa
         import pyarrow.compute as pc
 
         whole = []
         left_out: dict[str, pa.BooleanArray] = {}
         for column, values in zip(row_columns, columns, strict=True):
-            matches = self._placeholder.matches(column, values)
+            values, matches = self._without_placeholder(column, values)
             if pc.any(matches).as_py():
-                values = pc.if_else(matches, pa.scalar(None, values.type), values)
                 left_out[column.name] = pc.and_not(matches, deleted)
-            whole.append(self._bytes(values) if is_bytea(column) else values)
+            whole.append(values)
         return whole, names_where(left_out, len(deleted))
+
+    def _without_placeholder(self, column: Column, values: "pa.Array") -> "tuple[pa.Array, pa.BooleanArray]":
+        """Return a column with null for a value that was left out and bytes for bytea, and which were left out."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        matches = self._placeholder.matches(column, values)
+        if pc.any(matches).as_py():
+            values = pc.if_else(matches, pa.scalar(None, values.type), values)
+        return self._bytes(values) if is_bytea(column) else values, matches
 
     def _in_declared_text(self, reading: Reading, values: "pa.Array") -> "pa.Array":
         """Return bytes in the text that the pipeline declares, as _bytes() expects them."""

@@ -39,10 +39,17 @@ class AvroEvents:
 
     def decode(self, values: "pa.BinaryArray") -> list[dict[str, Any]]:
         """Return the events, with bytes as base64 text, as in JSON; raise ValueError for a body that is none."""
-        events = self._bodies.decode(values)
-        if not all(isinstance(event, dict) for event in events):
-            raise ValueError("expected a record, found another value")
-        return events
+        return _records(self._bodies.decode(values))
+
+    def decode_alone(self, value: bytes) -> dict[str, Any]:
+        """Return one event, or raise what decode() raises for it."""
+        return _records([self._bodies.decode_alone(value)])[0]
+
+
+def _records(events: list[Any]) -> list[dict[str, Any]]:
+    if not all(isinstance(event, dict) for event in events):
+        raise ValueError("expected a record, found another value")
+    return events
 
 
 @lru_cache(maxsize=_MOST_SCHEMAS)

@@ -74,7 +74,7 @@ def check_digits(decimals: "pa.ChunkedArray | pa.Array") -> None:
         if match := re.search(r"Decimal value (-?)([0-9]+) does not fit in precision", str(error)):
             number = Decimal((len(match[1]), tuple(map(int, match[2])), -type_.scale))
             raise ValueError(
-                _too_large(re.sub(r"\.?0*$", "", f"{number:f}") if type_.scale else str(number), type_)
+                too_large(re.sub(r"\.?0*$", "", f"{number:f}") if type_.scale else str(number), type_)
             ) from None
         raise
 
@@ -115,9 +115,12 @@ def refuse_tiny(numbers: Iterable[str]) -> None:
             fraction, exponent = match.groups(default="")
             digits = exponent.lstrip("0")
             if len(digits) > _EXPONENT_DIGITS or len(fraction) + int(digits or 0) > _MOST_PLACES:
-                raise ValueError(
-                    f"expected a decimal with at most {_MOST_PLACES} places, found {number[:_MOST_PLACES]}"
-                )
+                raise ValueError(too_tiny(number))
+
+
+def too_tiny(number: str) -> str:
+    """Return why a number with more than 38 places is refused."""
+    return f"expected a decimal with at most {_MOST_PLACES} places, found {number[:_MOST_PLACES]}"
 
 
 def _refuse_too_large(numbers: Iterable[str], type_: "pa.Decimal128Type") -> None:
@@ -127,10 +130,11 @@ def _refuse_too_large(numbers: Iterable[str], type_: "pa.Decimal128Type") -> Non
         except InvalidOperation:
             raise ValueError(f"expected a number, found {number[:_SHOWN]!r}") from None
         if exact.is_finite() and exact and exact.adjusted() >= type_.precision - type_.scale:
-            raise ValueError(_too_large(number, type_))
+            raise ValueError(too_large(number, type_))
 
 
-def _too_large(number: str, type_: "pa.DataType") -> str:
+def too_large(number: str, type_: "pa.DataType") -> str:
+    """Return why a number with more digits before the point than its type has is refused."""
     return (
         f"expected at most {type_.precision - type_.scale} digits before the point, found {number[:_SHOWN]}"
     )

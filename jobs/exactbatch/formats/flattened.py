@@ -5,7 +5,7 @@ event says what happened to it, differs.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
@@ -17,9 +17,10 @@ from exactbatch.formats.debezium import NOTHING, Debezium
 from exactbatch.formats.debezium_event import is_envelope, is_heartbeat
 from exactbatch.formats.debezium_images import Images
 from exactbatch.formats.debezium_readings import RowTypes
-from exactbatch.formats.flattened_images import DELETED, avro_rows, json_rows
+from exactbatch.formats.flattened_images import DELETED, OP, avro_rows, json_rows
 from exactbatch.formats.format import Decoded
 from exactbatch.formats.refused_events import RowsOf, rows_of_flattened
+from exactbatch.formats.refused_json import find_each
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -158,6 +159,14 @@ class Flattened(Debezium):
         _source: "Mapping[str, pa.DataType]",
     ) -> Images:
         return avro_rows(events, readings)
+
+    def _find_refused(
+        self, readings: Mapping[str, Reading], has_schema: bool, values: "pa.BinaryArray"
+    ) -> Iterator[tuple[int, str]]:
+        yield from find_each(self._refused(readings, has_schema).reason, values)
+
+    def _marked_alike(self, event: Mapping[str, Any]) -> Hashable:
+        return repr(event.get(DELETED)), repr(event.get(OP))
 
     def _left_out_of(self, event: dict[str, Any], column: str) -> str:
         names = {"schema": event.get("__schema"), "db": event.get("__db"), "table": event.get("__table")}

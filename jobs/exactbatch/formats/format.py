@@ -1,8 +1,8 @@
 """The protocol of a value format, and the block decoder that formats share."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar, runtime_checkable
 
 from exactbatch.columns import Column
 from exactbatch.formats.bounds import TooManyTogether, joined
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     FindRefused = Callable[[pa.BinaryArray], Iterable[tuple[int, str]]]
 
 V = TypeVar("V")
+_FEW: Final = 8  # values that are checked one by one if one of them is refused: half of them often are, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +225,10 @@ def _decoded_in_parts(
                 continue
             if find_refused is not None and not is_searched and not isinstance(error, TooManyTogether):
                 is_searched = True
-                if found := dict(find_refused(part)):
+                found: dict[int, str] = {}
+                for index, reason in find_refused(part):
+                    found.setdefault(index, reason)
+                if found:
                     refused = pa.array(list(found), pa.int64())
                     rejects += zip(positions.take(refused).to_pylist(), found.values(), strict=True)
                     left = pc.invert(pc.is_in(pa.array(np.arange(len(part))), refused))
@@ -243,19 +247,30 @@ def _decoded_in_parts(
 
 
 def refused_by(
-    checks: Iterable[Callable[[Sequence[V]], object]], values: dict[int, V]
+    checks: Iterable[Callable[[Sequence[V]], object]],
+    values: dict[int, V],
+    alike: Callable[[V], Hashable] | None = None,
 ) -> Iterator[tuple[int, str]]:
-    """Yield the index of each value that one of the checks refuses, in halves until it is alone, and the text of the
-    first check's ValueError. Removes these values."""
+    """Yield the index of each value that one of the checks refuses, in parts until it is alone, and the text of the
+    first check's ValueError. Removes these values.
+
+    The checks treat values in the same way for which `alike` returns equal results.
+    """
+    groups: dict[Hashable, list[int]] = {}
+    for index, value in values.items():
+        groups.setdefault(index if alike is None else alike(value), []).append(index)
+    left = {group[0]: group for group in groups.values()}
     for check in checks:
-        waiting = [list(values)] if values else []
+        waiting = [list(left)] if left else []
         while waiting:
             part = waiting.pop()
             try:
                 check([values[index] for index in part])
             except ValueError as error:
-                if len(part) > 1:
-                    waiting += [part[len(part) // 2 :], part[: len(part) // 2]]
+                if (count := len(part)) > 1:
+                    size = count // 2 if count > _FEW else 1
+                    waiting += [part[start : start + size] for start in range(0, count, size)][::-1]
                     continue
-                del values[part[0]]
-                yield part[0], str(error)
+                for index in left.pop(part[0]):
+                    del values[index]
+                    yield index, str(error)

@@ -1,11 +1,11 @@
 """The values that Arrow can hold and Postgres cannot store."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from exactbatch.columns import Column
-from exactbatch.formats.decimals import check_digits
+from exactbatch.formats.decimals import check_digits, has_decimals
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -22,6 +22,7 @@ _TOO_FINE: Final = re.compile(
     r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\.\d{7,}(?:Z|[+-]\d\d(?::?\d\d)?)?", re.ASCII
 )
 NUL: Final = "Postgres cannot store U+0000 in text"
+OUT_OF_RANGE: Final = "expected a number in the range of the type, found NaN or infinity"
 
 
 def check_rows(rows: "pa.RecordBatch", columns: Sequence[Column], *, finite: bool = False) -> None:
@@ -38,6 +39,40 @@ def check_column(column: Column, values: "pa.Array", *, finite: bool = False) ->
             refuse_infinity(values)
     except ValueError as error:
         raise ValueError(f"column {column.name!r}, {column.type}: {error}") from None
+
+
+def find_unstorable(column: Column, values: "pa.Array") -> Iterator[tuple[int, str]]:
+    """Yield the place of each value that check_column() refuses, and the reason, for many at once."""
+    try:
+        check_column(column, values)
+    except ValueError as error:
+        for place in _unstorable(values).to_pylist():
+            if not has_decimals(values.type):
+                yield place, str(error)
+                continue
+            try:  # the reason names the number
+                check_column(column, values.slice(place, 1))
+            except ValueError as of_value:
+                yield place, str(of_value)
+
+
+def _unstorable(values: "pa.Array") -> "pa.Array":
+    """Return the places of values that check_storable() refuses, in their order; of decimals, all places."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if pa.types.is_list(values.type):
+        return pc.unique(pc.list_parent_indices(values).take(_unstorable(pc.list_flatten(values))))
+    if pa.types.is_string(values.type):
+        refused = pc.match_substring(values, "\0")
+    elif pa.types.is_timestamp(values.type):
+        refused = pc.less(values.cast(pa.int64()), EARLIEST_TIMESTAMP)
+    elif pa.types.is_date32(values.type):
+        days = values.cast(pa.int32())
+        refused = pc.or_(pc.less(days, EARLIEST_DATE), pc.greater(days, LATEST_DATE))
+    else:
+        refused = values.is_valid()
+    return pc.indices_nonzero(pc.fill_null(refused, False))
 
 
 def check_storable(column: "pa.ChunkedArray | pa.Array") -> None:
@@ -80,7 +115,7 @@ def refuse_infinity(column: "pa.ChunkedArray | pa.Array") -> None:
     if pa.types.is_list(column.type):
         refuse_infinity(pc.list_flatten(column))
     elif pa.types.is_floating(column.type) and not pc.all(pc.is_finite(column), min_count=0).as_py():
-        raise ValueError("expected a number in the range of the type, found NaN or infinity")
+        raise ValueError(OUT_OF_RANGE)
 
 
 def is_too_fine(text: str) -> bool:

@@ -22,7 +22,7 @@ from exactbatch.formats.json_fields import (
     in_rows,
 )
 from exactbatch.formats.json_members import default_of
-from exactbatch.formats.postgres_limits import check_column, check_rows
+from exactbatch.formats.postgres_limits import check_rows, find_unstorable
 from exactbatch.formats.protobuf_fields import Way, followed, way_of
 from exactbatch.formats.protobuf_types import files_of_set, message_at, message_named, named_files, pool_of
 from exactbatch.formats.protobuf_wire import Memory, varint, widen
@@ -145,11 +145,17 @@ class Protobuf:
         """Return rows, and the value that each is of, or raise ValueError."""
         import pyarrow as pa
 
-        schema = stored_schema(self.columns)
         if not len(values):
-            return pa.RecordBatch.from_pylist([], schema), None
+            return pa.RecordBatch.from_pylist([], stored_schema(self.columns)), None
         check_together(values)
-        messages = [self._message_of(value, files_of) for value in values.to_pylist()]
+        rows, origins = self._rows([self._message_of(value, files_of) for value in values.to_pylist()])
+        check_rows(rows, self.columns)
+        return rows, origins
+
+    def _rows(self, messages: "Sequence[tuple[Any, _Type]]") -> "tuple[pa.RecordBatch, Positions | None]":
+        """Return the rows of messages, which Postgres may be unable to store, and the message that each is of."""
+        import pyarrow as pa
+
         members, size = [], 0
         for number, each in enumerate(self.fields):
             found, is_missing = self._members(number, messages)
@@ -161,10 +167,8 @@ class Protobuf:
                 )
                 check_size(0, size := size + found.values.nbytes)
             members.append(found)
-        columns, origins = in_rows(members, len(values))
-        rows = pa.RecordBatch.from_arrays(columns, schema=schema)
-        check_rows(rows, self.columns)
-        return rows, origins
+        columns, origins = in_rows(members, len(messages))
+        return pa.RecordBatch.from_arrays(columns, schema=stored_schema(self.columns)), origins
 
     def _find_refused(
         self, files_of: Callable[[SchemaId], "_Files | None"], values: "pa.BinaryArray"
@@ -179,8 +183,15 @@ class Protobuf:
             except TooLarge:
                 continue  # in halves
         numbers = range(len(self.fields))
-        checks = [partial(check, number) for check in (self._members, self._check) for number in numbers]
-        yield from refused_by(checks, messages)
+        yield from refused_by([partial(self._members, number) for number in numbers], messages)
+        try:
+            rows, origins = self._rows(list(messages.values()))
+        except (ValueError, TooLarge):
+            return  # in halves
+        indexes = list(messages)
+        for column, each in zip(self.columns, rows.columns, strict=True):
+            for place, reason in find_unstorable(column, each):
+                yield indexes[place if origins is None else origins[place]], reason
 
     def _members(self, number: int, messages: "Sequence[tuple[Any, _Type]]") -> "tuple[Members, list[bool]]":
         """Return what a column, by its number, takes from messages, and what is not set; raise ValueError that names
@@ -189,10 +200,6 @@ class Protobuf:
         found, is_missing = _members([(message, type_.ways[number]) for message, type_ in messages], each)
         found.values = _column(each.column, found.values)
         return found, is_missing
-
-    def _check(self, number: int, messages: "Sequence[tuple[Any, _Type]]") -> None:
-        """Raise ValueError for a value of a column, by its number, that Postgres cannot store."""
-        check_column(self.columns[number], self._members(number, messages)[0].values)
 
     def _message_of(
         self, value: bytes, files_of: Callable[[SchemaId], "_Files | None"]

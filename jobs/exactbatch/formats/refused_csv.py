@@ -1,109 +1,100 @@
-"""Why lines of CSV are refused, for many at once: the same reasons as Csv gives for each alone (refused_json.py)."""
+"""Why lines of CSV are refused: Arrow's rules, one field after the other, without Arrow.
+
+Arrow reports one bad line of many with an exception, and reading one line takes it as long as reading a thousand. So
+if a block fails, Csv asks here for the reason of each line; Arrow reads the others.
+"""
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from exactbatch.columns import Column
-from exactbatch.formats.postgres_limits import is_too_fine, too_fine
+from exactbatch.formats.decimals import without_wrapping
+from exactbatch.formats.postgres_limits import NUL, OUT_OF_RANGE, is_too_fine, too_fine
 from exactbatch.formats.refused_text import (
     NUMBER,
-    Undecided,
     has_zone,
+    is_infinite,
     is_no_day,
     is_no_integer,
     is_no_moment,
+    why_no_decimal,
 )
 from exactbatch.formats.unreadable_text import not_utf8
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-HEXADECIMAL: Final = "expected an integer in decimal digits, found a hexadecimal number"
+_QUOTE: Final = '"'
 _LONGEST: Final = 500  # characters of a reason
-_BOOLEANS: Final = frozenset({"true", "false", "1", "0"})
-_QUOTED: Final = re.compile(r'"((?:[^"]|"")*)"(?!")')
-_FEW: Final = 30  # characters of a number that any type holds
-# Of a field that is not null: true if its column refuses it when Arrow converts it. Raises Undecided.
-_Check = Callable[[str], bool]
+_BOOLEANS: Final = frozenset({"true", "True", "TRUE", "false", "False", "FALSE", "1", "0"})
+# Fields without quotes end at a delimiter or line; what follows a closing quote, up to there, belongs to the field.
+_QUOTED: Final = re.compile(r'"((?:[^"]++|"")*+)"')
+# As Arrow reads floating-point numbers: without regard to case, and any note in brackets.
+_NOT_FINITE: Final = re.compile(r"[-+]?(?:nan(?:\([a-z0-9_]*\))?|inf(?:inity)?)", re.ASCII | re.IGNORECASE)
+# Of a field that is not null: why its column refuses it; None if it does not.
+_Check = Callable[[str], str | None]
 
 
 class RefusedCsv:
-    """Finds the lines that some columns refuse. A line with a quote is left to Arrow."""
+    """Says which lines some columns refuse, and why."""
 
     def __init__(self, columns: Sequence[Column], delimiter: str, null: str) -> None:
         self._columns = [(f"column {column.name!r}, {column.type}", _check(column)) for column in columns]
-        self._delimiter, self._null = delimiter, null
+        self._null = null
+        self._unquoted = re.compile(f"[^{re.escape(delimiter)}\r\n]*")
+        self._delimiter = delimiter
 
-    def reasons(self, values: "pa.BinaryArray") -> Iterable[tuple[int, str]]:
-        """Yield the index of each value that is surely refused, and the reason."""
+    def reasons(self, values: "pa.BinaryArray") -> Iterator[tuple[int, str]]:
+        """Yield the index of each value that is refused, and the reason."""
         for index, value in enumerate(values.to_pylist()):
-            try:
-                reason = self._reason(value)
-            except Undecided:
-                continue
-            if reason is not None:
+            if (reason := self.reason(value)) is not None:
                 yield index, reason
 
-    def _reason(self, value: bytes) -> str | None:
+    def reason(self, value: bytes) -> str | None:
+        """Return why a value is refused; None if it is not."""
         try:
             text = value.decode()
         except UnicodeDecodeError:
             return not_utf8(value)
-        text = text.removeprefix("\ufeff").removesuffix("\n").removesuffix("\r")
-        if not text or any(each in text for each in "\r\n\0"):
-            raise Undecided
-        fields, is_closed = self._split(text)
-        if not is_closed and len(fields) == len(self._columns) + 1:
-            raise Undecided  # the last field takes the place of the one that Csv adds
-        if len(fields) != len(self._columns):
-            return f"expected a line of {len(self._columns)} fields, found {len(fields)}"
+        lines, is_closed = self._lines(text.removeprefix("\ufeff").removesuffix("\n").removesuffix("\r"))
         if not is_closed:
-            if any(check(field) for (_, check), (field, _) in zip(self._columns, fields, strict=True)):
-                raise Undecided
             return "a quote is not closed"
-        if "0x" in text.lower():  # what Arrow would misread is looked for first
-            if any(check in (_is_no_decimal, _is_later) for _, check in self._columns):
-                raise Undecided
-            for (label, check), (field, _) in zip(self._columns, fields, strict=True):
-                if isinstance(check, partial) and check.func is _is_no_integer and "0x" in field.lower():
-                    return f"{label}: {HEXADECIMAL}"
+        if len(lines) > 1:
+            return f"expected one line, found {len(lines)}"
+        (fields,) = lines
+        if len(fields) != len(self._columns):
+            found = "none" if fields == [("", False)] else len(fields)
+            return f"expected a line of {len(self._columns)} fields, found {found}"
         for (label, check), (field, is_quoted) in zip(self._columns, fields, strict=True):
-            if (is_quoted or field != self._null) and check(field):
-                reason = f"invalid value '{field}'"
-                if check is _is_no_decimal:
-                    reason = f"The string '{field}' is not a valid decimal128 number"
-                elif is_too_fine(field):
-                    reason = too_fine(field)
+            if (is_quoted or field != self._null) and (reason := check(field)) is not None:
                 return f"{label}: {reason[:_LONGEST]}"
         return None
 
-    def _split(self, line: str) -> tuple[list[tuple[str, bool]], bool]:
-        """Return the fields of a line, with whether each is in quotes, and whether the last quote is closed. Raises
-        Undecided for quotes that RFC 4180 does not allow."""
-        if '"' not in line:
-            return [(field, False) for field in line.split(self._delimiter)], True
-        fields, start = [], 0
+    def _lines(self, text: str) -> tuple[list[list[tuple[str, bool]]], bool]:
+        """Return the fields of each line, with whether each is in quotes, and whether the last quote is closed."""
+        if _QUOTE not in text and "\n" not in text and "\r" not in text:
+            return [[(field, False) for field in text.split(self._delimiter)]], True
+        lines: list[list[tuple[str, bool]]] = [[]]
+        at = 0
         while True:
-            if line[start : start + 1] != '"':
-                field = line[start:].partition(self._delimiter)[0]
-                if '"' in field:
-                    raise Undecided
-                fields.append((field, False))
-                start += len(field)
-            elif match := _QUOTED.match(line, start):
-                fields.append((match[1].replace('""', '"'), True))
-                start = match.end()
-            elif '"' not in line[start + 1 :]:
-                return [*fields, (line[start + 1 :], True)], False
-            else:
-                raise Undecided
-            if start == len(line):
-                return fields, True
-            if line[start] != self._delimiter:
-                raise Undecided
-            start += 1
+            quoted = _QUOTED.match(text, at)
+            if quoted is None and text.startswith(_QUOTE, at):
+                return lines, False
+            field = ""
+            if quoted is not None:
+                field, at = quoted[1].replace('""', _QUOTE), quoted.end()
+            rest = self._unquoted.match(text, at)
+            assert rest is not None
+            at = rest.end()
+            lines[-1].append((field + rest[0], quoted is not None))
+            if at == len(text):
+                return lines, True
+            if text[at] != self._delimiter:
+                at += text.startswith("\r\n", at)
+                lines.append([])
+            at += 1
 
 
 def _check(column: Column) -> _Check:
@@ -111,66 +102,54 @@ def _check(column: Column) -> _Check:
 
     type_ = column.arrow_type
     if pa.types.is_integer(type_):
-        return partial(_is_no_integer, type_)
+        return partial(_check_integer, type_)
     if pa.types.is_floating(type_):
-        return _is_no_float
+        return partial(_check_float, type_.bit_width)
     if pa.types.is_boolean(type_):
-        return _is_no_boolean
+        return lambda text: None if text in _BOOLEANS else _invalid(text)
     if pa.types.is_date(type_):
-        return lambda text: is_no_day(_unpadded(text))
+        return lambda text: _invalid(text) if is_no_day(_trimmed(text)) else None
     if pa.types.is_timestamp(type_):
-        return partial(_is_no_timestamp, type_.tz is not None)
+        return partial(_check_timestamp, type_.tz is not None)
     if pa.types.is_decimal(type_):
-        return _is_no_decimal if type_.precision + type_.scale <= 38 else _is_later
-    return _is_later if column.type.startswith("numeric") else lambda _text: False
+        wide = without_wrapping(type_) != type_
+        return lambda text: why_no_decimal(_trimmed(text), type_, is_wide=wide)
+    return _check_numeric if column.type.startswith("numeric") else _check_text
 
 
-def _unpadded(text: str) -> str:
-    if not text or text[0] in " \t" or text[-1] in " \t":
-        raise Undecided
-    return text
+def _trimmed(text: str) -> str:
+    return text.strip(" \t")
 
 
-def _is_no_integer(type_: "pa.DataType", text: str) -> bool:
-    return is_no_integer(_unpadded(text), type_)
+def _invalid(text: str) -> str:
+    return f"invalid value '{text}'"
 
 
-def _is_no_float(text: str) -> bool:
-    if NUMBER.fullmatch(_unpadded(text)):
-        if len(text) > _FEW or "e" in text or "E" in text:
-            raise Undecided
-        return False
-    if text[:1].isdigit() and text[-1:].isalpha():
-        return True
-    raise Undecided  # NaN and infinity have many spellings
+def _check_integer(type_: "pa.DataType", text: str) -> str | None:
+    # Arrow reads a hexadecimal integer as two's complement: 0xffff as a smallint would be -1.
+    if "0x" in text.lower():
+        return "expected an integer in decimal digits, found a hexadecimal number"
+    return _invalid(text) if is_no_integer(_trimmed(text), type_) else None
 
 
-def _is_no_boolean(text: str) -> bool:
-    if _unpadded(text).lower() in _BOOLEANS:
-        if text not in _BOOLEANS:
-            raise Undecided
-        return False
-    return True
+def _check_float(bits: int, text: str) -> str | None:
+    number = _trimmed(text)
+    if NUMBER.fullmatch(number):
+        return OUT_OF_RANGE if is_infinite(number, bits) else None
+    return OUT_OF_RANGE if _NOT_FINITE.fullmatch(number) else _invalid(text)
 
 
-def _is_no_timestamp(needs_zone: bool, text: str) -> bool:
-    if is_no_moment(_unpadded(text)):
-        return True
+def _check_timestamp(needs_zone: bool, text: str) -> str | None:
+    if is_no_moment(text):
+        return too_fine(text) if is_too_fine(text) else _invalid(text)
     if has_zone(text) != needs_zone:
-        raise Undecided
-    return False
+        return f"expected {'a' if needs_zone else 'no'} zone offset in '{text}'"
+    return None
 
 
-def _is_no_decimal(text: str) -> bool:
-    if NUMBER.fullmatch(_unpadded(text)):
-        if len(text) > _FEW // 4 or not text.isdigit():
-            raise Undecided
-        return False
-    return True
+def _check_numeric(text: str) -> str | None:
+    return None if NUMBER.fullmatch(_trimmed(text)) else "expected a number, found something else"
 
 
-def _is_later(text: str) -> bool:
-    """A number of more digits than Arrow's is checked after all columns."""
-    if NUMBER.fullmatch(text) and len(text) < _FEW // 4 and "e" not in text.lower():
-        return False
-    raise Undecided
+def _check_text(text: str) -> str | None:
+    return NUL if "\0" in text else None

@@ -3,7 +3,7 @@
 Of an event in which one field does not have the type that its column reads; all others are left to Arrow.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from exactbatch.columns import Column
@@ -17,17 +17,17 @@ from exactbatch.formats.refused_json import (
     check_integer,
     check_kind,
     check_text,
-    find_each,
     members_of,
     parse_object,
 )
-from exactbatch.formats.refused_text import Undecided
+from exactbatch.formats.refused_text import INTEGER, Undecided
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 # Of a parsed object: its row, and the other image of the row, which may be empty. Raises Undecided if it has no row.
 RowsOf = Callable[[Members], tuple[Mapping[str, Any], Mapping[str, Any]]]
+_FEW_DIGITS: Final = 18  # of an integer that any bigint holds
 _NOT_FINITE: Final = ("NaN", "Infinity", "-Infinity")
 
 
@@ -42,22 +42,20 @@ class RefusedEvents:
         rows_of: RowsOf,
         placeholders: Sequence[str],
         hint: Callable[[Column, str], str],
+        special: Callable[[dict[str, Any]], str | None],
     ) -> None:
         """`names` has the field that each column takes. `placeholders` are the texts for a value that was left out;
-        `hint` adds to the reason for which a column refuses a value."""
+        `hint` adds to the reason for which a column refuses a value, and `special` has one for an event that is no
+        change, if Python can read it."""
         self._fields = [(column, names[column.name], readings[column.name]) for column in columns]
-        self._rows_of, self._placeholders, self._hint = rows_of, placeholders, hint
+        self._rows_of, self._placeholders = rows_of, placeholders
+        self._hint, self._special = hint, special
 
-    def reasons(self, values: "pa.BinaryArray") -> Iterable[tuple[int, str]]:
-        """Yield the index of each event that is surely refused, and the reason."""
-        return find_each(self._reason, values)
-
-    def _reason(self, value: bytes) -> str | None:
+    def reason(self, value: bytes) -> str | None:
+        """Return why an event is surely refused; None if its columns take it. Raises Undecided."""
         parsed = parse_object(value)
         if isinstance(parsed, str):
-            if event_of(value):
-                raise Undecided  # Python can read what Arrow refuses, and says what it is about
-            return parsed
+            return self._special(event_of(value)) or parsed
         row, other = self._rows_of(parsed)
         if any(self._may_be_left_out(row.get(name)) for _, name, _ in self._fields):
             raise Undecided
@@ -74,13 +72,44 @@ class RefusedEvents:
         return type(value) in (list, Members) or value in self._placeholders
 
 
+def plain_envelope(value: bytes, numbers: Sequence[str]) -> dict[str, Any]:
+    """Return what an envelope says besides its rows, of which it only says whether there are any: `numbers` are fields
+    of the source that are integers. Raises Undecided for what Arrow may read in another way."""
+    parsed = parse_object(value)
+    if isinstance(parsed, str):
+        raise Undecided
+    members = _of_payload(parsed)
+    op, source = members.get("op"), members.get("source")
+    if op is not None and type(op) is not str:
+        raise Undecided
+    fields: dict[str, Any] = {} if source is None else members_of(source)
+    for name in numbers:
+        if (number := fields.get(name)) is not None:
+            if type(number) is str or INTEGER.fullmatch(str(number)) is None or len(number) > _FEW_DIGITS:
+                raise Undecided
+            fields[name] = int(number)
+    images = {name: members.get(name) for name in ("before", "after")}
+    if not all(image is None or type(image) is Members for image in images.values()):
+        raise Undecided
+    return {
+        "op": op,
+        "source": fields,
+        **{name: None if each is None else {} for name, each in images.items()},
+    }
+
+
+def _of_payload(event: Members) -> dict[str, Any]:
+    members = members_of(event)
+    if (payload := members.get("payload")) is None:
+        return members
+    if members.keys() & {"before", "after", "op", "source"}:
+        raise Undecided
+    return members_of(payload)
+
+
 def rows_of_envelope(event: Members) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """Return the row that an envelope is about, bare or as the payload, and its other image."""
-    members = members_of(event)
-    if (payload := members.get("payload")) is not None:
-        if members.keys() & {"before", "after", "op", "source"}:
-            raise Undecided
-        members = members_of(payload)
+    members = _of_payload(event)
     op, before, after = (members.get(name) for name in ("op", "before", "after"))
     if type(op) is not str or op not in (*WRITES, DELETE):
         raise Undecided

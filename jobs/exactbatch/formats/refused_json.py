@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _BLANKS: Final = " \t\r\n"
-_LARGE: Final = 100_000  # bytes of a value; the time that a larger one takes is that of its bytes
+LARGE: Final = 100_000  # bytes of a value; the time that a larger one takes is that of its bytes
 _MOST_LEARNED: Final = 10_000
 _MOST_ELEMENTS: Final = 1_000  # of an array: the bound of rows counts those of more
 _STRINGS: Final = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
@@ -95,7 +95,7 @@ def find_each(
 ) -> Iterable[tuple[int, str]]:
     """Yield the index of each value that is surely refused, and the reason; `reason_of` raises Undecided for others."""
     for index, value in enumerate(values.to_pylist()):
-        if len(value) > _LARGE:
+        if len(value) > LARGE:
             continue
         try:
             reason = reason_of(value)

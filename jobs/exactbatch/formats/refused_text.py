@@ -1,25 +1,38 @@
 """Text that is surely no value of a type, as Arrow reads it: decided from the text alone, without Arrow.
 
-What is not sure is left to Arrow. Arrow reports one bad value of many with an exception, so that finding a thousand of
-them takes a thousand blocks.
+Arrow reports one bad value of many with an exception, so that finding a thousand of them takes a thousand blocks.
 """
 
+import decimal
 import re
 from calendar import monthrange
+from math import inf
 from typing import TYPE_CHECKING, Final
+
+from exactbatch.formats.decimals import too_large, too_tiny
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 NUMBER: Final = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?", re.ASCII)
 INTEGER: Final = re.compile(r"-?\d+", re.ASCII)
+_PARTS: Final = re.compile(r"[-+]?(?P<whole>\d*)\.?(?P<fraction>\d*)(?:[eE](?P<power>[-+]?\d+))?", re.ASCII)
 _DAY: Final = re.compile(r"(\d{4})-(\d\d)-(\d\d)", re.ASCII)
 _MOMENT: Final = re.compile(
-    r"(?P<day>\d{4}-\d\d-\d\d)(?:[T ](\d\d)(?::(\d\d)(?::(\d\d)(?:\.(?P<fraction>\d*))?)?)?)?"
-    r"(?P<zone>Z|[+-]\d\d(?::?\d\d)?)?",
+    r"(?P<day>\d{4}-\d\d-\d\d)(?:[T ](?:[01]\d|2[0-3])(?::[0-5]\d(?::[0-5]\d(?:\.(?P<fraction>\d+))?)?)?"
+    r"(?P<zone>Z|[+-](?:[01]\d|2[0-3])(?::?[0-5]\d)?)?)?",
     re.ASCII,
 )
+# From here on, a number is rounded to infinity: half a step above the largest real.
+_BITS_OF_REAL: Final = 32
+_FIRST_INFINITE: Final = 2.0**128 - 2.0**103
 _MICROSECONDS: Final = 6  # digits
+_GREGORIAN: Final = 400  # years after which the calendar repeats itself
+_MOST_PLACES: Final = 38  # decimal128's, and so the most powers of ten that it multiplies by
+_MOST_WIDE_PLACES: Final = 76  # decimal256's
+_MOST_EXPONENT: Final = 9  # digits
+_SHOWN: Final = 60  # characters of a number in a reason
+_EXACT: Final = decimal.Context(prec=500, Emax=10**10, Emin=-(10**10))
 
 
 class Undecided(Exception):
@@ -31,34 +44,62 @@ def is_no_integer(text: str, type_: "pa.DataType") -> bool:
     if INTEGER.fullmatch(text) is None:
         return True
     bits = type_.bit_width
-    return len(text) > bits or not -(2 ** (bits - 1)) <= int(text) < 2 ** (bits - 1)
+    digits = text.lstrip("-").lstrip("0")
+    if len(digits) > bits:
+        return True
+    number = -int(digits or 0) if text.startswith("-") else int(digits or 0)
+    return not -(2 ** (bits - 1)) <= number < 2 ** (bits - 1)
+
+
+def is_infinite(number: str, bits: int) -> bool:
+    """True for a number that a floating-point type of so many bits rounds to infinity."""
+    rounded = abs(float(number))
+    if bits == _BITS_OF_REAL and rounded == _FIRST_INFINITE:  # a double may be rounded up to it
+        return abs(decimal.Decimal(number)) >= decimal.Decimal(_FIRST_INFINITE)
+    return rounded > _FIRST_INFINITE if bits == _BITS_OF_REAL else rounded == inf
 
 
 def is_no_day(text: str) -> bool:
-    """True for text that is no date in ISO 8601. Raises Undecided."""
+    """True for text that is no date in ISO 8601."""
     match = _DAY.fullmatch(text)
     if match is None:
         return True
     year, month, day = map(int, match.groups())
-    if year == 0:
-        raise Undecided
-    return not 1 <= month <= 12 or not 1 <= day <= monthrange(year, month)[1]
+    return not 1 <= month <= 12 or not 1 <= day <= monthrange(year or _GREGORIAN, month)[1]
 
 
 def is_no_moment(text: str) -> bool:
-    """True for text that is no timestamp in ISO 8601 with at most microseconds. Raises Undecided."""
+    """True for text that is no timestamp in ISO 8601 with at most microseconds."""
     match = _MOMENT.fullmatch(text)
-    if match is None:
-        if _DAY.match(text):
-            raise Undecided
-        return True
-    if is_no_day(match["day"]) or len(match["fraction"] or "") > _MICROSECONDS:
-        return True
-    parts = [int(part or 0) for part in match.groups()[1:4]]
-    return any(part >= limit for part, limit in zip(parts, (24, 60, 60), strict=True))
+    return match is None or is_no_day(match["day"]) or len(match["fraction"] or "") > _MICROSECONDS
 
 
 def has_zone(text: str) -> bool:
     """True for a timestamp with a zone offset."""
     match = _MOMENT.fullmatch(text)
     return match is not None and match["zone"] is not None
+
+
+def why_no_decimal(text: str, type_: "pa.DataType", *, is_wide: bool) -> str | None:
+    """Return why text is no number of a decimal type, which Arrow reads with 256 bits if `is_wide`; None if it is."""
+    parts = _PARTS.fullmatch(text)
+    if parts is None or NUMBER.fullmatch(text) is None:
+        return f"expected a number, found {text[:_SHOWN]!r}"
+    whole, fraction, power = parts["whole"].lstrip("0"), parts["fraction"], parts["power"] or ""
+    digits = power.lstrip("+-").lstrip("0")
+    if is_wide and not digits and not whole and not fraction.strip("0"):
+        return None
+    if len(digits) > _MOST_EXPONENT or len(fraction) > _MOST_WIDE_PLACES:
+        return f"expected a number with fewer digits, found {text[:_SHOWN]}"
+    exponent = int(digits or 0) * (-1 if power.startswith("-") else 1)
+    places = len(fraction) - exponent
+    if places > _MOST_PLACES and exponent:
+        return too_tiny(text)
+    if len(whole) > _MOST_WIDE_PLACES or places < -(_MOST_WIDE_PLACES if is_wide else _MOST_PLACES):
+        return too_large(text, type_)
+    if not is_wide and len(whole) + len(fraction) - min(places, 0) > type_.precision:
+        return f"expected a number with at most {type_.precision} digits, found {text[:_SHOWN]}"
+    scaled = _EXACT.create_decimal(text).scaleb(type_.scale, _EXACT)
+    if scaled != scaled.to_integral_value(context=_EXACT):
+        return f"expected a number with at most {type_.scale} places, found {text[:_SHOWN]}"
+    return too_large(text, type_) if abs(scaled) >= 10**type_.precision else None

@@ -65,27 +65,20 @@ class Text:
 
     def _find_refused(self, values: "pa.BinaryArray") -> "Iterator[tuple[int, str]]":
         """Yield the index of each value that is refused, and the reason."""
-        import pyarrow as pa
-
-        lines: dict[int, bytes] = {}
         for index, value in enumerate(values.to_pylist()):
-            if value is None:
-                continue
-            try:
-                text = value.decode()
-            except UnicodeDecodeError:
-                yield index, not_utf8(value)
-                continue
-            if "\0" in text:
-                yield index, NUL
-            elif self._line is not None and _PLAIN_TEXT.search(text) is None:
-                yield index, self._not_plain(text)
-            else:
-                lines[index] = value
-        if self._line is not None:
-            indexes = list(lines)
-            refused = self._line.decode(pa.array(lines.values(), pa.binary())).rejects
-            yield from ((indexes[at], reason) for at, reason in refused)
+            if value is not None and (reason := self._why_refused(value)) is not None:
+                yield index, reason
+
+    def _why_refused(self, value: bytes) -> str | None:
+        try:
+            text = value.decode()
+        except UnicodeDecodeError:
+            return not_utf8(value)
+        if "\0" in text:
+            return NUL
+        if self._line is None:
+            return None
+        return self._line.why_refused(value) if _PLAIN_TEXT.search(text) else self._not_plain(text)
 
     def _not_plain(self, text: str) -> str:
         (column,) = self.columns

@@ -79,6 +79,8 @@ def _has_escaped(text: str) -> bool:
 
 def _where(text: str, is_bad: Callable[[str], bool], what: str) -> str | None:
     """Return the first field of JSON text whose string or name is bad, in words; None if there is none."""
+    if not text.lstrip().startswith(("{", "[", '"')):  # no JSON with a string: exceptions take longer
+        return None
     try:
         found = next((path for path, string in _strings(json.loads(text), ()) if is_bad(string)), None)
     except (ValueError, RecursionError):
