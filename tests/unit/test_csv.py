@@ -5,6 +5,7 @@ import io
 from datetime import UTC, date, datetime
 from decimal import Decimal
 
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
@@ -220,3 +221,11 @@ def test_what_another_program_writes_is_read_again(lines, quoting):
     assert [list(row.values()) for row in found] == [
         [None if each in nulls else each for each in line] for line in lines
     ]
+
+
+@pytest.mark.parametrize("number", ["9" * 38, "-" + "9" * 38, "1" + "0" * 37, "0" * 50 + "7"])
+def test_a_number_with_all_digits_of_its_type_stays_beside_a_bad_line(number):
+    lines = [number.encode(), b"x"]
+    decoded = Csv("a numeric(38,0)").decode(pa.array(lines, pa.binary()))
+    assert decoded.kept.to_pylist() == [0]
+    assert decoded.rows.column(0).to_pylist() == [Decimal(number)]

@@ -140,10 +140,10 @@ def test_a_sink_knows_whether_truncates_are_applied():
             "its version has 'commit_lsn'",
         ),
         ({"sql": "select * from records"}, "a transform sees rows, and no truncates"),
-        ({"topics": ("t", "u")}, "expected one topic, that of the table whose truncates are applied"),
+        ({"topics": ("t", "u")}, "expected one topic, the topic of the table whose truncates are applied"),
         (
             {"topics": TopicPattern("t.*")},
-            "expected one topic, that of the table whose truncates are applied",
+            "expected one topic, the topic of the table whose truncates are applied",
         ),
     ],
 )

@@ -52,10 +52,10 @@ def is_no_integer(text: str, type_: "pa.DataType") -> bool:
 
 
 def is_infinite(number: str, bits: int) -> bool:
-    """True for a number that a floating-point type of so many bits rounds to infinity."""
+    """True for a number that a floating-point type of `bits` bits rounds to infinity."""
     rounded = abs(float(number))
     if bits == _BITS_OF_REAL and rounded == _FIRST_INFINITE:  # a double may be rounded up to it
-        return abs(decimal.Decimal(number)) >= decimal.Decimal(_FIRST_INFINITE)
+        return decimal.Decimal(number).copy_abs() >= decimal.Decimal(_FIRST_INFINITE)
     return rounded > _FIRST_INFINITE if bits == _BITS_OF_REAL else rounded == inf
 
 
@@ -89,6 +89,8 @@ def why_no_decimal(text: str, type_: "pa.DataType", *, is_wide: bool) -> str | N
     digits = power.lstrip("+-").lstrip("0")
     if is_wide and not digits and not whole and not fraction.strip("0"):
         return None
+    if len(digits) > _MOST_EXPONENT and power.startswith("-"):
+        return too_tiny(text)
     if len(digits) > _MOST_EXPONENT or len(fraction) > _MOST_WIDE_PLACES:
         return f"expected a number with fewer digits, found {text[:_SHOWN]}"
     exponent = int(digits or 0) * (-1 if power.startswith("-") else 1)
@@ -102,4 +104,5 @@ def why_no_decimal(text: str, type_: "pa.DataType", *, is_wide: bool) -> str | N
     scaled = _EXACT.create_decimal(text).scaleb(type_.scale, _EXACT)
     if scaled != scaled.to_integral_value(context=_EXACT):
         return f"expected a number with at most {type_.scale} places, found {text[:_SHOWN]}"
-    return too_large(text, type_) if abs(scaled) >= 10**type_.precision else None
+    # Not abs(), which rounds to the 28 digits of the thread's context.
+    return too_large(text, type_) if scaled.copy_abs() >= 10**type_.precision else None
