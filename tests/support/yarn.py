@@ -1,6 +1,5 @@
 """YARN on this machine: a ResourceManager and a NodeManager, whose containers find no package of the tests."""
 
-import os
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -42,11 +41,6 @@ class Yarn:
         self.configuration.mkdir(parents=True)
         self._write("core-site", {"fs.defaultFS": "file:///", "hadoop.tmp.dir": str(folder / "tmp")})
         self._write("yarn-site", self._properties())
-
-    @property
-    def pages(self) -> str:
-        """The address of the ResourceManager's pages and REST API."""
-        return f"http://{self._addresses['yarn.resourcemanager.webapp.address']}"
 
     def start(self) -> None:
         """Start both, and wait until the node has joined."""

@@ -12,7 +12,6 @@ from exactbatch.airflow.openlineage import BatchLineage
 from exactbatch.airflow.submit import APPLICATIONS, SubmitOperator, search_path
 from exactbatch.airflow.versions import AirflowException, AirflowFailException
 from exactbatch.class_archive import with_archive
-from exactbatch.errors.exit_status import TERMINAL
 
 APPLICATION: Final = APPLICATIONS / "process_batch.py"
 
@@ -75,16 +74,14 @@ class ProcessBatchOperator(BatchLineage, SubmitOperator):
         self.application_args = [str(argument) for argument in self.application_args or ()]
         if plan_id is not None:
             self.application_args += ["--plan-id", str(plan_id)]
-        self.check_connection()
         variables = {
             **with_archive(os.environ, is_transformed=self.is_transformed, offsets=offsets),
             **search_path(self.pipeline),
-            **settings.as_environment(),
         }
         try:
-            self.submit(context, variables)
+            self.submit(context, settings, variables)
         except AirflowException as error:
-            if self.exit_status != TERMINAL:
+            if not self.is_terminal(error):
                 raise
             with airflow_errors():
                 done = done_already(settings, batch_id, plan_id, ti)

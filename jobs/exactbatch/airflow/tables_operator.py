@@ -11,7 +11,6 @@ from exactbatch.airflow.launch import done_already
 from exactbatch.airflow.submit import APPLICATIONS, SubmitOperator, search_path
 from exactbatch.airflow.versions import AirflowException, AirflowFailException
 from exactbatch.class_archive import with_archive
-from exactbatch.errors.exit_status import TERMINAL
 from exactbatch.settings import Settings
 
 # A batch takes up to 320 bytes, and Linux allows 128 KiB for one argument of a process.
@@ -61,7 +60,7 @@ class ProcessTablesOperator(SubmitOperator):
         if not left:
             return
         try:
-            self._submit(context, left, {**search_path(self.tables), **settings.as_environment()})
+            self._submit(context, left, settings)
         except AirflowFailException:
             # Later replays may have overtaken batches while they were processed.
             with airflow_errors():
@@ -83,15 +82,14 @@ class ProcessTablesOperator(SubmitOperator):
                 self.log.info("%s: %s", name, done)
         return left
 
-    def _submit(self, context: Any, left: list[list[Any]], variables: dict[str, str]) -> None:
+    def _submit(self, context: Any, left: list[list[Any]], settings: Settings) -> None:
         self.application_args = ["--tables", self.tables]
         for first in range(0, len(left), _IN_ONE_ARGUMENT):
             self.application_args += ["--batches", json.dumps(left[first : first + _IN_ONE_ARGUMENT])]
-        self.check_connection()
         try:
-            self.submit(context, {**with_archive(os.environ), **variables})
+            self.submit(context, settings, {**with_archive(os.environ), **search_path(self.tables)})
         except AirflowException as error:
-            if self.exit_status != TERMINAL:
+            if not self.is_terminal(error):
                 raise
             raise AirflowFailException(
                 f"tables failed and cannot succeed by trying again: the log above names them and the reasons. {error}"
