@@ -36,6 +36,7 @@ from support.yarn import Yarn, running_yarn
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 MODES: Final = ("client", "cluster")
 SETTINGS: Final = {
+    "spark.yarn.maxAppAttempts": "1",
     "spark.executor.instances": "2",
     "spark.executor.memory": "512m",
     "spark.driver.memory": "512m",

@@ -15,7 +15,8 @@ _PAGE: Final = (DOCS / "deploy.md").read_text()
 def block(section: str, language: str, number: int = 0) -> str:
     """Return a block of a section of the page."""
     text = _PAGE.split(f"\n## {section}\n")[1].split("\n## ")[0]
-    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)[number]
+    found: list[str] = re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+    return found[number]
 
 
 def make_archive() -> Path:
