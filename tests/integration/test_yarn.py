@@ -14,7 +14,7 @@ from typing import Any, Final
 import psutil
 import pyspark
 import pytest
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.exceptions import AirflowException
 from psycopg2.extensions import make_dsn, parse_dsn
 
 from exactbatch import Pipeline, Upsert
@@ -22,6 +22,7 @@ from exactbatch.airflow import Connections
 from exactbatch.airflow.operator import ProcessBatchOperator
 from exactbatch.ledger import Ledger, Run
 from exactbatch.local import LocalStack
+from exactbatch.local.ports import HOST
 from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings
@@ -41,6 +42,8 @@ SETTINGS: Final = {
     "spark.executor.memory": "512m",
     "spark.driver.memory": "512m",
     "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+    "spark.yarn.appMasterEnv.SPARK_LOCAL_IP": HOST,
+    "spark.executorEnv.SPARK_LOCAL_IP": HOST,
     # All that Spark can tell.
     "spark.log.level": "INFO",
     "spark.eventLog.enabled": "true",
@@ -139,7 +142,7 @@ def site(
         (configuration / "spark-defaults.conf").write_text(defaults + folders)
         monkeypatch.setenv("SPARK_CONF_DIR", str(configuration))
         monkeypatch.setenv("HADOOP_CONF_DIR", str(yarn.configuration))
-        monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+        monkeypatch.setenv("SPARK_LOCAL_IP", HOST)
         monkeypatch.delenv("PYTHONPATH", raising=False)  # Spark hands it to the containers
         for name, connection in connections(world.settings, mode).items():
             monkeypatch.setenv(f"AIRFLOW_CONN_{name.upper()}", json.dumps(connection))
@@ -199,13 +202,13 @@ def test_a_batch_whose_executor_is_killed_is_exact_and_keeps_its_secrets(
     assert not any(has_secret(text.encode(), world.settings) for text in (*arguments, caplog.text))
 
 
-def test_a_terminal_error_in_cluster_mode_ends_the_task(site, world, make_topic, make_pipeline):
+def test_a_driver_that_fails_in_cluster_mode_fails_the_task(site, world, make_topic, make_pipeline):
     topic = make_topic(2)
     load(topic)
-    pipeline = make_pipeline(topic)
-    with pytest.raises(AirflowFailException, match="cannot succeed by trying again"):
+    pipeline = make_pipeline(topic)  # without any rejects
+    with pytest.raises(AirflowException, match="finished with failed status"):
         site(pipeline, mode="cluster").launch(pipeline)
-    assert world.everything(pipeline)["rows"] == [(0,)]
+    assert world.everything(pipeline)["coverage"] == []
 
 
 def files_of(folder: Path) -> list[Path]:

@@ -137,21 +137,19 @@ def test_a_replay_that_a_later_one_has_overtaken_is_done(monkeypatch):
 
 @pytest.fixture
 def real_hook(monkeypatch, tmp_path):
-    """An operator with the provider's own hook: real_hook(exit_status=42, host="yarn", extra="{}", says="text").
+    """An operator with the provider's own hook: real_hook(exit_status=42, host="yarn", extra="{}").
 
     What it starts writes into files of tmp_path what it was given.
     """
 
-    def make(
-        *, exit_status: int = 0, host: str = "local[1]", extra: str = "{}", says: str = ""
-    ) -> ProcessBatchOperator:
+    def make(*, exit_status: int = 0, host: str = "local[1]", extra: str = "{}") -> ProcessBatchOperator:
         spark = Connection(conn_id="spark_default", conn_type="spark", host=host, extra=extra)
         monkeypatch.setattr(BaseHook, "get_connection", lambda *_: spark)
         monkeypatch.setattr(module, "done_already", lambda *_: None)
         monkeypatch.setattr(module, "planned_offsets", lambda *_: 1_000)
         # A name that the provider allows, and that no other folder of PATH has.
         binary = tmp_path / "spark3-submit"
-        binary.write_text(f"#!/bin/sh\n{NOTE.format(tmp_path)}\necho '{says}'\nexit {exit_status}\n")
+        binary.write_text(f"#!/bin/sh\n{NOTE.format(tmp_path)}\nexit {exit_status}\n")
         binary.chmod(0o755)
         monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
         return ProcessBatchOperator(
@@ -235,16 +233,6 @@ def test_without_a_deploy_mode_the_driver_runs_in_client_mode_whatever_other_set
     assert "--deploy-mode client" in (tmp_path / "arguments").read_text()
     assert "EXACTBATCH_POSTGRES=dbname=x\n" in (tmp_path / "environment").read_text()
     assert not (tmp_path / "mode").exists()
-
-
-def test_a_terminal_error_in_cluster_mode_is_known_by_what_yarn_says(real_hook):
-    def fails(says: str) -> type[BaseException]:
-        with pytest.raises(AirflowException) as caught:
-            real_hook(exit_status=1, host="yarn", extra=CLUSTER, says=says).execute({"ti": TI})
-        return caught.type
-
-    assert fails("diagnostics: User application exited with status 42") is AirflowFailException
-    assert fails("diagnostics: User application exited with status 1") is AirflowException
 
 
 def batch(**changes: Any) -> Any:

@@ -12,12 +12,13 @@ from exactbatch.airflow.openlineage import BatchLineage
 from exactbatch.airflow.submit import APPLICATIONS, SubmitOperator, search_path
 from exactbatch.airflow.versions import AirflowException, AirflowFailException
 from exactbatch.class_archive import with_archive
+from exactbatch.errors.exit_status import TERMINAL
 
 APPLICATION: Final = APPLICATIONS / "process_batch.py"
 
 
 class ProcessBatchOperator(BatchLineage, SubmitOperator):
-    """Run process_batch.py for a planned batch. A terminal error of the batch ends the task at once."""
+    """Run process_batch.py for a planned batch. A terminal error of the batch ends the task at once, in client mode."""
 
     template_fields = (
         *SubmitOperator.template_fields,
@@ -81,7 +82,7 @@ class ProcessBatchOperator(BatchLineage, SubmitOperator):
         try:
             self.submit(context, settings, variables)
         except AirflowException as error:
-            if not self.is_terminal(error):
+            if self.exit_status != TERMINAL:
                 raise
             with airflow_errors():
                 done = done_already(settings, batch_id, plan_id, ti)

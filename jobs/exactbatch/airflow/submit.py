@@ -10,14 +10,12 @@ from typing import Any, Final
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 
 from exactbatch.airflow.connections import Connections
-from exactbatch.airflow.versions import AirflowException, AirflowFailException, BaseHook
+from exactbatch.airflow.versions import AirflowFailException, BaseHook
 from exactbatch.discovery import import_folder
-from exactbatch.errors.exit_status import TERMINAL
 from exactbatch.settings import Settings
 from exactbatch.yarn_credentials import credentials_file
 
 APPLICATIONS: Final = Path(__file__).parents[2]
-_OF_DRIVER: Final = "User application exited with status"
 
 
 class SubmitOperator(SparkSubmitOperator):
@@ -51,14 +49,12 @@ class SubmitOperator(SparkSubmitOperator):
         with secrets as of_settings, _environment({**variables, **of_settings}):
             super().execute(context)
 
-    def is_terminal(self, error: AirflowException) -> bool:
-        """True if a job that ended with an error of submit() would end in the same way again."""
-        if self._hook is None or self._hook._submit_sp is None:
-            return False
-        if self._hook._connection["deploy_mode"] != "cluster":
-            return bool(self._hook._submit_sp.returncode == TERMINAL)
-        # spark-submit has a status of its own; what it says at its end has that of the driver.
-        return f"{_OF_DRIVER} {TERMINAL}" in str(error)
+    @property
+    def exit_status(self) -> int | None:
+        """The exit status of spark-submit; None if it was not started. In cluster mode, it is not that of the job."""
+        return (
+            None if self._hook is None or self._hook._submit_sp is None else self._hook._submit_sp.returncode
+        )
 
     def _is_in_cluster(self) -> bool:
         """True if the Spark connection has the cluster mode. Raises AirflowFailException if no secret may follow it."""

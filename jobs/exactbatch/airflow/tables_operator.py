@@ -11,6 +11,7 @@ from exactbatch.airflow.launch import done_already
 from exactbatch.airflow.submit import APPLICATIONS, SubmitOperator, search_path
 from exactbatch.airflow.versions import AirflowException, AirflowFailException
 from exactbatch.class_archive import with_archive
+from exactbatch.errors.exit_status import TERMINAL
 from exactbatch.settings import Settings
 
 # A batch takes up to 320 bytes, and Linux allows 128 KiB for one argument of a process.
@@ -89,7 +90,7 @@ class ProcessTablesOperator(SubmitOperator):
         try:
             self.submit(context, settings, {**with_archive(os.environ), **search_path(self.tables)})
         except AirflowException as error:
-            if not self.is_terminal(error):
+            if self.exit_status != TERMINAL:
                 raise
             raise AirflowFailException(
                 f"tables failed and cannot succeed by trying again: the log above names them and the reasons. {error}"
