@@ -1,7 +1,7 @@
 """Process one planned batch; spark-submit runs this.
 
-The connections to Kafka and Postgres come from the environment. Exit status: 0 committed (now or before), 42 a
-terminal error, 1 any other error.
+The connections to Kafka and Postgres come from the environment or, in cluster mode on YARN, from credentials. Exit
+status: 0 committed (now or before), 42 a terminal error, 1 any other error.
 """
 
 import argparse
@@ -11,11 +11,11 @@ from uuid import UUID
 from exactbatch.batch.driver_log import log_failure, logger, set_up_log
 from exactbatch.batch.engines.driver_engine import DriverEngine
 from exactbatch.batch.job import process_batch
+from exactbatch.batch.spark.driver_settings import driver_settings
 from exactbatch.batch.spark.session import spark_session
 from exactbatch.discovery import load_pipeline
 from exactbatch.errors import ExactbatchError
 from exactbatch.errors.translation import translate_all_errors
-from exactbatch.settings import Settings
 
 
 def main() -> int:
@@ -31,7 +31,7 @@ def main() -> int:
     try:
         with translate_all_errors():
             pipeline = load_pipeline(arguments.pipeline)
-            settings = Settings.from_environment()
+            settings = driver_settings()
             with spark_session(pipeline) as spark:
                 published = process_batch(
                     DriverEngine(spark), pipeline, arguments.batch_id, settings, arguments.plan_id

@@ -1,7 +1,8 @@
 """Process one planned batch of each of many tables; spark-submit runs this.
 
-The connections to Kafka and Postgres come from the environment. Exit status: 0 all committed (now or before), 42 a
-terminal error, 1 any other error. The batches of tables without an error are committed in each case.
+The connections to Kafka and Postgres come from the environment or, in cluster mode on YARN, from credentials. Exit
+status: 0 all committed (now or before), 42 a terminal error, 1 any other error. The batches of tables without an error
+are committed in each case.
 """
 
 import argparse
@@ -11,11 +12,11 @@ import sys
 from exactbatch.batch.driver_log import log_failure, logger, set_up_log
 from exactbatch.batch.engines.driver_engine import DriverEngine
 from exactbatch.batch.process_tables import member_batches, process_tables
+from exactbatch.batch.spark.driver_settings import driver_settings
 from exactbatch.batch.spark.session import spark_session
 from exactbatch.discovery import load_tables
 from exactbatch.errors import ExactbatchError
 from exactbatch.errors.translation import translate_all_errors
-from exactbatch.settings import Settings
 from exactbatch.tables import tables_failed
 
 
@@ -41,7 +42,7 @@ def main() -> int:
         with translate_all_errors():
             tables = load_tables(arguments.tables)
             batches, failed = member_batches(tables, arguments.batches)
-            settings = Settings.from_environment()
+            settings = driver_settings()
             with spark_session(tables) as spark:
                 outcomes = process_tables(DriverEngine(spark), batches, settings, at_a_time=tables.at_a_time)
             failed |= {each.batch.pipeline.name: each.error for each in outcomes if each.error is not None}

@@ -28,12 +28,12 @@ class Settings:
     postgres: str = field(repr=False)
 
     @classmethod
-    def from_environment(cls) -> "Settings":
+    def from_environment(cls, variables: Mapping[str, str] = os.environ) -> "Settings":
         """Read EXACTBATCH_KAFKA (a JSON object) and EXACTBATCH_POSTGRES (a connection string).
 
         Raises ConfigurationError if one of them is missing, or if EXACTBATCH_KAFKA is not a JSON object.
         """
-        return cls(kafka=_kafka(_required(KAFKA)), postgres=_required(POSTGRES))
+        return cls(kafka=_kafka(_required(KAFKA, variables)), postgres=_required(POSTGRES, variables))
 
     def as_environment(self) -> dict[str, str]:
         """Return the variables from which from_environment() reads the same settings."""
@@ -59,8 +59,8 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return values
 
 
-def _required(name: str) -> str:
-    value = os.environ.get(name, "")
+def _required(name: str, variables: Mapping[str, str]) -> str:
+    value = variables.get(name, "")
     if not value:
         raise ConfigurationError(f"the environment variable {name} is not set. Set it to {_EXAMPLES[name]}.")
     return value

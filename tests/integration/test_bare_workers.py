@@ -1,8 +1,5 @@
 """A cluster whose machines have only Java, Spark and Python gets everything else as docs/deploy.md says."""
 
-import os
-import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Final
@@ -12,10 +9,9 @@ import pytest
 from exactbatch.ledger import Ledger
 from exactbatch.postgres.connection import transaction
 from support.bare_cluster import BareCluster, submit
-from support.environment import DOCS, ROOT
+from support.deploy_page import block, make_archive, with_real_paths, zip_pipelines
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
-PAGE: Final = (DOCS / "deploy.md").read_text()
 PARTITIONS: Final = 4
 MODULE: Final = '''
 """A pipeline whose rows say where they were decoded."""
@@ -48,12 +44,6 @@ places = Pipeline(
 '''
 
 
-def block(language: str, number: int = 0) -> str:
-    """A block of the page's section about a standalone cluster."""
-    section = PAGE.split("\n## Spark standalone\n")[1].split("\n## ")[0]
-    return re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)[number]
-
-
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
     cluster = BareCluster(tmp_path_factory.mktemp("bare"))
@@ -65,12 +55,7 @@ def cluster(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def executors() -> Path:
-    """The archive that the page's commands make."""
-    commands = [line.removeprefix("$ ") for line in block("console").splitlines() if line.startswith("$ ")]
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    script = "set -euo pipefail\n" + "\n".join(commands)
-    subprocess.run(["bash", "-c", script], cwd=ROOT, env={**os.environ, "PATH": path}, check=True)
-    return ROOT / "build/deploy/executors.tar.gz"
+    return make_archive()
 
 
 def test_bare_workers_run_a_batch_from_the_archive_and_none_without_it(
@@ -82,8 +67,7 @@ def test_bare_workers_run_a_batch_from_the_archive_and_none_without_it(
     package = tmp_path / "code" / "placed"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text(MODULE % {"topic": topic.name})
-    pipelines = tmp_path / "pipelines.zip"
-    subprocess.run([sys.executable, "-m", "zipfile", "-c", str(pipelines), str(package)], check=True)
+    pipelines = zip_pipelines(tmp_path, package)
     monkeypatch.syspath_prepend(tmp_path / "code")
     from placed import places
 
@@ -91,14 +75,14 @@ def test_bare_workers_run_a_batch_from_the_archive_and_none_without_it(
         Ledger(world.connection).register(places)
     batch_id = world.plan(places)
     arguments = ["--pipeline", "placed:places", "--batch-id", str(batch_id)]
-    defaults = block("properties")
-    for shown, real in {
-        "/srv/exactbatch/executors.tar.gz": executors,
-        "/srv/exactbatch/pipelines.zip": pipelines,
-        "/opt/airflow/bin/python": sys.executable,
-    }.items():
-        assert shown in defaults
-        defaults = defaults.replace(shown, str(real))
+    defaults = with_real_paths(
+        block("Spark standalone", "properties"),
+        {
+            "/srv/exactbatch/executors.tar.gz": executors,
+            "/srv/exactbatch/pipelines.zip": pipelines,
+            "/opt/airflow/bin/python": sys.executable,
+        },
+    )
 
     done = submit(cluster.master, cluster.folder, defaults, arguments, world.settings, tmp_path / "code")
     assert done.returncode == 0, done.stdout

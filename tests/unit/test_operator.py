@@ -3,6 +3,7 @@
 import logging
 import os
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
@@ -22,6 +23,13 @@ from exactbatch.errors.exit_status import TERMINAL
 from exactbatch.settings import Settings
 
 PLAN = UUID(int=17)
+CLUSTER = '{"deploy-mode": "cluster"}'
+NOTE = """
+echo "$@" > {0}/arguments
+env > {0}/environment
+file="${{HADOOP_TOKEN_FILE_LOCATION##*,}}"
+if test "$file"; then stat -c %a "$file" > {0}/mode; cp "$file" {0}/credentials; fi
+"""
 TI = SimpleNamespace(dag_id="p", run_id="r", task_id="process_batch")
 
 
@@ -129,16 +137,19 @@ def test_a_replay_that_a_later_one_has_overtaken_is_done(monkeypatch):
 
 @pytest.fixture
 def real_hook(monkeypatch, tmp_path):
-    """An operator with the provider's own hook: real_hook(exit_status=42, extra="{}")."""
+    """An operator with the provider's own hook: real_hook(exit_status=42, host="yarn", extra="{}").
 
-    def make(*, exit_status: int = 0, extra: str = "{}") -> ProcessBatchOperator:
-        spark = Connection(conn_id="spark_default", conn_type="spark", host="local[1]", extra=extra)
+    What it starts writes into files of tmp_path what it was given.
+    """
+
+    def make(*, exit_status: int = 0, host: str = "local[1]", extra: str = "{}") -> ProcessBatchOperator:
+        spark = Connection(conn_id="spark_default", conn_type="spark", host=host, extra=extra)
         monkeypatch.setattr(BaseHook, "get_connection", lambda *_: spark)
         monkeypatch.setattr(module, "done_already", lambda *_: None)
         monkeypatch.setattr(module, "planned_offsets", lambda *_: 1_000)
         # A name that the provider allows, and that no other folder of PATH has.
         binary = tmp_path / "spark3-submit"
-        binary.write_text(f"#!/bin/sh\nexit {exit_status}\n")
+        binary.write_text(f"#!/bin/sh\n{NOTE.format(tmp_path)}\nexit {exit_status}\n")
         binary.chmod(0o755)
         monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
         return ProcessBatchOperator(
@@ -191,9 +202,37 @@ def test_the_exit_status_is_the_one_that_the_hook_has_seen(real_hook):
     assert not isinstance(caught.value, AirflowFailException)
 
 
-def test_cluster_mode_is_the_one_that_the_hook_has_resolved(real_hook):
-    with pytest.raises(AirflowFailException, match="has the deploy-mode cluster.*Remove deploy-mode"):
-        real_hook(extra='{"deploy-mode": "cluster"}').execute({"ti": TI})
+@pytest.mark.parametrize("host", ["local[1]", "spark://master:7077"])
+def test_cluster_mode_is_refused_before_anything_starts_except_on_yarn(real_hook, tmp_path, host):
+    with pytest.raises(
+        AirflowFailException, match="deploy-mode cluster.*only YARN keeps.*Remove deploy-mode"
+    ):
+        real_hook(host=host, extra=CLUSTER).execute({"ti": TI})
+    assert not (tmp_path / "arguments").exists()
+
+
+def test_secrets_reach_a_driver_in_cluster_mode_through_a_file_of_this_account(
+    real_hook, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("HADOOP_TOKEN_FILE_LOCATION", "/of/the/site")
+    real_hook(host="yarn", extra=CLUSTER).execute({"ti": TI})
+    assert "--deploy-mode cluster" in (tmp_path / "arguments").read_text()
+    given = dict(line.split("=", 1) for line in (tmp_path / "environment").read_text().splitlines())
+    assert not {"EXACTBATCH_KAFKA", "EXACTBATCH_POSTGRES"} & given.keys()
+    first, file = given["HADOOP_TOKEN_FILE_LOCATION"].split(",")
+    assert first == "/of/the/site"
+    assert (tmp_path / "mode").read_text() == "600\n"
+    assert b"dbname=x" in (tmp_path / "credentials").read_bytes()
+    assert not Path(file).exists()
+
+
+def test_without_a_deploy_mode_the_driver_runs_in_client_mode_whatever_other_settings_say(
+    real_hook, tmp_path
+):
+    real_hook().execute({"ti": TI})
+    assert "--deploy-mode client" in (tmp_path / "arguments").read_text()
+    assert "EXACTBATCH_POSTGRES=dbname=x\n" in (tmp_path / "environment").read_text()
+    assert not (tmp_path / "mode").exists()
 
 
 def batch(**changes: Any) -> Any:

@@ -18,7 +18,7 @@ APPLICATION: Final = APPLICATIONS / "process_batch.py"
 
 
 class ProcessBatchOperator(BatchLineage, SubmitOperator):
-    """Run process_batch.py for a planned batch. A terminal error of the batch ends the task at once."""
+    """Run process_batch.py for a planned batch. A terminal error of the batch ends the task at once, in client mode."""
 
     template_fields = (
         *SubmitOperator.template_fields,
@@ -75,14 +75,12 @@ class ProcessBatchOperator(BatchLineage, SubmitOperator):
         self.application_args = [str(argument) for argument in self.application_args or ()]
         if plan_id is not None:
             self.application_args += ["--plan-id", str(plan_id)]
-        self.check_connection()
         variables = {
             **with_archive(os.environ, is_transformed=self.is_transformed, offsets=offsets),
             **search_path(self.pipeline),
-            **settings.as_environment(),
         }
         try:
-            self.submit(context, variables)
+            self.submit(context, settings, variables)
         except AirflowException as error:
             if self.exit_status != TERMINAL:
                 raise

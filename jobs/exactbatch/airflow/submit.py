@@ -1,9 +1,9 @@
-"""Submit a job with spark-submit: secrets reach it only through the environment."""
+"""Submit a job with spark-submit: secrets reach it only through the environment, or through YARN's credentials."""
 
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,6 +12,8 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 from exactbatch.airflow.connections import Connections
 from exactbatch.airflow.versions import AirflowFailException, BaseHook
 from exactbatch.discovery import import_folder
+from exactbatch.settings import Settings
+from exactbatch.yarn_credentials import credentials_file
 
 APPLICATIONS: Final = Path(__file__).parents[2]
 
@@ -19,9 +21,9 @@ APPLICATIONS: Final = Path(__file__).parents[2]
 class SubmitOperator(SparkSubmitOperator):
     """Run a job of exactbatch.
 
-    The addresses of Kafka and Postgres, secrets included, reach the job only through the environment of this process.
-    The operator's `env_vars` would not do: Airflow renders them in the UI, and YARN and Kubernetes put them into
-    arguments.
+    The addresses of Kafka and Postgres, secrets included, reach the job only through the environment of this process,
+    or in cluster mode through the credentials of YARN's application. The operator's `env_vars` would not do: Airflow
+    renders them in the UI, and YARN and Kubernetes put them into arguments.
 
     The provider has no public access to two facts, so this class reads private attributes of its hook: `_connection`,
     the options that the hook has resolved, and `_submit_sp`, the process of spark-submit. tests/unit/test_operator.py
@@ -36,30 +38,42 @@ class SubmitOperator(SparkSubmitOperator):
         )
         self.connections = connections
 
-    def submit(self, context: Any, variables: Mapping[str, str]) -> None:
-        """Submit the job with these variables in its environment, and wait for it. Raises AirflowException."""
-        with _environment(variables):
+    def submit(self, context: Any, settings: Settings, variables: Mapping[str, str]) -> None:
+        """Submit the job with these settings, and variables in its environment, and wait for it.
+
+        Raises AirflowException, and AirflowFailException before anything starts if the driver would run in cluster mode
+        anywhere else than on YARN.
+        """
+        in_cluster = self._is_in_cluster()
+        secrets = credentials_file(settings) if in_cluster else nullcontext(settings.as_environment())
+        with secrets as of_settings, _environment({**variables, **of_settings}):
             super().execute(context)
 
     @property
     def exit_status(self) -> int | None:
-        """The exit status of spark-submit; None if it was not started."""
+        """The exit status of spark-submit; None if it was not started. In cluster mode, it is not that of the job."""
         return (
             None if self._hook is None or self._hook._submit_sp is None else self._hook._submit_sp.returncode
         )
 
-    def check_connection(self) -> None:
-        """Raise AirflowFailException if the Spark connection has the cluster mode."""
+    def _is_in_cluster(self) -> bool:
+        """True if the Spark connection has the cluster mode. Raises AirflowFailException if no secret may follow it."""
         BaseHook.get_connection(
             self.connections.spark
         )  # raises if missing, when the hook would use YARN instead
         # execute() of the base class makes another hook, once it has added the properties of OpenLineage.
-        if self._get_hook()._connection["deploy_mode"] == "cluster":
+        connection = self._get_hook()._connection
+        if connection["deploy_mode"] != "cluster":
+            self._deploy_mode = "client"  # whatever spark-defaults.conf and the pipeline's spark_conf say
+            return False
+        if connection["master"] != "yarn":
             raise AirflowFailException(
-                f"the Spark connection {self.connections.spark!r} has the deploy-mode cluster, but secrets reach the "
-                f"driver through the environment of this task, which needs client mode. Remove deploy-mode from the "
-                f"connection's extra."
+                f"the Spark connection {self.connections.spark!r} has the deploy-mode cluster, and its master is "
+                f"{connection['master']}: only YARN keeps secrets from others on their way to the driver. Nothing was "
+                f"launched. Remove deploy-mode from the connection's extra: the driver then runs in client mode, and "
+                f"gets them through the environment of this task."
             )
+        return True
 
 
 def search_path(reference: str) -> dict[str, str]:

@@ -61,7 +61,7 @@ class ProcessTablesOperator(SubmitOperator):
         if not left:
             return
         try:
-            self._submit(context, left, {**search_path(self.tables), **settings.as_environment()})
+            self._submit(context, left, settings)
         except AirflowFailException:
             # Later replays may have overtaken batches while they were processed.
             with airflow_errors():
@@ -83,13 +83,12 @@ class ProcessTablesOperator(SubmitOperator):
                 self.log.info("%s: %s", name, done)
         return left
 
-    def _submit(self, context: Any, left: list[list[Any]], variables: dict[str, str]) -> None:
+    def _submit(self, context: Any, left: list[list[Any]], settings: Settings) -> None:
         self.application_args = ["--tables", self.tables]
         for first in range(0, len(left), _IN_ONE_ARGUMENT):
             self.application_args += ["--batches", json.dumps(left[first : first + _IN_ONE_ARGUMENT])]
-        self.check_connection()
         try:
-            self.submit(context, {**with_archive(os.environ), **variables})
+            self.submit(context, settings, {**with_archive(os.environ), **search_path(self.tables)})
         except AirflowException as error:
             if self.exit_status != TERMINAL:
                 raise
