@@ -39,6 +39,7 @@ from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.arrow import connect_arrow
 from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings
+from exactbatch.sinks.tables.code_of_others import refuse_code_of_others
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -108,6 +109,7 @@ def _audit(
         with transaction(connection) as cursor:
             cursor.execute("set transaction isolation level repeatable read")
             lock_tables(cursor, pipeline)
+            refuse_code_of_others(cursor, pipeline.sink.tables)
             ledger = Ledger(connection)
             ledger.check_registered(registered, may_double=True)  # results that are doubled are a finding
             pipeline = pipeline.for_part(pipeline.sink.with_epochs(ledger.position_epochs(registered)))
