@@ -142,10 +142,12 @@ PIPELINES = [
 ]
 
 
-@given(st.text(), st.text(alphabet='"\'\\\n{}x', max_size=20))
+@given(st.text(), st.text(alphabet="\"'\\\n{}x", max_size=20))
 def test_no_text_of_a_record_becomes_code(description, text):
     """As a docstring: that of a change event has the connector's name. As the name of a member, in several lines."""
-    schema = "\n    a int,\n    b int from '{}'\n".format(str(MemberPath(((text or "c",),))).replace("'", "''"))
+    schema = "\n    a int,\n    b int from '{}'\n".format(
+        str(MemberPath(((text or "c",),))).replace("'", "''")
+    )
     pipeline = Pipeline(name="a", topics=("t",), value=Json("a int"), sink=Append("public.a"))
     object.__setattr__(pipeline.value, "schema", schema)  # also one that Json refuses
     tree = ast.parse(pipeline_module(pipeline, f"The topic t: {description}."))

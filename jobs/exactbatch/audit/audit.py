@@ -62,7 +62,8 @@ def audit(
     records are decoded as well and compared with the rows, and partial results are computed again. `progress`
     receives the number of offsets that have been compared, and how many there are.
 
-    Raises ConfigurationError if values cannot be compared, KafkaUnavailable, PostgresUnavailable,
+    Raises ConfigurationError if values cannot be compared, or if functions of others would get this login's rights (see
+    refuse_code_of_others()), KafkaUnavailable, PostgresUnavailable,
     NotRegistered, TopicMissing, ReadFailed, TargetMismatch if the target does not exist, TasksFailed if Spark fails,
     TopicRecreated or PartitionGone if the processed log no longer exists, and StoredOffsetBeyondLog if it is shorter.
 

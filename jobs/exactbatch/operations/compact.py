@@ -73,7 +73,7 @@ def preview_compaction(
     compactor, ledger = _compactor_of(connection, pipeline), Ledger(connection)
     situation = _observe(connection, broker, pipeline, before)
     with transaction(connection) as cursor:
-        refuse_code_of_others(cursor, pipeline.sink.tables, deletes=True)
+        refuse_code_of_others(cursor, pipeline.sink.tables, writes=True)
         previous = ledger.horizons(pipeline)
         below = _below(cursor, ledger, pipeline, compactor, situation, previous)
         done = _compaction(below, previous, compactor.preview(cursor, below))
@@ -99,7 +99,7 @@ def compact_changes(
     situation = _observe(connection, broker, pipeline, before)
     with target_transaction(connection, pipeline) as cursor:
         ledger.lock(pipeline)
-        refuse_code_of_others(cursor, pipeline.sink.tables, deletes=True)
+        refuse_code_of_others(cursor, pipeline.sink.tables, writes=True)
         previous = ledger.horizons(pipeline)
         below = _below(cursor, ledger, pipeline, compactor, situation, previous)
         for range_, _ in below:

@@ -152,9 +152,9 @@ def _schema(text: str) -> str:
 
 def _inside(text: str) -> str:
     """Return a text as it is written between three double quotes. A record may have it from anybody: it must not end
-    the literal, after which it would be code."""
+    the literal, after which it would be code. Half a surrogate pair, which no file can hold, becomes its escape."""
     escaped = text.replace("\\", "\\\\").replace('"', r"\"")
-    return escaped.encode("utf-8", "backslashreplace").decode()  # halves of a surrogate pair, which no file can hold
+    return escaped.encode("utf-8", "backslashreplace").decode()
 
 
 def _class_names(part: object) -> list[str]:

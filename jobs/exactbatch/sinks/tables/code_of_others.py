@@ -25,8 +25,8 @@ family (oid) as (
     union
     select next.class, next.oid from reached r cross join lateral (
         select d.classid, d.objid from pg_depend d
-        where r.class = 'pg_class'::regclass and d.refclassid = r.class and d.refobjid = r.oid and d.deptype in ('a', 'i')
-        and d.classid::regclass::text = any(%(parts)s)
+        where r.class = 'pg_class'::regclass and d.refclassid = r.class and d.refobjid = r.oid
+        and d.deptype in ('a', 'i') and d.classid::regclass::text = any(%(parts)s)
         union all
         select d.refclassid, d.refobjid from pg_depend d
         where d.classid = r.class and d.objid = r.oid
@@ -56,17 +56,15 @@ select p.oid::regprocedure::text as name, pg_get_userbyid(p.proowner) as owner, 
        pg_get_userbyid(%(trusted)s) as trusted
 from reached r join pg_proc p on r.class = 'pg_proc'::regclass and p.oid = r.oid
 where not pg_has_role(p.proowner, %(trusted)s, 'member') order by 1
-"""
+"""  # noqa: S608 - constants
 
 
-def refuse_code_of_others(
-    cursor: Cursor, tables: Iterable[TargetTable], *, deletes: bool = False
-) -> None:
+def refuse_code_of_others(cursor: Cursor, tables: Iterable[TargetTable], *, writes: bool = False) -> None:
     """Raise ConfigurationError if a superuser, or a login that can act as the owner of the ledger, would call functions
     of somebody who can not.
 
-    Call this before the first query over the tables. If a statement is one that `deletes` rows, triggers and rules
-    count, too, and until the transaction ends nobody can add any to the tables from which this login may delete.
+    Call this before the first query over the tables. If the transaction also `writes`, what writing calls counts, too,
+    and nobody can add any of it to the tables from which this login may delete until the transaction ends.
     """
     cursor.execute(_TRUSTED)
     (trusted,) = cursor.fetchone()
@@ -74,12 +72,11 @@ def refuse_code_of_others(
         return
     tables = [table for table in tables if table.exists(cursor)]
     names = [table.identifier.as_string(cursor) for table in tables]
-    if deletes:
-        for table, name in zip(tables, names, strict=True):
-            cursor.execute("select has_table_privilege(%s, 'delete')", (name,))
-            if cursor.fetchone()[0]:
-                table.lock_definition(cursor)
-    parts = list(WRITTEN_PARTS if deletes else READ_PARTS)
+    for table, name in zip(tables, names, strict=True) if writes else ():
+        cursor.execute("select has_table_privilege(%s, 'delete')", (name,))
+        if cursor.fetchone()[0] and not table.changes_partitions:  # else batches that add one would wait
+            table.lock_definition(cursor)
+    parts = list(WRITTEN_PARTS if writes else READ_PARTS)
     cursor.execute(_FOREIGN, {"tables": names, "parts": parts, "trusted": trusted})
     if not (found := cursor.fetchall()):
         return
