@@ -122,6 +122,14 @@ def test_who_may_do_more_reads_no_table_that_calls_functions_of_others(deploymen
     assert not any(refused(deployment, pipeline, None, deletes=False))
 
 
+def test_a_target_with_a_domain_that_refuses_null_is_audited(deployment, pipeline):
+    deployment.execute(
+        "create domain shop.word as text not null; alter table shop.up alter column name type shop.word",
+        "job",
+    )
+    assert audit(pipeline, deployment.settings("reader"), values=True).is_exact
+
+
 def test_who_may_do_more_deletes_from_no_table_that_calls_functions_of_others(deployment, pipeline):
     deployment.execute(TRIGGER, "job")
     for role in (None, "owner"):

@@ -108,7 +108,8 @@ def _audit(
         broker = KafkaBroker(settings.kafka)
         snapshot = Snapshot(arrow, connection)
         with transaction(connection) as cursor:
-            cursor.execute("set transaction isolation level repeatable read")
+            # Read only also for what the tables call.
+            cursor.execute("set transaction isolation level repeatable read, read only")
             lock_tables(cursor, pipeline)
             refuse_code_of_others(cursor, pipeline.sink.tables)
             ledger = Ledger(connection)

@@ -73,6 +73,7 @@ def preview_compaction(
     compactor, ledger = _compactor_of(connection, pipeline), Ledger(connection)
     situation = _observe(connection, broker, pipeline, before)
     with transaction(connection) as cursor:
+        cursor.execute("set transaction read only")  # also for what the tables call
         refuse_code_of_others(cursor, pipeline.sink.tables, writes=True)
         previous = ledger.horizons(pipeline)
         below = _below(cursor, ledger, pipeline, compactor, situation, previous)
