@@ -16,6 +16,7 @@ import pytest
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowSkipException
 from confluent_kafka import OFFSET_END, KafkaException, TopicPartition
+from kafka import KafkaProducer
 
 from exactbatch import Aggregate, Append, Count, Json, Pipeline, Sum, ToTopic, Upsert, Window
 from exactbatch.airflow.connections import Connections
@@ -56,7 +57,7 @@ from support.forwarded import (
 from support.replays import ranges
 from support.roles import ROLES
 from support.staged_batches import LINEAGE, Batches
-from support.topics import record
+from support.topics import NoUtf8, producer_properties, record
 from support.waiting import wait_for
 
 COLUMNS = "carrier text, flight int, late boolean"
@@ -368,6 +369,37 @@ def test_messages_of_others_in_the_topic_are_passed_over(late):
     late.send()
     ours = [each for each in late.messages() if each.value != b"other"]
     check_once_in_order(ours, 6)
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        [],
+        [("exactbatch-sequence", b"x"), ("exactbatch-plan", bytes(16))],
+        [("exactbatch-sequence", b"9" * 5000), ("exactbatch-plan", b"\xff")],
+        [("exactbatch-sequence", b"%d" % 2**63), ("exactbatch-plan", b"%032d" % 0)],
+        [(NoUtf8("??"), b"z")],
+    ],
+    ids=[
+        "no number",
+        "no number but text",
+        "a long number",
+        "a number that is no bigint",
+        "a name that is not UTF-8",
+    ],
+)
+def test_a_message_that_only_looks_like_a_result_stops_no_forwarder(late, others):
+    late.batches.run(*flights(0, 3))
+    late.send()
+    headers = [("exactbatch-stream", late.stream().stream.encode()), *others]
+    producer = KafkaProducer(**producer_properties(late.settings.kafka))  # which takes names that are no text
+    for _ in range(100):
+        producer.send(late.topic.name, b"other", headers=headers)
+    producer.flush()
+    producer.close()
+    late.batches.run(*flights(3, 3))
+    assert late.send().sent == 3
+    assert late.stream().sent_sequence == 6
 
 
 def test_what_the_last_forwarder_could_not_record_is_found_behind_messages_of_others(late):

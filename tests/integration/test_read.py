@@ -40,7 +40,7 @@ from exactbatch.kafka.records import MessageRecords, Record, Records
 from exactbatch.local import LocalStack
 from exactbatch.model import LogPartition
 from exactbatch.offsets import OffsetRange
-from support.topics import Topic, producer_properties
+from support.topics import NoUtf8, Topic, producer_properties
 
 MB = 1024 * 1024
 MakeTopic = Callable[..., Topic]
@@ -756,10 +756,3 @@ def test_the_last_header_of_a_name_is_found_by_both_readers(make_topic: MakeTopi
         assert records.last_headers("none").keys() <= {7 - seen, 8 - seen}
         seen += len(records)
     assert seen == 11
-
-
-class NoUtf8(str):
-    """A header's name that encodes as no UTF-8: kafka-python encodes what it is given."""
-
-    def encode(self, *_: Any, **__: Any) -> bytes:
-        return b"\xff\xfe"

@@ -17,6 +17,8 @@ from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger, migrate
 from exactbatch.operations.doctor.owners import check_owners
 from exactbatch.planning.freeze_advance import freeze_advance
+from exactbatch.planning.freeze_replay import preview_replay
+from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.sinks.tables.target import TargetTable
 from support.logins import LOGIN
@@ -251,6 +253,22 @@ def test_nor_does_it_where_executors_copy_into_the_target(spark, shop, topic, ch
         check_beta_is_out_of_reach(spark, shop, pipeline, (WRITES[0],))
     finally:
         shop.execute("revoke test_mallory from test_job")
+
+
+def test_a_preview_of_a_replay_lets_code_of_the_target_write_nothing(spark, shop, topic):
+    pipeline = mal(topic)
+    run(spark, shop, pipeline)
+    give_to_mallory(shop, "index")
+    # Postgres calls it when it plans a query of the table.
+    shop.execute("create index on shop.mal (id) where shop.hidden('a')", "mallory")
+    shop.execute(
+        evil(f"begin {WRITES[0]}; exception when read_only_sql_transaction then null; end"), "mallory"
+    )
+    before, settings = state(shop), shop.settings("job")
+    request = ReplayRequest(ranges=(RequestedRange(topic.name, 0, 1, 3),))
+    with closing(connect(settings.postgres, application="tests")) as connection:
+        assert preview_replay(connection, KafkaBroker(settings.kafka), pipeline, request).rows == 2
+    assert state(shop) == before
 
 
 @pytest.fixture

@@ -118,6 +118,13 @@ def an_hour_ago() -> int:
     return round((time.time() - 3600) * 1000)
 
 
+class NoUtf8(str):
+    """A header's name that encodes as no UTF-8: kafka-python encodes what it is given."""
+
+    def encode(self, *_: Any, **__: Any) -> bytes:
+        return b"\xff\xfe"
+
+
 def producer_properties(properties: dict[str, Any]) -> dict[str, Any]:
     """Return client properties under the names of kafka-python's producer."""
     names = {"sasl.username": "sasl_plain_username", "sasl.password": "sasl_plain_password"}

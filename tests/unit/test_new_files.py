@@ -9,6 +9,7 @@ from decimal import Decimal
 from pathlib import Path
 from uuid import UUID
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +17,11 @@ from hypothesis import strategies as st
 from exactbatch import Append, Avro, Csv, Debezium, Json, Pipeline, Raw, Text, Upsert, WithMessage
 from exactbatch.cli.project_files import project_at, write_new
 from exactbatch.errors import ConfigurationError
+from exactbatch.member_paths import Path as MemberPath
+from exactbatch.printable import printable
+from exactbatch.sampling.key_and_sink import TopicFacts
 from exactbatch.sampling.literals import Literal, record_code, string
+from exactbatch.sampling.proposal import propose
 from exactbatch.sampling.source_code import dag_file, pipeline_module, pipeline_test
 
 RUFF = str(Path(sys.executable).parent / "ruff")
@@ -135,6 +140,34 @@ PIPELINES = [
     Pipeline(name="a", topics=("t",), value=Raw("bytes"), sink=Append("public.a")),
     Pipeline(name="a", topics=("t",), value=Debezium('\n"a\\b" int,\nid int\n'), sink=Append("public.a")),
 ]
+
+
+@given(st.text(), st.text(alphabet="\"'\\\n{}x", max_size=20))
+def test_no_text_of_a_record_becomes_code(description, text):
+    """As a docstring: that of a change event has the connector's name. As the name of a member, in several lines."""
+    schema = "\n    a int,\n    b int from '{}'\n".format(
+        str(MemberPath(((text or "c",),))).replace("'", "''")
+    )
+    pipeline = Pipeline(name="a", topics=("t",), value=Json("a int"), sink=Append("public.a"))
+    object.__setattr__(pipeline.value, "schema", schema)  # also one that Json refuses
+    tree = ast.parse(pipeline_module(pipeline, f"The topic t: {description}."))
+    assert [type(each).__name__ for each in tree.body] == ["Expr", "ImportFrom", "Assign"]
+    assert ast.get_docstring(tree, clean=False) == printable(f"The topic t: {description}.")
+    (written,) = tree.body[2].value.keywords[2].value.args
+    assert ast.literal_eval(written).split() == schema.split()
+
+
+def test_the_name_of_a_connector_is_no_code():
+    evil = '\ud800x"""\nraise SystemExit("a record was run as code")\n"""'
+    change = {"op": "c", "before": None, "after": {"id": 1}, "source": {"connector": evil}}
+    values = pa.array([json.dumps(change).encode()] * 3, pa.binary())
+    facts = TopicFacts(pa.nulls(3, pa.binary()), values, partitions=[0] * 3, is_compacted=False)
+    proposal = propose("a", "t", "public.a", facts)
+    assert evil in proposal.label
+    names = {}
+    module = pipeline_module(proposal.pipeline, f"The topic t: {proposal.label}.")
+    exec(module.encode(), names)
+    assert names["a"].name == "a"
 
 
 @pytest.mark.parametrize("pipeline", PIPELINES, ids=range(len(PIPELINES)))

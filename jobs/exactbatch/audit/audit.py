@@ -39,6 +39,7 @@ from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.arrow import connect_arrow
 from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings
+from exactbatch.sinks.tables.code_of_others import refuse_code_of_others
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -61,7 +62,8 @@ def audit(
     records are decoded as well and compared with the rows, and partial results are computed again. `progress`
     receives the number of offsets that have been compared, and how many there are.
 
-    Raises ConfigurationError if values cannot be compared, KafkaUnavailable, PostgresUnavailable,
+    Raises ConfigurationError if values cannot be compared, or if functions of others would get this login's rights (see
+    refuse_code_of_others()), KafkaUnavailable, PostgresUnavailable,
     NotRegistered, TopicMissing, ReadFailed, TargetMismatch if the target does not exist, TasksFailed if Spark fails,
     TopicRecreated or PartitionGone if the processed log no longer exists, and StoredOffsetBeyondLog if it is shorter.
 
@@ -106,8 +108,10 @@ def _audit(
         broker = KafkaBroker(settings.kafka)
         snapshot = Snapshot(arrow, connection)
         with transaction(connection) as cursor:
-            cursor.execute("set transaction isolation level repeatable read")
+            # Read only also for what the tables call.
+            cursor.execute("set transaction isolation level repeatable read, read only")
             lock_tables(cursor, pipeline)
+            refuse_code_of_others(cursor, pipeline.sink.tables)
             ledger = Ledger(connection)
             ledger.check_registered(registered, may_double=True)  # results that are doubled are a finding
             pipeline = pipeline.for_part(pipeline.sink.with_epochs(ledger.position_epochs(registered)))

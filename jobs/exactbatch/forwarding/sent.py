@@ -4,12 +4,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, Final
 from uuid import UUID
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from exactbatch.errors import KafkaUnavailable, ReadFailed
+from exactbatch.formats.record_headers import read_headers
 from exactbatch.forwarding.producer import PLAN, SEQUENCE, STREAM
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.kafka.client_properties import reader_properties
@@ -19,6 +20,7 @@ from exactbatch.model import LogPartition
 
 _PROGRESS_TIMEOUT: Final = 60.0  # seconds
 _MESSAGES: Final = 1000  # of one request to librdkafka
+_LARGEST: Final = 2**63 - 1  # the largest bigint
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +140,17 @@ def _check(error: KafkaError, message: Message) -> None:
 
 
 def _result_of(message: Message, stream: str) -> SentResult | None:
-    """Return the result that a message is; None for messages of others."""
-    headers = dict(cast(list[tuple[str, bytes]], message.headers() or ()))
+    """Return the result that a message is; None for messages of others, which may have any headers."""
+    (pairs,) = read_headers([message])
+    headers: dict[str, bytes | None] = dict(pairs or ())
     if headers.get(STREAM) != stream.encode():
+        return None
+    try:
+        sequence = int(headers.get(SEQUENCE) or b"")
+        plan_id = UUID((headers.get(PLAN) or b"").decode())
+    except ValueError:
         return None
     partition, offset = message.partition(), message.offset()
     assert partition is not None
     assert offset is not None
-    return SentResult(int(headers[SEQUENCE]), UUID(headers[PLAN].decode()), partition, offset)
+    return SentResult(sequence, plan_id, partition, offset) if sequence <= _LARGEST else None

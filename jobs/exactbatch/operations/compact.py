@@ -13,6 +13,7 @@ from exactbatch.offsets import OffsetRange, PartitionKey, TopicPartition
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Connection, Cursor, transaction
 from exactbatch.sinks.base import CompactedRows, Compactor
+from exactbatch.sinks.tables.code_of_others import refuse_code_of_others
 from exactbatch.sinks.tables.lineage_table import Part
 
 
@@ -65,13 +66,15 @@ class _Situation:
 def preview_compaction(
     connection: Connection, broker: KafkaBroker, pipeline: Pipeline, *, before: datetime | None
 ) -> Compaction:
-    """Return what compact_changes() would do, without writing or locking anything. Raises what it raises.
+    """Return what compact_changes() would do, without writing anything. Raises what it raises.
 
     Without a change to drop there is nothing to do, and the horizons stay.
     """
     compactor, ledger = _compactor_of(connection, pipeline), Ledger(connection)
     situation = _observe(connection, broker, pipeline, before)
     with transaction(connection) as cursor:
+        cursor.execute("set transaction read only")  # also for what the tables call
+        refuse_code_of_others(cursor, pipeline.sink.tables, writes=True)
         previous = ledger.horizons(pipeline)
         below = _below(cursor, ledger, pipeline, compactor, situation, previous)
         done = _compaction(below, previous, compactor.preview(cursor, below))
@@ -88,7 +91,8 @@ def compact_changes(
     The horizon of a partition is its stored offset or, with `before`, the first offset that has a change, or a
     record still in the log, with a Kafka timestamp at or after that time. It never moves back.
 
-    Raises ConfigurationError if the sink is not an Upsert, NotRegistered, IdentityChanged, PostgresUnavailable
+    Raises ConfigurationError if the sink is not an Upsert, or if functions of others would get this login's rights (see
+    refuse_code_of_others()), NotRegistered, IdentityChanged, PostgresUnavailable
     and, with `before`, KafkaUnavailable, TopicMissing, and TopicRecreated, PartitionGone or
     StoredOffsetBeyondLog if the log is not the one that was processed.
     """
@@ -96,6 +100,7 @@ def compact_changes(
     situation = _observe(connection, broker, pipeline, before)
     with target_transaction(connection, pipeline) as cursor:
         ledger.lock(pipeline)
+        refuse_code_of_others(cursor, pipeline.sink.tables, writes=True)
         previous = ledger.horizons(pipeline)
         below = _below(cursor, ledger, pipeline, compactor, situation, previous)
         for range_, _ in below:

@@ -11,6 +11,7 @@ from exactbatch.ledger import Ledger, target_transaction
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Connection, transaction
 from exactbatch.sinks.base import MergeGroup, Merger
+from exactbatch.sinks.tables.code_of_others import refuse_code_of_others
 
 # Seconds that a merge which has copied its rows waits for batches to publish. A replay may wait for its locks.
 _WAIT: Final = 5.0
@@ -46,7 +47,8 @@ def merge_partitions(
     Partitions that change meanwhile are left for the next merge. `progress` receives how many bytes are
     merged, and how many there are to merge.
 
-    Raises ConfigurationError if the target is not partitioned by batch, TargetMismatch if it cannot be merged, and
+    Raises ConfigurationError if the target is not partitioned by batch, or if functions of others would get the rights
+    of this login (see refuse_code_of_others()), TargetMismatch if it cannot be merged, and
     PostgresUnavailable, retryable, if others use it. What is merged then remains merged.
     """
     merger = _merger_of(pipeline)
@@ -66,6 +68,7 @@ def merge_partitions(
 def _merge(connection: Connection, pipeline: Pipeline, merger: Merger, group: MergeGroup) -> int | None:
     ledger = Ledger(connection)
     with target_transaction(connection, pipeline) as cursor:
+        refuse_code_of_others(cursor, pipeline.sink.tables, writes=True)
         rows = merger.copy(cursor, group)
         if rows is None:
             return None

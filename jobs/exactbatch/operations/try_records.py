@@ -13,7 +13,7 @@ from exactbatch.batch.staging.stager import stage_tasks
 from exactbatch.batch.staging.staging_tables import StagingTables, row_schema
 from exactbatch.batch.staging.uncastable import VALUE_CHARACTERS, is_of_a_value, rules_of
 from exactbatch.columns import LINEAGE_NAMES, Column
-from exactbatch.errors import ExactbatchError, TargetMismatch
+from exactbatch.errors import ConfigurationError, ExactbatchError, TargetMismatch
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.kafka.records import Records
 from exactbatch.kafka.sample import Bounds, Sample, sample
@@ -24,6 +24,7 @@ from exactbatch.postgres.connection import Cursor, connect, transaction
 from exactbatch.postgres.input_checks import can_check_input
 from exactbatch.settings import Settings
 from exactbatch.sinks import RejectRule, Sink
+from exactbatch.sinks.tables.code_of_others import refuse_code_of_others
 from exactbatch.sinks.tables.lineage_table import LINEAGE
 from exactbatch.sinks.tables.target import quoted
 
@@ -142,6 +143,11 @@ def _check_target(pipeline: Pipeline, trial: Trial, settings: Settings) -> None:
                     f"Postgres {connection.server_version // 10000} checks values by a function of the ledger, and "
                     f"the database {connection.info.dbname!r} has no ledger of this version: run `exactbatch init`"
                 )
+                return
+            try:
+                refuse_code_of_others(cursor, pipeline.sink.tables)
+            except ConfigurationError as error:
+                trial.unchecked = str(error)
                 return
             rules = _rules(cursor, pipeline, trial)
             _reject(cursor, pipeline, trial, rules)

@@ -85,6 +85,7 @@ def preview_replay(
     situation = observe(connection, broker, pipeline, request)
     ledger = Ledger(connection)
     with transaction(connection) as cursor:
+        cursor.execute("set transaction read only")  # also for what the target's indexes call
         planned = plan_observed(
             ledger, pipeline, request, situation, pin=False, replays_compacted=pipeline.replays_compacted
         )

@@ -160,7 +160,8 @@ def refusal_of_null(cursor: Cursor, type_: PgType) -> str | None:
     try:
         cursor.execute(sql.SQL("select null::{}").format(sql.SQL(type_.sql_name)))
     except psycopg2.Error as error:
-        cursor.execute("rollback to savepoint null_of_domain")
+        # A snapshot cannot be shared from within a savepoint.
+        cursor.execute("rollback to savepoint null_of_domain; release savepoint null_of_domain")
         return str(error.diag.message_primary)
     cursor.execute("release savepoint null_of_domain")
     return None

@@ -12,6 +12,7 @@ from typing import Any, Final
 from exactbatch.columns import Column
 from exactbatch.formats import Json, WithMessage
 from exactbatch.pipeline import Pipeline
+from exactbatch.printable import printable
 from exactbatch.sampling.column_names import quoted_if_needed
 from exactbatch.sampling.literals import WIDTH, Literal, literal, record_code, string
 
@@ -32,7 +33,8 @@ def pipeline_module(pipeline: Pipeline, description: str) -> str:
             options.append(_option(option, part))
     body = indent("\n".join(options), _INDENT)
     return (
-        f'"""{description}"""\n\n{_import("exactbatch", names)}\n\n{pipeline.name} = Pipeline(\n{body}\n)\n'
+        f'"""{_inside(printable(description))}"""\n\n'
+        f"{_import('exactbatch', names)}\n\n{pipeline.name} = Pipeline(\n{body}\n)\n"
     )
 
 
@@ -44,7 +46,7 @@ def dag_file(pipeline: Pipeline, schedule: str, *, separate: bool) -> str:
     """
     name = pipeline.name
     return (
-        f'"""Kafka topic `{pipeline.topics_text}` → Postgres table `{pipeline.sink.target}`."""\n\n'
+        f'"""Kafka topic `{pipeline.topics_text}` → Postgres table `{_inside(pipeline.sink.target)}`."""\n\n'
         f"from exactbatch.airflow import pipeline_dag\n{_NEWLINE[separate]}"
         f"from pipelines.{name} import {name}\n\n"
         f"dag = pipeline_dag({name}, schedule={string(schedule)})\n"
@@ -74,10 +76,12 @@ def pipeline_test(
     expected = Literal(list(rows))
     registry = getattr(plain, "registry", None)
     asks = (
-        "" if registry is None else f"\n\nThe test asks the schema registry at {registry} for their schemas."
+        ""
+        if registry is None
+        else f"\n\nThe test asks the schema registry at {_inside(registry)} for their schemas."
     )
     return (
-        f'"""Records of the topic `{pipeline.topics_text}` become rows of `{pipeline.sink.target}`.\n\n'
+        f'"""Records of the topic `{pipeline.topics_text}` become rows of `{_inside(pipeline.sink.target)}`.\n\n'
         f"RECORDS are copies of real records: replace what must not be in a repository, and add the\n"
         f'cases that you know of.{asks}\n"""\n\n'
         f"{expected.imports}"
@@ -142,8 +146,15 @@ def _schema(text: str) -> str:
     """Return a schema as a literal, with one column in each line if it has several lines."""
     if "\n" not in text:
         return string(text)
-    text = text.replace("\\", "\\\\")
+    text = text.replace("\\", "\\\\").replace('"""', r"\"\"\"")
     return f'"""\n{text.strip(chr(10)).replace("    ", "", 1).replace(chr(10) + "    ", chr(10))}\n"""'
+
+
+def _inside(text: str) -> str:
+    """Return a text as it is written between three double quotes. A record may have it from anybody: it must not end
+    the literal, after which it would be code. Half a surrogate pair, which no file can hold, becomes its escape."""
+    escaped = text.replace("\\", "\\\\").replace('"', r"\"")
+    return escaped.encode("utf-8", "backslashreplace").decode()
 
 
 def _class_names(part: object) -> list[str]:

@@ -13,6 +13,7 @@ from exactbatch.operations.freshness import differing_freshness
 from exactbatch.pipeline import Pipeline
 from exactbatch.planning.members import registered_members
 from exactbatch.postgres.connection import Connection, transaction
+from exactbatch.sinks.tables.code_of_others import refuse_code_of_others
 from exactbatch.tables import Tables
 from exactbatch.topic_pattern import TopicPattern
 
@@ -183,6 +184,7 @@ def _check_target(connection: Connection, pipeline: Pipeline) -> Iterator[Findin
         return
     try:
         with transaction(connection) as cursor:
+            refuse_code_of_others(cursor, sink.tables)
             ledger = Ledger(connection)
             sink.prepare(cursor, columns, evolve=pipeline.evolve)
             sink.check_shared(cursor, columns, ledger.sharing(pipeline))
