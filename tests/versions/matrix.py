@@ -19,6 +19,7 @@ _ROOT: Final = Path(__file__).parents[2]
 sys.path.insert(0, str(_ROOT / "tests"))
 
 from support.kafka_versions import RELEASES as KAFKA  # noqa: E402 - a program of this folder has the others on its path
+from support.postgres_versions import OWN as OWN_POSTGRES  # noqa: E402
 from support.postgres_versions import RELEASES as POSTGRES  # noqa: E402
 
 _PAGE: Final = _ROOT / "docs" / "requirements.md"
@@ -73,10 +74,10 @@ def versions() -> Iterator[Version]:
     for number in ("3.12", "3.13"):
         of_python = ["4.2.0", "--python", f"python{number}"]
         yield Version("Python", number, [python, "tests/versions/run_spark.py", *of_python])
-    for major in POSTGRES:
+    for major in (*POSTGRES, OWN_POSTGRES):
         if major >= _OLDEST_POSTGRES:
             tests = [_EVERY_SINK, *_KILLED]
-            of_server = {"EXACTBATCH_TEST_POSTGRES": str(major)}
+            of_server = {} if major == OWN_POSTGRES else {"EXACTBATCH_TEST_POSTGRES": str(major)}
             yield Version("Postgres", str(major), [python, "-m", "pytest", *tests], of_server)
     for number in KAFKA:
         others = [f"not {each}" for each in KAFKA if each.startswith(f"{number}-")]
