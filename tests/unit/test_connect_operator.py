@@ -6,12 +6,12 @@ from uuid import UUID
 
 import pytest
 from airflow.sdk import BaseHook, Connection
-from airflow.sdk.exceptions import AirflowFailException
 from pyspark.sql.connect.client.core import DefaultChannelBuilder
 
 from exactbatch.airflow import connect_operator as module
 from exactbatch.airflow import pipeline_dag
 from exactbatch.airflow.connect_operator import ProcessBatchOnServerOperator, server_url
+from exactbatch.airflow.versions import AirflowFailException
 from exactbatch.errors import BatchLost, ConfigurationError, TasksFailed
 from pipelines.flights import flights
 

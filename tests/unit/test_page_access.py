@@ -56,9 +56,9 @@ def client(monkeypatch):
     monkeypatch.setattr(PerDagAuthManager, "grants", {})
     monkeypatch.setattr(PerDagAuthManager, "read", set())
     monkeypatch.setattr(databases, "airflow_connection", unreachable)
-    # These two ask Airflow's database.
-    monkeypatch.setattr(DagModel, "get_team_name", lambda _dag_id: None)
-    monkeypatch.setattr(DagModel, "get_dag_id_to_team_name_mapping", lambda _dag_ids: {})
+    # These two ask Airflow's database; an older Airflow has one or none of them.
+    monkeypatch.setattr(DagModel, "get_team_name", lambda _dag_id: None, raising=False)
+    monkeypatch.setattr(DagModel, "get_dag_id_to_team_name_mapping", lambda _dag_ids: {}, raising=False)
     stored = [PipelineDag(dag_id, False, "kafka", "postgres", False, None) for dag_id in DAGS]
     monkeypatch.setattr(
         PipelineDags, "find", lambda _self, wanted: [dag for dag in stored if dag.dag_id in wanted]

