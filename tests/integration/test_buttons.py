@@ -12,12 +12,11 @@ from typing import Any
 
 import pytest
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
-from airflow.sdk import BaseHook
 
 from exactbatch import Append, Pipeline
 from exactbatch.airflow import Connections, metrics, pipeline_dag, plan_task
 from exactbatch.airflow import operator as operators
-from exactbatch.airflow.versions import AirflowException, AirflowFailException, AirflowSkipException
+from exactbatch.airflow.versions import AirflowException, AirflowFailException, AirflowSkipException, BaseHook
 from exactbatch.batch.publishing.fences import check_publishable
 from exactbatch.errors import KafkaUnavailable
 from exactbatch.errors.exit_status import TERMINAL

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
-from airflow.sdk import BaseHook
 
 from exactbatch import Pipeline, Tables, TableTopic, TopicPattern
 from exactbatch.airflow import Connections, tables_dag, tables_tasks
 from exactbatch.airflow.tables_operator import ProcessTablesOperator
-from exactbatch.airflow.versions import AirflowException, AirflowFailException, AirflowSkipException
+from exactbatch.airflow.versions import AirflowException, AirflowFailException, AirflowSkipException, BaseHook
 from exactbatch.audit.audit import audit
 from exactbatch.batch.engines.driver_engine import DriverEngine
 from exactbatch.batch.process_tables import member_batches, process_tables

@@ -21,7 +21,7 @@ from exactbatch.errors import ConfigurationError
 from exactbatch.ledger import Ledger
 from exactbatch.ledger.overview import OverviewRows, Position
 from exactbatch.operations.overview import LedgerSummary
-from support.page_auth import PerDagAuthManager
+from support.page_auth import PerDagAuthManager, session_of
 from support.stored_dags import store_dags
 
 DAGS = ("one", "two")
@@ -65,7 +65,7 @@ def client(monkeypatch):
     )
     create_auth_manager()
     PerDagAuthManager.read.clear()  # what its constructor read
-    yield TestClient(create_app(), cookies={"_token": "somebody"})
+    yield TestClient(create_app(), **session_of("somebody"))
     purge_cached_app()
 
 
