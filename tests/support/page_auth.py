@@ -12,7 +12,7 @@ from exactbatch.airflow.versions import browsers_send_session
 Grant = tuple[str, str, DagAccessEntity | None]  # DAG, method, and what of the DAG
 
 
-def session_of(token: str) -> dict[str, dict[str, str]]:
+def session_of(token: str) -> dict[str, Any]:
     """Return what a request has of a session with this token: a cookie, or a header in Airflow 3.0."""
     if browsers_send_session():
         return {"cookies": {"_token": token}}
