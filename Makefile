@@ -75,7 +75,7 @@ test-long: servers ## run the tests with servers in their long form: a day's bac
 test-spark: java ## run the tests that every supported Spark passes, with another one: SPARK=4.1.4; ARGS="--python python3.13"
 	@$(BIN)/python tests/versions/run_spark.py $(SPARK) $(ARGS)
 
-test-airflow: java ## run the end-to-end tests on another Airflow: VERSION=3.0.6, 3.1.8, 3.2.2 or 2.11.2, installed in .local/venvs (1.4 GB)
+test-airflow: java ## run what a scheduler runs, and the page, on another Airflow: VERSION=3.0.6, 3.1.8, 3.2.2 or 2.11.2, installed in .local/venvs (1.4 GB)
 	@$(BIN)/python tests/versions/run_airflow.py $(VERSION) $(ARGS)
 
 matrix: servers ## run what each version of Airflow, Spark, Python, Postgres and Kafka promises → docs/requirements.md; ARGS=--all, or ARGS=Kafka=2.8.2

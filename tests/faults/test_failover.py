@@ -144,7 +144,7 @@ def group_offset(life: Life) -> int:
 
 
 def test_restore_next_to_airflow_and_kafka_not_restored(pair, make_life, tmp_path):
-    from airflow.sdk.exceptions import AirflowFailException
+    from exactbatch.airflow.versions import AirflowFailException
 
     life = make_life("append")
     runs = [Run("dag", f"scheduled__{n}", 0, BEGAN.replace(hour=n)) for n in range(8)]

@@ -182,9 +182,8 @@ def test_a_command_and_the_job_end_with_one_message_and_a_status(monkeypatch, ca
 
 @pytest.mark.parametrize(("error", "status", "said"), OUTERMOST)
 def test_task_of_airflow_ends_at_once_or_goes_on_to_its_retries(error, status, said):
-    from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
-
     from exactbatch.airflow.errors import airflow_errors
+    from exactbatch.airflow.versions import AirflowFailException, AirflowSkipException
 
     with (
         pytest.raises(AirflowFailException if status == 42 else RetryableError) as caught,

@@ -12,19 +12,11 @@ from typing import Any
 
 import pytest
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
-from airflow.sdk import BaseHook
-from airflow.sdk.exceptions import (
-    AirflowException,
-    AirflowFailException,
-    AirflowSkipException,
-    AirflowTaskTimeout,
-)
-from airflow.sdk.observability import stats
-from airflow.sdk.observability.metrics import stats_utils
 
 from exactbatch import Append, Pipeline
 from exactbatch.airflow import Connections, metrics, pipeline_dag, plan_task
 from exactbatch.airflow import operator as operators
+from exactbatch.airflow.versions import AirflowException, AirflowFailException, AirflowSkipException, BaseHook
 from exactbatch.batch.publishing.fences import check_publishable
 from exactbatch.errors import KafkaUnavailable
 from exactbatch.errors.exit_status import TERMINAL
@@ -35,6 +27,7 @@ from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings
 from support import staged_batches as staged
 from support.airflow_runs import HOUR, T0, Events, Run
+from support.airflow_versions import AirflowTaskTimeout, start_metrics
 from support.statsd_listener import listening
 from support.topics import Topic, record
 
@@ -612,10 +605,10 @@ def statsd(monkeypatch):
     with listening() as listener:
         for name, value in listener.environment().items():
             monkeypatch.setenv(name, value)
-        stats.initialize(factory=stats_utils.get_stats_factory(), export_legacy_names=True)
+        start_metrics()
         yield listener
         monkeypatch.setenv("AIRFLOW__METRICS__STATSD_ON", "False")
-        stats.initialize(factory=stats_utils.get_stats_factory(), export_legacy_names=True)
+        start_metrics()
 
 
 def untagged(statsd: Any, buttons: Buttons) -> dict[str, str]:

@@ -31,6 +31,7 @@ from exactbatch.operations.doctor import examine, finding, pools
 from exactbatch.operations.doctor.encryption import check_encryption
 from exactbatch.operations.doctor.finding import Finding, run_check
 from exactbatch.postgres.connection import transaction
+from exactbatch.tested_versions import TESTED, warn_if_untested
 from support.roles import ROLES
 from support.topics import an_hour_ago, record
 
@@ -70,7 +71,8 @@ class Doctor:
 
 
 CHECKS = {
-    "java", "packages", "spark", "fast path", "class archive", "Kafka connection", "Postgres connection",
+    "java", "packages", "spark", "tested versions", "fast path", "class archive", "Kafka connection",
+    "Postgres connection",
     "server settings", "search path", "clocks", "ledger", "privileges", "pipelines", "targets", "topics", "retention",
     "freshness", "open transactions", "forwarding", "Airflow's pools", "encryption",
 }  # fmt: skip
@@ -600,6 +602,23 @@ def test_a_pool_is_missing_or_has_no_slots(doctor, pipeline):
 def test_the_uri_of_a_connection_means_what_it_means_to_airflow(uri):
     theirs = Connection.from_uri(uri, conn_id="api")
     assert pools._access(uri) == (airflow_url(theirs.host, theirs.port), theirs.login, theirs.password)
+
+
+def test_a_postgres_that_is_newer_than_what_was_tested_is_said(
+    doctor, world, make_topic, make_pipeline, monkeypatch, caplog
+):
+    """By doctor, and in the log of a process that processes batches, once."""
+    monkeypatch.setitem(TESTED, "Postgres", ("9", "13"))
+    said = "is newer than those that exactbatch was tested with, 9 to 13"
+    topic = make_topic()
+    pipeline = make_pipeline(topic)
+    found = of(doctor(pipeline), "tested versions")
+    assert (found["level"], said in found["found"]) == ("warning", True), found
+    warn_if_untested.cache_clear()
+    for number in range(2):
+        topic.produce(record(number))
+        assert world.run(pipeline).wrote
+    assert sum(said in each for each in caplog.messages) == 1, caplog.messages
 
 
 def test_a_check_that_hangs_or_fails_is_a_finding():

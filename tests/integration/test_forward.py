@@ -14,13 +14,13 @@ from typing import Any
 import psycopg2.errors
 import pytest
 from airflow.sdk import DAG
-from airflow.sdk.exceptions import AirflowSkipException
 from confluent_kafka import OFFSET_END, KafkaException, TopicPartition
 from kafka import KafkaProducer
 
 from exactbatch import Aggregate, Append, Count, Json, Pipeline, Sum, ToTopic, Upsert, Window
 from exactbatch.airflow.connections import Connections
 from exactbatch.airflow.forward_task import forward_task
+from exactbatch.airflow.versions import AirflowSkipException
 from exactbatch.batch.staging import stager
 from exactbatch.errors import (
     ConfigurationError,

@@ -201,9 +201,9 @@ def test_offsets_that_are_gone_are_an_error_in_plan_batch_and_replay(
 def test_what_retention_removes_is_an_error(
     world: BatchRunner, admin: AdminClient, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:
-    topic = make_topic(segment_bytes="1024", file_delete_delay_ms="0")
-    for number in range(10):  # each is a batch of its own: all together would not fit into a segment
-        topic.produce(record(number, "x" * 500), timestamp=1000)
+    topic = make_topic(segment_ms="100", file_delete_delay_ms="0")
+    for number in range(10):  # each has a segment of its own; from 4.1 on, none can be small by its bytes
+        topic.produce(record(number), timestamp=1000 * (number + 1))
     pipeline = make_pipeline(topic)
     batch_id = world.plan(pipeline)
     limit = ConfigEntry("retention.ms", "1000", incremental_operation=AlterConfigOpType.SET)

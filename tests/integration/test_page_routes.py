@@ -17,13 +17,14 @@ from uuid import UUID
 import httpx
 import psycopg2.errors
 import pytest
-from airflow.sdk import BaseHook, Connection
+from airflow.sdk import Connection
 from psycopg2.extensions import make_dsn, parse_dsn
 
 from exactbatch import Append, Json, Pipeline, ToTopic
 from exactbatch.airflow import Connections
 from exactbatch.airflow.links import BatchLink
 from exactbatch.airflow.page.databases import Databases
+from exactbatch.airflow.versions import BaseHook
 from exactbatch.errors import PostgresUnavailable
 from exactbatch.ledger import migrate
 from exactbatch.local import LocalStackError

@@ -8,14 +8,11 @@ from typing import Any
 
 import pytest
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
-from airflow.sdk import BaseHook
-from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
-from airflow.sdk.observability import stats
-from airflow.sdk.observability.metrics import stats_utils
 
 from exactbatch import Pipeline, Tables, TableTopic, TopicPattern
 from exactbatch.airflow import Connections, tables_dag, tables_tasks
 from exactbatch.airflow.tables_operator import ProcessTablesOperator
+from exactbatch.airflow.versions import AirflowException, AirflowFailException, AirflowSkipException, BaseHook
 from exactbatch.audit.audit import audit
 from exactbatch.batch.engines.driver_engine import DriverEngine
 from exactbatch.batch.process_tables import member_batches, process_tables
@@ -27,6 +24,7 @@ from exactbatch.planning import plan_tables
 from exactbatch.planning.run import plan_run
 from exactbatch.postgres.connection import transaction
 from support.airflow_runs import Events, Run
+from support.airflow_versions import start_metrics
 from support.shop import Shop
 from support.statsd_listener import listening
 
@@ -235,7 +233,7 @@ def test_every_plan_sends_the_gauges_of_all_tables(shop, make_tasks, monkeypatch
     with listening() as listener:
         for name, value in listener.environment().items():
             monkeypatch.setenv(name, value)
-        stats.initialize(factory=stats_utils.get_stats_factory(), export_legacy_names=True)
+        start_metrics()
 
         def lags(run: Run, callback: str) -> list[str]:
             for each in getattr(tasks.tasks["plan_batch"], callback):
@@ -259,7 +257,7 @@ def test_every_plan_sends_the_gauges_of_all_tables(shop, make_tasks, monkeypatch
             tasks.plan(third := Run("third"))
         assert lags(third, "on_failure_callback") == ["event", "orders"]
     monkeypatch.setenv("AIRFLOW__METRICS__STATSD_ON", "False")
-    stats.initialize(factory=stats_utils.get_stats_factory(), export_legacy_names=True)
+    start_metrics()
 
 
 @pytest.mark.usefixtures("settles_soon")

@@ -1,12 +1,13 @@
 """Brokers of older versions of Kafka, each from its own jars, with ZooKeeper or KRaft as its controller."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final
 
-from exactbatch.local import LocalStack
+from exactbatch.local import LocalStack, jars
 from exactbatch.local.broker import Broker, server_properties
 from exactbatch.local.jars import fetch_jars
 from exactbatch.local.ports import HOST, accepts
@@ -28,6 +29,8 @@ class Release:
     zookeeper: bool = False
 
 
+# That of the local stack, which all other tests run with.
+(_OWN,) = re.findall(r'name="kafka_2\.13" rev="([^"]+)"', (jars.DEFINITIONS / "kafka.xml").read_text())
 # By the name that a test has for it, the oldest first. KRaft of 2.8 is left out: it has no transactions, and a broker
 # that is its own controller does not start again. In 4.0, ZooKeeper ended.
 RELEASES: Final[Mapping[str, Release]] = {
@@ -36,7 +39,7 @@ RELEASES: Final[Mapping[str, Release]] = {
     "3.0.2-kraft": Release("3.0.2"),
     "3.6.2": Release("3.6.2"),
     "3.9.1": Release("3.9.1", zookeeper=True),
-    "own": Release(None),
+    _OWN: Release(None),
 }
 # The last one whose topics have no IDs.
 TOO_OLD: Final = Release("2.7.2", zookeeper=True)

@@ -13,6 +13,7 @@ from exactbatch import Append, Json, Pipeline
 from exactbatch.local import LocalStack
 from exactbatch.local.airflow import LocalAirflow
 from support.environment import JOBS, ROOT
+from support.page_auth import session_of
 from support.versioned_bundle import with_versioned_bundle
 
 ROLES: Final = ("viewer", "user", "op", "admin")
@@ -93,8 +94,8 @@ def serving_airflow(
 
 
 def client_of(airflow: LocalAirflow, role: str) -> httpx.Client:
-    """A client with the session of a user of a role, as a browser has it after a login: by cookie."""
+    """A client with the session of a user of a role, as a browser has it after a login."""
     passwords = json.loads((airflow.home / "passwords.json").read_text())
     login = {"username": role, "password": passwords[role]}
     answer = httpx.post(f"{airflow.url}/auth/token", json=login, timeout=30).raise_for_status()
-    return httpx.Client(base_url=airflow.url, cookies={"_token": answer.json()["access_token"]}, timeout=30)
+    return httpx.Client(base_url=airflow.url, timeout=30, **session_of(answer.json()["access_token"]))

@@ -7,7 +7,16 @@ from airflow.api_fastapi.auth.managers.base_auth_manager import BaseAuthManager
 from airflow.api_fastapi.auth.managers.models.base_user import BaseUser
 from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity, DagDetails
 
+from exactbatch.airflow.versions import browsers_send_session
+
 Grant = tuple[str, str, DagAccessEntity | None]  # DAG, method, and what of the DAG
+
+
+def session_of(token: str) -> dict[str, Any]:
+    """Return what a request has of a session with this token: a cookie, or a header in Airflow 3.0."""
+    if browsers_send_session():
+        return {"cookies": {"_token": token}}
+    return {"headers": {"Authorization": f"Bearer {token}"}}
 
 
 @dataclass(frozen=True)
@@ -75,3 +84,4 @@ class PerDagAuthManager(BaseAuthManager[NamedUser]):
     is_authorized_configuration = is_authorized_connection = is_authorized_asset = _denied
     is_authorized_asset_alias = is_authorized_pool = is_authorized_variable = _denied
     is_authorized_view = is_authorized_custom_view = _denied
+    is_authorized_backfill = _denied  # Airflow 3.0 asks for it

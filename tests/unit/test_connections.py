@@ -23,7 +23,9 @@ def settings(monkeypatch: pytest.MonkeyPatch, **given: dict[str, Any]) -> Any:
     monkeypatch.setattr(
         module.BaseHook,
         "get_connection",
-        lambda conn_id: Connection(conn_id=conn_id, **{**usual, **given}[conn_id]),
+        lambda conn_id: Connection(
+            conn_id=conn_id, conn_type=conn_id.partition("_")[0], **{**usual, **given}[conn_id]
+        ),
     )
     return Connections().settings()
 

@@ -9,11 +9,11 @@ from importlib import import_module
 from pkgutil import walk_packages
 
 import pytest
-from airflow.sdk.exceptions import AirflowFailException
 from typer.testing import CliRunner
 
 import exactbatch
 from exactbatch.airflow.errors import airflow_errors
+from exactbatch.airflow.versions import AirflowFailException
 from exactbatch.cli.app import app
 from exactbatch.errors import ExactbatchError, KafkaUnavailable, OffsetsLost, RetryableError, TablesUnfinished
 from exactbatch.errors.exit_status import exit_status

@@ -4,13 +4,13 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
-from airflow.sdk.exceptions import AirflowFailException
 
 from exactbatch import ledger
 from exactbatch.airflow import Connections
 from exactbatch.airflow.history import application_url
 from exactbatch.airflow.links import BatchLink, SparkApplicationLink, links_of
 from exactbatch.airflow.page.dags import stored_in
+from exactbatch.airflow.versions import AirflowFailException
 from exactbatch.errors import ConfigurationError
 from exactbatch.settings import Settings
 

@@ -11,13 +11,13 @@ from uuid import UUID
 import jsonschema
 import pytest
 from airflow.providers.openlineage.extractors.manager import ExtractorManager
-from airflow.sdk.exceptions import AirflowFailException
 from airflow.utils.state import TaskInstanceState
 from openlineage.client.serde import Serde
 
 from exactbatch.airflow import Connections
 from exactbatch.airflow.connect_operator import ProcessBatchOnServerOperator
 from exactbatch.airflow.openlineage_facets import OFFSET_RANGES, operator_lineage
+from exactbatch.airflow.versions import AirflowFailException
 from exactbatch.ledger import Batch
 from exactbatch.offsets import OffsetRange
 from exactbatch.operations.datasets import (

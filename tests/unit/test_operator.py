@@ -11,13 +11,13 @@ from uuid import UUID
 import pytest
 from airflow.providers.apache.spark.operators import spark_submit
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
-from airflow.sdk import BaseHook, Connection
-from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from airflow.sdk import Connection
 
 from exactbatch.airflow import operator as module
 from exactbatch.airflow.batches import check_committed, check_own, named_batch
 from exactbatch.airflow.operator import ProcessBatchOperator
 from exactbatch.airflow.submit import search_path
+from exactbatch.airflow.versions import AirflowException, AirflowFailException, BaseHook
 from exactbatch.class_archive import archive_file
 from exactbatch.errors.exit_status import TERMINAL
 from exactbatch.settings import Settings

@@ -21,7 +21,7 @@ from exactbatch.errors import ConfigurationError
 from exactbatch.ledger import Ledger
 from exactbatch.ledger.overview import OverviewRows, Position
 from exactbatch.operations.overview import LedgerSummary
-from support.page_auth import PerDagAuthManager
+from support.page_auth import PerDagAuthManager, session_of
 from support.stored_dags import store_dags
 
 DAGS = ("one", "two")
@@ -56,16 +56,16 @@ def client(monkeypatch):
     monkeypatch.setattr(PerDagAuthManager, "grants", {})
     monkeypatch.setattr(PerDagAuthManager, "read", set())
     monkeypatch.setattr(databases, "airflow_connection", unreachable)
-    # These two ask Airflow's database.
-    monkeypatch.setattr(DagModel, "get_team_name", lambda _dag_id: None)
-    monkeypatch.setattr(DagModel, "get_dag_id_to_team_name_mapping", lambda _dag_ids: {})
+    # These two ask Airflow's database; an older Airflow has one or none of them.
+    monkeypatch.setattr(DagModel, "get_team_name", lambda _dag_id: None, raising=False)
+    monkeypatch.setattr(DagModel, "get_dag_id_to_team_name_mapping", lambda _dag_ids: {}, raising=False)
     stored = [PipelineDag(dag_id, False, "kafka", "postgres", False, None) for dag_id in DAGS]
     monkeypatch.setattr(
         PipelineDags, "find", lambda _self, wanted: [dag for dag in stored if dag.dag_id in wanted]
     )
     create_auth_manager()
     PerDagAuthManager.read.clear()  # what its constructor read
-    yield TestClient(create_app(), cookies={"_token": "somebody"})
+    yield TestClient(create_app(), **session_of("somebody"))
     purge_cached_app()
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
-from airflow.serialization.serialized_objects import DagSerialization
 
 from exactbatch import Json, Pipeline, Upsert
 from exactbatch.airflow import Connections, pipeline_dag
@@ -24,6 +23,7 @@ from exactbatch.airflow.page.views import partition_views, record_view
 from exactbatch.ledger.overview import ListedBatch, Position, RejectedRecord
 from exactbatch.ledger.rows import Batch
 from exactbatch.operations.overview import stored_at
+from support.airflow_versions import DagSerialization
 from support.logs import log
 
 ROOT = Path(__file__).parents[2]

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from airflow.sdk.exceptions import ParamValidationError
 
 from exactbatch.airflow.parameters import parameters, replay_of, tables_of
 from exactbatch.errors import ConfigurationError
 from exactbatch.planning.request import ReplayRequest, RequestedRange, parse_range, request_of
+from support.airflow_versions import ParamValidationError
 
 RANGE = {"topic": "t", "partition": 0, "from_offset": 5, "until_offset": 9}
 START, END = "2026-01-05T08:00:00Z", "2026-01-05T09:00:00+02:00"

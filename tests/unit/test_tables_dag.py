@@ -9,7 +9,6 @@ from uuid import UUID
 
 import pytest
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
-from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from exactbatch import Append, Json, Pipeline, Tables, TableTopic
 from exactbatch.airflow import Connections, tables_dag
@@ -17,6 +16,7 @@ from exactbatch.airflow import submit as submit_module
 from exactbatch.airflow import tables_operator as module
 from exactbatch.airflow.batches import missed_plans, named_batches
 from exactbatch.airflow.parameters import tables_of
+from exactbatch.airflow.versions import AirflowException, AirflowFailException
 from exactbatch.errors import ConfigurationError
 from exactbatch.errors.exit_status import TERMINAL
 from exactbatch.settings import Settings

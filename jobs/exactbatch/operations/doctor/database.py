@@ -8,6 +8,7 @@ from exactbatch.errors import NotRegistered
 from exactbatch.ledger import check_schema
 from exactbatch.operations.doctor.finding import Finding, Level, of_error
 from exactbatch.postgres.connection import Connection, transaction
+from exactbatch.tested_versions import REMEDY, of_postgres, untested
 
 SKEW: Final = 2.0  # seconds
 # Of the sessions that one batch may need: 32 tasks (max_connections of a pipeline) and 3 of the driver.
@@ -82,6 +83,12 @@ select pg_is_in_recovery() as standby,
        current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int
            - (select count(*) from pg_stat_activity where backend_type = 'client backend')::int as free_sessions
 """
+
+
+def check_version(connection: Connection) -> Iterator[Finding]:
+    """Compare the server's version with those that exactbatch was tested with."""
+    if (said := untested("Postgres", of_postgres(connection.server_version))) is not None:
+        yield Finding("tested versions", "warning", said, REMEDY)
 
 
 def check_ledger(connection: Connection) -> Iterator[Finding]:

@@ -45,10 +45,12 @@ _MACHINE: Final = (
     ("java", machine.check_java, DEADLINE),
     ("packages", machine.check_packages, DEADLINE),
     ("spark", machine.check_spark, DEADLINE),
+    ("tested versions", machine.check_versions, DEADLINE),
     ("fast path", machine.check_fast_path, machine.FAST_PATH_TIMEOUT + DEADLINE),
     ("class archive", machine.check_archive, DEADLINE),
 )
 _DATABASE: Final = (
+    ("tested versions", database.check_version),
     ("server settings", database.check_settings),
     ("search path", database.check_search_path),
     ("clocks", database.check_clock),

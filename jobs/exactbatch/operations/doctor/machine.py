@@ -1,4 +1,4 @@
-"""Checks of this machine: Java, Python, packages, the fast path, and the class archive."""
+"""Checks of this machine: Java, Python, packages, versions, the fast path, and the class archive."""
 
 import os
 import re
@@ -15,6 +15,7 @@ from exactbatch.class_archive import archive_file, archive_folder, find_java
 from exactbatch.compiled.availability import VARIABLE
 from exactbatch.operations.doctor.finding import Finding
 from exactbatch.pyspark_packages import check_pyspark
+from exactbatch.tested_versions import REMEDY, TESTED, installed, untested
 
 OLDEST_JAVA: Final = 17
 _INSTALL: Final = (
@@ -77,6 +78,18 @@ def check_packages() -> Iterator[Finding]:
 def check_spark() -> Iterator[Finding]:
     """Compare the version of PySpark with those that are supported, and with those of its files and jars."""
     yield Finding("spark", "ok", check_pyspark())
+
+
+def check_versions() -> Iterator[Finding]:
+    """Compare the versions of Python, Airflow and Spark with those that exactbatch was tested with."""
+    found = installed()
+    newer = [said for name, each in found.items() if (said := untested(name, each)) is not None]
+    for said in newer:
+        yield Finding("tested versions", "warning", said, REMEDY)
+    if not newer:
+        here = ", ".join(map(" ".join, found.items()))
+        tested = ", ".join(f"{name} {oldest} to {newest}" for name, (oldest, newest) in TESTED.items())
+        yield Finding("tested versions", "ok", f"{here}. exactbatch was tested with {tested}")
 
 
 def check_fast_path() -> Iterator[Finding]:

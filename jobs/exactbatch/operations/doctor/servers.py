@@ -10,6 +10,7 @@ from exactbatch.kafka.admin import admin_client, describe_cluster
 from exactbatch.operations.doctor.finding import Finding
 from exactbatch.postgres.connection import Connection, connect
 from exactbatch.settings import KAFKA, POSTGRES, Settings
+from exactbatch.tested_versions import of_postgres
 
 TIMEOUT: Final = 3.0  # seconds that a statement waits for a lock
 _STATEMENT_TIMEOUT: Final = 10.0  # seconds
@@ -90,11 +91,10 @@ def check_postgres(settings: Settings) -> Iterator[Finding]:
     try:
         with postgres_connection(settings) as connection:
             info = connection.info
-            version = f"{info.server_version // 10000}.{info.server_version % 10000}"
             yield Finding(
                 "Postgres connection",
                 "ok",
-                f"{version} at {info.host}, database {info.dbname}, login {info.user}",
+                f"{of_postgres(info.server_version)} at {info.host}, database {info.dbname}, login {info.user}",
             )
     except ExactbatchError as error:
         yield connection_finding("Postgres", POSTGRES, error)

@@ -1,4 +1,5 @@
-// Ask the page's own routes, and Airflow's API to trigger a run. The browser sends the session's cookie by itself.
+// Ask the page's own routes, and Airflow's API to trigger a run. The browser sends the session's cookie by itself; where it
+// has none, in Airflow 3.0, Airflow's pages keep a token in the storage of the browser.
 
 export class Refused extends Error {
   constructor(status, message, name) {
@@ -9,12 +10,13 @@ export class Refused extends Error {
 }
 
 const TRIES = 4;
+let session = {};
 
 /** Ask for JSON. The page's own routes write nothing: while all their turns are taken (503), ask again, not all at once. */
 async function ask(url, options = {}, tries = url.startsWith("data/") ? TRIES : 1) {
   let answer;
   try {
-    answer = await fetch(url, { credentials: "same-origin", ...options });
+    answer = await fetch(url, { credentials: "same-origin", ...options, headers: { ...options.headers, ...session } });
   } catch {
     throw new Refused(0, "Airflow does not answer. The page tries again by itself.");
   }
@@ -22,6 +24,11 @@ async function ask(url, options = {}, tries = url.startsWith("data/") ? TRIES : 
     const seconds = Number(answer.headers.get("Retry-After")) || 2;
     await new Promise((resolve) => setTimeout(resolve, (1 + Math.random()) * seconds * 1000));
     return ask(url, options, tries - 1);
+  }
+  const token = globalThis.localStorage?.getItem("token");
+  if (answer.status === 401 && token && session.Authorization !== `Bearer ${token}`) {
+    session = { Authorization: `Bearer ${token}` };
+    return ask(url, options, tries);
   }
   const body = await answer.json().catch(() => null);
   if (answer.ok) return body;
