@@ -8,7 +8,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from datetime import UTC, datetime, timedelta
-from importlib.metadata import distributions
+from importlib.metadata import distributions, version
 from operator import itemgetter
 from types import SimpleNamespace
 from urllib.parse import quote, urljoin
@@ -24,7 +24,7 @@ from exactbatch import Append, Json, Pipeline, ToTopic
 from exactbatch.airflow import Connections
 from exactbatch.airflow.links import BatchLink
 from exactbatch.airflow.page.databases import Databases
-from exactbatch.airflow.versions import BaseHook
+from exactbatch.airflow.versions import BaseHook, browsers_send_session
 from exactbatch.errors import PostgresUnavailable
 from exactbatch.ledger import migrate
 from exactbatch.local import LocalStackError
@@ -37,6 +37,7 @@ from support.page_ledger import SIZE, fail_newest, fill_story, tell_story
 
 pytestmark = pytest.mark.timeout(900)
 GROUP = "airflow.plugins"
+IS_3_0 = version("apache-airflow").startswith("3.0.")
 NAMES = ("story", "failing", "cut_off", "unknown")
 OURS = {"content-type": "application/json", "sec-fetch-site": "same-origin"}
 RANGE = {"ranges": [{"topic": "story", "partition": 0, "from_offset": 10, "until_offset": 30}]}
@@ -96,7 +97,8 @@ PATHS = (
 
 @pytest.mark.parametrize("path", PATHS)
 def test_anonymous_gets_nothing_and_a_viewer_sees(airflow, viewer, path):
-    assert httpx.get(f"{airflow.url}{path}").status_code == 401
+    is_open = "/data/" not in path and not browsers_send_session()
+    assert httpx.get(f"{airflow.url}{path}").status_code == (200 if is_open else 401)
     assert viewer.get(path).status_code == 200
 
 
@@ -277,6 +279,8 @@ def test_a_trigger_through_airflow_s_api_is_what_a_viewer_may_not(viewer, user):
 def test_the_page_is_registered_once(airflow):
     plugins = airflow.request("GET", "/plugins")["plugins"]
     [ours] = [each for each in plugins if each["name"] == "exactbatch"]
+    if IS_3_0:  # has no views of plugins, and does not tell what it could not import
+        return
     assert {view["destination"] for view in ours["external_views"]} == {
         *("nav", "dag", "dag_run", "task", "task_instance")
     }

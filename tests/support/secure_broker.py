@@ -89,7 +89,7 @@ def secure_broker(home: Path, name: str, authority: Authority) -> Iterator[Secur
     """Run a separate broker with these listeners, and with a password of USER for each mechanism."""
     stack = LocalStack(home, name=name)
     try:
-        stack.broker.configure({}, None)
+        stack.broker.configure({}, None, anywhere=True)
         ports: dict[str, int] = {}
         for listener in ("SECURE", "MUTUAL", "EXPIRED"):
             ports[listener] = find_port(None, frozenset({*stack.broker.ports.values(), *ports.values()}))

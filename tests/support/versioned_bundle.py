@@ -7,6 +7,8 @@ from typing import Final
 
 _VERSION: Final = "3f2a"
 _BUNDLE: Final = """
+import sys
+from importlib.metadata import version
 from pathlib import Path
 from airflow.dag_processing.bundles.base import BaseDagBundle
 
@@ -23,6 +25,11 @@ class VersionedBundle(BaseDagBundle):
 
     def get_current_version(self):
         return self.newest
+
+    def initialize(self):
+        super().initialize()
+        if version("apache-airflow").startswith("3.0."):  # the command that parses all files once leaves it out
+            sys.path.append(str(self.path))
 
     def refresh(self):
         pass

@@ -78,7 +78,12 @@ def described_airflow(airflow: LocalAirflow) -> dict[str, Any]:
         "dags_folder": str(airflow.dags_folder),
         "dags": [{"dag_id": dag_id, "paused": paused} for dag_id, paused in sorted(airflow.dags().items())],
         "import_errors": [
-            {"file": each.name, "traceback": each.traceback} for each in airflow.broken_files()
+            # Airflow 3.0 tells the whole path.
+            {
+                "file": os.path.relpath(airflow.dags_folder / each.name, airflow.dags_folder),
+                "traceback": each.traceback,
+            }
+            for each in airflow.broken_files()
         ],
     }
 
