@@ -6,7 +6,7 @@ import json
 import fastavro
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from exactbatch.columns import Column
@@ -194,6 +194,8 @@ def accepts(form, value):
 
 @settings(STRICT, max_examples=1000)
 @given(st.tuples(TYPES_OF_CSV, TYPES_OF_CSV), LINES | st.binary(max_size=4), st.sampled_from(["", "NULL"]))
+@example(("smallint", "text"), b"0" * 70 + b"1,x", "")
+@example(("integer", "text"), b'"1"x,y', "")
 def test_a_line_of_csv_has_a_reason_exactly_if_arrow_refuses_it(types, line, null):
     form = Csv(f"a {types[0]}, b {types[1]}", null=null)
     assert (form.why_refused(line) is None) == accepts(form, line)
@@ -292,7 +294,7 @@ def test_text_is_refused_in_rows_only():
     )
     values = [
         ORDER(f_string=note, r_int32=numbers).SerializeToString()
-        for note, numbers in (("a\0b", []), ("x", [1, 2]), ("a\0b", [1]), ("y", [3]))
+        for note, numbers in (("a\0b", []), ("x", [1, 2, 4]), ("a\0b", [1]), ("y", [3]))
     ]
     decoded = decode(form, *values)
     assert dict(decoded.rejects) == why_each(form, values)
