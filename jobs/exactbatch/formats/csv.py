@@ -3,13 +3,13 @@
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from exactbatch.columns import Column, parse_columns
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats.decimals import decimals_of, has_decimals, may_be_tiny, refuse_tiny, without_wrapping
-from exactbatch.formats.format import Decoded, decode_present
+from exactbatch.formats.format import Decoded, decode_present, find_reasons
 from exactbatch.formats.json_blocks import stored_schema
 from exactbatch.formats.postgres_limits import check_rows
 from exactbatch.formats.refused_csv import RefusedCsv
@@ -89,7 +89,7 @@ class Csv:
 
     def decode(self, values: "pa.BinaryArray") -> Decoded:
         """Decode n values, in one block if all of them are lines."""
-        return decode_present(values, self._decode_block, self._refused.reasons)
+        return decode_present(values, self._decode_block, partial(find_reasons, self.why_refused))
 
     def why_refused(self, value: bytes) -> str | None:
         """Return why a value is refused; None if it is not."""

@@ -246,6 +246,15 @@ def _decoded_in_parts(
     )
 
 
+def find_reasons(
+    reason_of: Callable[[bytes], str | None], values: "pa.BinaryArray"
+) -> Iterator[tuple[int, str]]:
+    """Yield the index of each value that is refused, and the reason, which `reason_of` has; a null never is."""
+    for index, value in enumerate(values.to_pylist()):
+        if value is not None and (reason := reason_of(value)) is not None:
+            yield index, reason
+
+
 def refused_by(
     checks: Iterable[Callable[[Sequence[V]], object]],
     values: dict[int, V],

@@ -5,7 +5,7 @@ if a block fails, Csv asks here for the reason of each line; Arrow reads the oth
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -45,12 +45,6 @@ class RefusedCsv:
         self._null = null
         self._unquoted = re.compile(f"[^{re.escape(delimiter)}\r\n]*")
         self._delimiter = delimiter
-
-    def reasons(self, values: "pa.BinaryArray") -> Iterator[tuple[int, str]]:
-        """Yield the index of each value that is refused, and the reason."""
-        for index, value in enumerate(values.to_pylist()):
-            if (reason := self.reason(value)) is not None:
-                yield index, reason
 
     def reason(self, value: bytes) -> str | None:
         """Return why a value is refused; None if it is not."""

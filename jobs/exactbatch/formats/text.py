@@ -1,15 +1,14 @@
 """The format Text: UTF-8, as it is or as one value of a type."""
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats.csv import Csv
-from exactbatch.formats.format import Decoded, decode_block_or_halves, positions
+from exactbatch.formats.format import Decoded, decode_block_or_halves, find_reasons, positions
 from exactbatch.formats.one_column import one_column
 from exactbatch.formats.postgres_limits import NUL
 from exactbatch.formats.unreadable_text import not_utf8, text_of
@@ -61,13 +60,8 @@ class Text:
 
     def decode(self, values: "pa.BinaryArray") -> Decoded:
         """Decode n values."""
-        return decode_block_or_halves(values, positions(values), self._decode_block, self._find_refused)
-
-    def _find_refused(self, values: "pa.BinaryArray") -> "Iterator[tuple[int, str]]":
-        """Yield the index of each value that is refused, and the reason."""
-        for index, value in enumerate(values.to_pylist()):
-            if value is not None and (reason := self._why_refused(value)) is not None:
-                yield index, reason
+        find_refused = partial(find_reasons, self._why_refused)
+        return decode_block_or_halves(values, positions(values), self._decode_block, find_refused)
 
     def _why_refused(self, value: bytes) -> str | None:
         try:

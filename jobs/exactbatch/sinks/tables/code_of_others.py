@@ -61,7 +61,7 @@ where not pg_has_role(p.proowner, %(trusted)s, 'member') order by 1
 
 def refuse_code_of_others(cursor: Cursor, tables: Iterable[TargetTable], *, writes: bool = False) -> None:
     """Raise ConfigurationError if a superuser, or a login that can act as the owner of the ledger, would call functions
-    of somebody who can not.
+    of somebody who cannot.
 
     Call this before the first query over the tables. If the transaction also `writes`, what writing calls counts, too,
     and nobody can add any of it to the tables from which this login may delete until the transaction ends.
