@@ -1,7 +1,9 @@
--- The roles of a deployment. Run this script as a superuser in the database: once before the first
--- `exactbatch init`, and again after each `exactbatch init` that migrates the ledger. Repeated runs are harmless.
+-- The roles of a deployment. Run this script in the database: once before the first `exactbatch migrate`, and again
+-- after each that upgrades the ledger. Repeated runs are harmless. It needs a superuser or, where there is
+-- none, as on managed Postgres, the login that owns the database and has CREATEROLE: the same login each time, which
+-- becomes a member of exactbatch_owner.
 --
---   exactbatch_owner     owns the ledger; runs `exactbatch init`, `compact`, `prune` and `boundaries --forget`
+--   exactbatch_owner     owns the ledger; runs `exactbatch migrate`, `register`, `compact`, `prune`, `boundaries --forget`
 --   exactbatch_job       plans, processes and replays; for the login of Airflow's connection postgres_default
 --   exactbatch_reader    reads status, rejects and audits; writes nothing
 --   exactbatch_reporter  reads the views for dashboards (docs/dashboards.md), and no table: no contents of records
@@ -18,7 +20,7 @@
 --                         for a target with layout="by_batch", membership in the role that owns it
 --   to exactbatch_reader  usage on the schema, and select on the targets
 
--- Nothing here runs a function or operator that somebody else has created in a schema of the superuser's path.
+-- Nothing here runs a function or operator that somebody else has created in a schema of this login's path.
 set search_path = pg_catalog, pg_temp;
 
 do $$
@@ -33,6 +35,10 @@ begin
             end;
         end if;
     end loop;
+    -- Only members of a role may give it something. A superuser needs no membership.
+    if current_setting('is_superuser') = 'off' then
+        grant exactbatch_owner to current_user;
+    end if;
     execute format('grant connect, create on database %I to exactbatch_owner', current_database());
     execute format('grant connect, temporary on database %I to exactbatch_job', current_database());
     execute format('grant connect on database %I to exactbatch_reader, exactbatch_reporter', current_database());
@@ -49,9 +55,17 @@ do $$
 declare statement text;
 begin
     if to_regclass('exactbatch.pipeline_state') is null then
-        raise notice 'There is no ledger yet, or an older one: run this script again after `exactbatch init`.';
+        raise notice 'There is no ledger yet, or an older one: run this script again after `exactbatch migrate`.';
         return;
     end if;
+    -- To take what a login has created, this one must be its member, too.
+    for statement in
+        select distinct format('grant %s to current_user', relowner::regrole)
+        from pg_class
+        where relnamespace = 'exactbatch'::regnamespace and not pg_has_role(relowner, 'usage')
+    loop
+        execute statement;
+    end loop;
     -- What a login has created belongs to the role, so that any member can migrate and prune it.
     for statement in
         select format('alter %s %s owner to exactbatch_owner', case relkind when 'v' then 'view' else 'table' end,

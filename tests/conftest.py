@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient
 from psycopg2.extensions import make_dsn
 from xdist.scheduler.loadfile import LoadFileScheduling
 
-from exactbatch import Append, Json, Pipeline
+from exactbatch import Append, Json, Pipeline, Tuning
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger, migrate
 from exactbatch.local import LocalStack
@@ -194,13 +194,12 @@ def make_pipeline(connection: Any) -> Callable[..., Pipeline]:
             topics=(topic.name,),
             value=Json("id int, name text"),
             sink=Append(f'public."{topic.name}"'),
-            read_timeout=10,
-            publish_timeout=10,
+            tuning=Tuning(read_timeout="10 seconds", lock_timeout="10 seconds"),
         )
         pipeline = replace(pipeline, **changes)
         with transaction(connection):
             # With a name, a test has two pipelines over one topic.
-            Ledger(connection).register(pipeline, share_topics="name" in changes)
+            Ledger(connection).registry.register(pipeline, share_topics="name" in changes)
         return pipeline
 
     return make

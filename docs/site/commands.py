@@ -9,29 +9,30 @@ from typing import Any, Final, get_args
 
 import typer
 
-from exactbatch.cli.app import app
+from exactbatch.cli.app import COMMANDS, load_command
 from exactbatch.local.commands import app as local_app
 
 PAGE: Final = Path(__file__).parents[1] / "reference" / "commands.md"
 
 # What explains a command in more detail than its help.
 MORE: Final = {
-    "replay": "replay.md",
-    "rejects": "values.md",
-    "forward": "forward.md",
-    "boundaries": "replay.md",
-    "compact": "upsert.md",
-    "merge": "layouts.md",
-    "prune": "growth.md",
-    "status": "operations.md",
-    "lag": "operations.md",
-    "batches": "operations.md",
-    "coverage": "operations.md",
-    "audit": "audit.md",
-    "doctor": "operations.md",
-    "explain": "errors.md",
-    "connect": "connect.md",
-    "archive": "connect.md",
+    "replay": ("replay.md", "Replay and backfill"),
+    "rejects": ("values.md", "Values"),
+    "forward": ("forward.md", "Forward to Kafka"),
+    "boundaries": ("replay.md", "Replay and backfill"),
+    "compact": ("upsert.md", "Upsert"),
+    "merge": ("layouts.md", "Large loads"),
+    "prune": ("growth.md", "Long history"),
+    "list": ("operations.md", "On the command line"),
+    "status": ("operations.md", "On the command line"),
+    "lag": ("operations.md", "On the command line"),
+    "batches": ("operations.md", "On the command line"),
+    "coverage": ("operations.md", "On the command line"),
+    "audit": ("audit.md", "Audit"),
+    "doctor": ("operations.md", "On the command line"),
+    "explain": ("errors.md", "Errors"),
+    "connect": ("connect.md", "Low latency"),
+    "archive": ("connect.md", "Low latency"),
 }
 _INTRODUCTION: Final = """\
 # Commands
@@ -44,19 +45,18 @@ the name of a registered pipeline.
 
 - Results go to stdout; questions, progress and errors go to stderr. With `--json`, stdout has one JSON document and
   nothing else.
-- Questions are asked on a terminal only. `--yes` answers them. Without a terminal, `exactbatch init` upgrades a ledger
-  only with `--yes`.
+- Questions are asked on a terminal only. `--yes` answers them. Without a terminal, a command goes on
+  unasked; only an upgrade by `exactbatch migrate` then needs `--yes`.
 - The connections come from [environment variables](environment.md).
-- The exit status says what a script should do: [errors.md](../errors.md#exit-statuses).
+- The exit status says what a script should do: [Exit statuses](../errors.md#exit-statuses).
 - `exactbatch --install-completion` adds completion of commands, options and names of pipelines to your shell.
 """
 
 
 def commands() -> Iterator[tuple[str, Any]]:
     """Yield the name and the command of each command, in the order of the help."""
-    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
-        if name != "local":
-            yield name, command
+    for name in COMMANDS:
+        yield name, load_command(name)
     for name, command in typer.main.get_command(local_app).commands.items():  # type: ignore[attr-defined]
         yield f"local {name}", command
 
@@ -72,7 +72,8 @@ def _section(name: str, command: Any) -> str:
     usage = " ".join(["exactbatch", name, *map(_argument, arguments), *(["[OPTIONS]"] if options else [])])
     described = [(f"`{each.metavar}`", _help(each)) for each in arguments]
     described += [(_spelling(each), f"{_help(each)}{_default(each)}") for each in options]
-    more = f"More: [{MORE[name]}](../{MORE[name]}).\n" if name in MORE else ""
+    page, title = MORE.get(name, ("", ""))
+    more = f"More: [{title}](../{page}).\n" if page else ""
     table = "".join(f"| {spelling} | {meaning} |\n" for spelling, meaning in described)
     parts = [
         f"## exactbatch {name}\n",
@@ -85,9 +86,7 @@ def _section(name: str, command: Any) -> str:
 
 
 def _argument(argument: Any) -> str:
-    # A metavar may have the brackets and dots of click's usage: [PIPELINE]…
-    name = argument.metavar.removeprefix("[").removesuffix("...").removesuffix("]")
-    several = f"{name} …" if argument.nargs == -1 else name
+    several = f"{argument.metavar} …" if argument.nargs == -1 else argument.metavar
     return several if argument.required else f"[{several}]"
 
 

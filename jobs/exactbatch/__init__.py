@@ -16,10 +16,11 @@ from exactbatch.formats import (
 from exactbatch.model import Limits
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
-from exactbatch.sinks import Aggregate, Append, Count, Max, Min, Sum, Together, Upsert, Window
+from exactbatch.sinks import Aggregate, Append, Count, Max, Min, Sum, Upsert, Window
 from exactbatch.tables import Tables, TableTopic
 from exactbatch.to_topic import ToTopic
 from exactbatch.topic_pattern import TopicPattern
+from exactbatch.tuning import Tuning
 
 __all__ = [
     "Aggregate",
@@ -44,8 +45,8 @@ __all__ = [
     "Tables",
     "Text",
     "ToTopic",
-    "Together",
     "TopicPattern",
+    "Tuning",
     "Upsert",
     "Window",
     "WithMessage",

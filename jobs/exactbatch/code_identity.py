@@ -21,7 +21,7 @@ def code_identity() -> str:
     for name, file in sorted(_code_files(files("exactbatch"), "")):
         digest.update(f"{name}\n".encode())
         digest.update(file.read_bytes())
-    return f"{_version()} ({digest.hexdigest()[:12]})"
+    return f"{package_version()} ({digest.hexdigest()[:12]})"
 
 
 def other_code(driver: str) -> ConfigurationError | None:
@@ -36,7 +36,7 @@ def other_code(driver: str) -> ConfigurationError | None:
     )
 
 
-def _version() -> str:
+def package_version() -> str:
     """Return the version; a package that is on the path without being installed has none."""
     try:
         return version("exactbatch")

@@ -120,8 +120,8 @@ class Column:
 
     @property
     def arrow_type(self) -> "pa.DataType":
-        """The Arrow type whose values ADBC's binary COPY writes into a column of the staged type."""
-        import pyarrow as pa
+        """The Arrow type whose values a binary COPY writes into a column of the staged type."""
+        import pyarrow as pa  # each DAG file imports this module, and needs no Arrow
 
         if self.element is not None:
             return pa.list_(Column(self.name, self.element).arrow_type)
@@ -139,6 +139,16 @@ class Column:
             "timestamp without time zone": pa.timestamp("us"),
             "timestamp with time zone": pa.timestamp("us", "UTC"),
         }.get(self.type, pa.string())
+
+
+# The columns of a row that names its record and its batch.
+LINEAGE: Final = (
+    Column("kafka_topic", "text"),
+    Column("kafka_partition", "integer"),
+    Column("kafka_offset", "bigint"),
+    Column("kafka_timestamp", "timestamp with time zone"),
+    Column("batch_id", "bigint"),
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,6 @@ DriverFailpoint = Literal[
     "job.before_ranges",
     "job.after_ranges",
     "transform.after_read",
-    "publish.after_part",
     "publish.before_lock",
     "publish.after_advance",
     "publish.after_retract",

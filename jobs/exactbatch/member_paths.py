@@ -30,7 +30,7 @@ class Path:
         return self.parts[:-1]
 
     def __str__(self) -> str:
-        return "[]".join(map(_text_of, self.parts)).removeprefix(".") or _WHOLE
+        return "[]".join(map(_format_text, self.parts)).removeprefix(".") or _WHOLE
 
 
 def parse_path(text: str, *, column: str) -> Path:
@@ -76,7 +76,7 @@ def _error(text: str, at: int, column: str, expected: str) -> ConfigurationError
     )
 
 
-def _text_of(steps: tuple[Step, ...]) -> str:
+def _format_text(steps: tuple[Step, ...]) -> str:
     text = ""
     for step in steps:
         if isinstance(step, int):

@@ -8,9 +8,11 @@ from uuid import UUID
 
 from exactbatch.errors import ConfigurationError
 from exactbatch.offsets import OffsetRange, PartitionKey, TopicPartition
-from exactbatch.options import check_types
+from exactbatch.options import check_types, names_options
 
-OnLoss = Literal["fail", "record"]
+OnLoss = Literal["fail", "skip"]
+# What becomes of columns that a target lacks.
+Evolve = Literal["refuse", "add"]
 _FOR_EVER: Final = 10**14  # ms
 Start = Literal["earliest", "latest"] | Mapping[TopicPartition, int]
 
@@ -82,7 +84,7 @@ class FoundRecord:
     timestamp: int
 
 
-def time_of(milliseconds: int | None) -> datetime | None:
+def convert_time(milliseconds: int | None) -> datetime | None:
     """Return the time of a record's timestamp, in milliseconds since 1970.
 
     None without a timestamp, and beyond Python's calendar: a producer may have sent nanoseconds.
@@ -144,19 +146,22 @@ class Covered:
         return self.topic, self.partition, self.topic_id
 
 
+@names_options
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """The number of offsets that one batch may span; None for no limit.
 
-    `max_records` is shared fairly among the partitions: those with fewer offsets leave their share to the others.
+    The default lets a first load of a large topic commit step by step, where one batch could take hours, fill the disk
+    with staged rows, and begin again after an error. `max_offsets` is shared fairly among the partitions: those with
+    fewer offsets leave their share to the others.
     """
 
-    max_records: int | None = None
-    max_records_per_partition: int | None = None
+    max_offsets: int | None = 10_000_000
+    max_offsets_per_partition: int | None = None
 
     def __post_init__(self) -> None:
         check_types(self)
-        for name in ("max_records", "max_records_per_partition"):
+        for name in ("max_offsets", "max_offsets_per_partition"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigurationError(
@@ -172,9 +177,10 @@ class Plan:
     losses   offsets that retention removed before they were processed
     ranges   offsets to process
     joining  topics without any stored offset, which this plan is the first to include, with their IDs
-    started  what says where these start: "earliest", "latest", "group:NAME", or "offsets" of a mapping
+    started  what says where these start: "earliest", "latest", a time, "group:NAME", or "offsets" of a mapping
     unnamed  partitions that start at their earliest offset because `start`, a mapping or the committed offsets
              of a group, does not name them
+    left     number of offsets that the limits leave to later runs
     """
 
     seeds: tuple[StoredOffset, ...]
@@ -183,8 +189,30 @@ class Plan:
     unnamed: tuple[TopicPartition, ...] = ()
     joining: tuple[tuple[str, UUID], ...] = ()
     started: str = "earliest"
+    left: int = 0
 
     @property
     def is_empty(self) -> bool:
         """True if there is nothing to process. Seeds and losses are stored all the same."""
         return not self.ranges
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedBatch:
+    """A batch as a task names it to the next one and to the driver: PIPELINE:ID:PLAN.
+
+    `plan_id` is None for a run that was planned before ledger version 6: the number alone names its batch.
+    """
+
+    pipeline: str
+    batch_id: int
+    plan_id: UUID | None = None
+
+    def __str__(self) -> str:
+        return f"{self.pipeline}:{self.batch_id}:{self.plan_id or ''}"
+
+    @classmethod
+    def parse(cls, text: str) -> "PlannedBatch":
+        """Return the batch that a text names. Raises ValueError."""
+        pipeline, batch_id, plan_id = text.split(":")
+        return cls(pipeline, int(batch_id), UUID(plan_id) if plan_id else None)

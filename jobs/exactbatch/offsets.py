@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from uuid import UUID
 
-from exactbatch.errors import Place
+from exactbatch.errors import RangePlace
 
 TopicPartition = tuple[str, int]
 # Topic, partition and topic ID: a topic that was deleted and created again has another ID, so its offsets are
@@ -48,7 +48,7 @@ class OffsetRange:
         return self.topic, self.partition, self.topic_id
 
     @property
-    def place(self) -> Place:
+    def place(self) -> RangePlace:
         """The keyword arguments with which an error names this range."""
         return {
             "topic": self.topic,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from exactbatch.errors import ConfigurationError, ExactbatchError, TablesFailed, TablesUnfinished
 from exactbatch.options import check_types
 from exactbatch.pipeline import Pipeline, check_name
-from exactbatch.topic_pattern import TopicPattern, loads, topics_text
+from exactbatch.topic_pattern import TopicPattern, list_topics, loads, topics_text
 
 _GROUP = "table"  # of a pattern: what it matches is the name of the table
 
@@ -38,7 +38,7 @@ class Tables:
     """
 
     name: str
-    topics: tuple[str, ...] | TopicPattern
+    topics: str | tuple[str, ...] | TopicPattern
     pipeline: "Callable[[TableTopic], Pipeline | None]"
     at_a_time: int = 4
     spark_conf: Mapping[str, str] = field(default_factory=dict)
@@ -60,15 +60,20 @@ class Tables:
         return f"{self.name}."
 
     @property
+    def topic_names(self) -> tuple[str, ...] | TopicPattern:
+        """The names of the topics, or their pattern."""
+        return list_topics(self.topics)
+
+    @property
     def topics_text(self) -> str:
         """The topics, for a sentence."""
-        return topics_text(self.topics)
+        return topics_text(self.topic_names)
 
     def loads(self, topic: str) -> bool:
         """True if a topic has a member, unless the function leaves it out."""
-        return loads(self.topics, topic)
+        return loads(self.topic_names, topic)
 
-    def table_of(self, topic: str) -> TableTopic:
+    def find_table(self, topic: str) -> TableTopic:
         """Return what the function gets for a topic. Raises ConfigurationError if it has no name of a table."""
         table: str | None = topic.rpartition(".")[2]
         if isinstance(self.topics, TopicPattern):
@@ -86,7 +91,7 @@ class Tables:
         """Return the pipeline of a topic; None if the function leaves it out. Raises ConfigurationError."""
         if not self.loads(topic):
             raise self._error(f"the topic {topic!r} is none of {self.topics_text}")
-        wanted = self.table_of(topic)
+        wanted = self.find_table(topic)
         try:
             pipeline = self.pipeline(wanted)
         except Exception as error:  # the user's own code
@@ -100,10 +105,10 @@ class Tables:
             raise self._error(
                 f"expected its function to return a Pipeline or None for {topic!r}, found {pipeline!r}"
             )
-        if (pipeline.name, pipeline.topics) not in ((wanted.name, (topic,)), (wanted.name, [topic])):
+        if (pipeline.name, pipeline.topic_names) not in ((wanted.name, (topic,)), (wanted.name, [topic])):
             raise self._error(
                 f"expected its function to return a Pipeline(name={wanted.name!r}, topics=({topic!r},), …) for the "
-                f"topic {topic!r}, found name={pipeline.name!r}, topics={pipeline.topics!r}. Write "
+                f"topic {topic!r}, found name={pipeline.name!r}, topics={pipeline.topic_names!r}. Write "
                 f"Pipeline(name=t.name, topics=(t.topic,), …)."
             )
         if pipeline.forward is not None:
@@ -134,7 +139,7 @@ class Tables:
             try:
                 pipeline = self.member(topic)
             except ConfigurationError as error:
-                unmade[self.name_of(topic)] = error
+                unmade[self.name_member(topic)] = error
                 continue
             if pipeline is not None:
                 by_name.setdefault(pipeline.name, {})[topic] = pipeline
@@ -158,10 +163,10 @@ class Tables:
             f"(?P<table>.+)"
         )
 
-    def name_of(self, topic: str) -> str:
+    def name_member(self, topic: str) -> str:
         """Return the name of a topic's member; the topic itself if it gives none."""
         try:
-            return self.table_of(topic).name
+            return self.find_table(topic).name
         except ConfigurationError:
             return topic
 
@@ -171,12 +176,14 @@ def listed_errors(errors: Mapping[str, ExactbatchError]) -> str:
     return "; ".join(f"{member}: {type(error).__name__}: {error}" for member, error in errors.items())
 
 
-def tables_failed(
-    name: str, errors: Mapping[str, ExactbatchError], *, others: int
-) -> TablesFailed | TablesUnfinished:
-    """Return the error that names all members that failed; `others` are committed or had nothing to do."""
+def build_failure(
+    found: Pipeline | Tables, errors: Mapping[str, ExactbatchError], *, others: int
+) -> ExactbatchError:
+    """Return the error of a pipeline, or one that names all members that failed; `others` is how many did not."""
+    if isinstance(found, Pipeline):
+        return next(iter(errors.values()))
     may_help = any(error.retryable for error in errors.values())
     return (TablesUnfinished if may_help else TablesFailed)(
-        f"{len(errors)} of {len(errors) + others} tables of {name!r} failed; the others are done: "
+        f"{len(errors)} of {len(errors) + others} tables of {found.name!r} failed; the others are done: "
         f"{listed_errors(errors)}"
     )

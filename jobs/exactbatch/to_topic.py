@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError
-from exactbatch.options import check_types
+from exactbatch.options import check_types, names_options
 
 # Kafka's rule for names of topics.
 _NAME_CHARACTERS: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
@@ -18,11 +18,12 @@ def is_topic_name(text: str) -> bool:
     return 0 < len(text) <= _NAME_LENGTH and _NAME_CHARACTERS.issuperset(text) and text not in (".", "..")
 
 
+@names_options
 @dataclass(frozen=True)
 class ToTopic:
     """Forward what each batch commits to `topic`, exactly once for a consumer with isolation.level=read_committed.
 
-    key          the columns of the message key. For an Append, any columns, or none: messages then have no key. For a
+    keyed_by     the columns of the message key. For an Append, any columns, or none: messages then have no key. For a
                  sink with a key (Upsert, Aggregate) the columns of that key, which are the default
     value        the columns of the value, in their order; None: all columns of the pipeline, or of the result
     key_format   "json": an object, {"carrier":"UA"}; "text": the text of the only key column
@@ -36,7 +37,7 @@ class ToTopic:
     """
 
     topic: str
-    key: tuple[str, ...] = ()
+    keyed_by: tuple[str, ...] = ()
     value: tuple[str, ...] | None = None
     key_format: Literal["json", "text"] = "json"
     numbers: Literal["number", "text"] = "number"
@@ -54,7 +55,7 @@ class ToTopic:
             raise ConfigurationError(
                 f"ToTopic({self.topic!r}): the value has no columns. Name some, or leave value out for all of them."
             )
-        for role, names in (("key", self.key), ("value", self.value or ())):
+        for role, names in (("key", self.keyed_by), ("value", self.value or ())):
             if len(set(names)) < len(names):
                 raise ConfigurationError(
                     f"ToTopic({self.topic!r}): the {role} names a column twice: {', '.join(names)}"
@@ -69,11 +70,11 @@ class ToTopic:
 
         Raises ConfigurationError if messages of two rows could have one key, or those of one row two.
         """
-        key = self.key or tuple(sink_key)
+        key = self.keyed_by or tuple(sink_key)
         if sink_key and set(key) != set(sink_key):
             raise ConfigurationError(
-                f"ToTopic({self.topic!r}): expected key to have the key columns of the sink, ({', '.join(sink_key)}), "
-                f"found ({', '.join(key)}). Leave key out."
+                f"ToTopic({self.topic!r}): expected keyed_by to have the key columns of the sink, "
+                f"({', '.join(sink_key)}), found ({', '.join(key)}). Leave keyed_by out."
             )
         if self.key_format == "text" and len(key) != 1:
             raise ConfigurationError(

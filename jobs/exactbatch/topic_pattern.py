@@ -48,6 +48,11 @@ class TopicPattern:
 Topics = Sequence[str] | TopicPattern
 
 
+def list_topics(written: str | tuple[str, ...] | TopicPattern) -> tuple[str, ...] | TopicPattern:
+    """Return the names of topics, or their pattern, as a user writes them: one name may stand by itself."""
+    return (written,) if isinstance(written, str) else written
+
+
 def loads(topics: Topics, topic: str) -> bool:
     """True if a topic is named, or matches the pattern."""
     return topics.matches(topic) if isinstance(topics, TopicPattern) else topic in topics

@@ -22,7 +22,7 @@ from runner import Runner, Servers, benchmark_servers, progress_on
 from topics import ensure_topic
 from ways import CORES, EXACTBATCH, Place, one_transaction, spark_session
 
-from exactbatch.audit.audit import audit
+from exactbatch.audit.run_audit import audit
 from exactbatch.batch.spark.python_daemon import PROPERTIES
 from exactbatch.local.demo.flights import COUNT
 from exactbatch.postgres.connection import connect

@@ -27,10 +27,15 @@ from exactbatch.batch.spark import python_daemon
 from exactbatch.ledger import Ledger
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
+from exactbatch.sinks.writers import find_writer
 
 # Of each format, bad records that fail in different places: the syntax, the type of a field, what Postgres can store.
 KINDS: Final = {
     "Json, two columns": ('{"id":"%d"}', '{"id":%d', '{"note":"%d\\u0000"}'),
+    "Json": ('{"ratio":-4e38,"id":%d}', '{"price":1e-%d}', "500 levels"),
+    "Debezium": ("value left out", "no position"),
+    "Debezium, schema": ("half a pair", "time out of range"),
+    "Flattened": ('{"id":%d,"note":"a\\u0000"}', '{"id":%d,"__op":"x"}'),
     "Avro, registry": ("U+0000 in text", "the body ends early", "decimal too large", "time before 4713 BC"),
     "Csv": ("%da,,,,,", "1,,,,,a\nb%d", "1,,,,,a\0b%d", "1,,1e39%d,,,", '1,,,,,"%d'),
 }
@@ -77,15 +82,19 @@ def measure(engine: DriverEngine, servers: Servers, topic: str, rows: int, case:
     place = servers.place(topic, rows, EVENTS)
     name = f"bad_{time.time_ns()}"  # the benchmark's ledger knows the pipelines of earlier runs
     pipeline = replace(
-        one_transaction(place), name=name, value=case.format_, sink=Append(f"public.{name}"), max_rejects=1.0
+        one_transaction(place),
+        name=name,
+        value=case.format_,
+        sink=Append(f"public.{name}"),
+        max_reject_share=1.0,
     )
     with closing(connect(place.postgres, application="benchmark")) as connection:
         register(place, pipeline)
         with transaction(connection) as cursor:
-            pipeline.sink.prepare(cursor, case.format_.columns)
+            find_writer(pipeline.traits).prepare(cursor, case.format_.columns)
         seconds = run_batch(engine, pipeline, Settings(kafka=place.kafka, postgres=place.postgres))
         with transaction(connection):
-            (batch,) = Ledger(connection).batches(pipeline, limit=1)
+            (batch,) = Ledger(connection).batches.read_page(pipeline.name, limit=1)
         assert batch.rejected == (0 if what == "good" else rows), (what, batch.rejected)
         with transaction(connection) as cursor:
             cursor.execute(f"drop table public.{name}")

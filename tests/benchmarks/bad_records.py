@@ -22,6 +22,7 @@ from google.protobuf.message_factory import GetMessageClass
 from rich.console import Console
 
 from exactbatch import Avro, Csv, Custom, Debezium, Flattened, Json, JsonSchema, Protobuf, Raw, Text
+from exactbatch.formats.decoders import find_decoder
 from support.registry import Registry, registry_server
 
 _MOST: Final = 20  # times as long as a good record
@@ -314,11 +315,11 @@ def _cases(registry: Registry) -> dict[str, Case]:
             {"U+0000": text("\0%d"), "not UTF-8": lambda number: b"\xff%d" % number},
         ),
         "Raw": Case(Raw("id bigint"), lambda number: number.to_bytes(8, "big"), texts("%d", "")),
-        "Avro": Case(Avro(json.dumps(_ROW), columns=row_columns.replace("numeric(3,2)", "numeric(4,2)").replace("id int", "id bigint")), avro, {
+        "Avro": Case(Avro(json.dumps(_ROW), fields=row_columns.replace("numeric(3,2)", "numeric(4,2)").replace("id int", "id bigint")), avro, {
             what: value for what, value in avro_cases().items() if what != "integer out of range"
         }),
         "Avro, registry": Case(
-            Avro(registry=registry.address, columns=row_columns.replace("numeric(3,2)", "numeric(4,2)").replace("id int", "id bigint")),
+            Avro(registry=registry.address, fields=row_columns.replace("numeric(3,2)", "numeric(4,2)").replace("id int", "id bigint")),
             lambda number: b"\0\0\0\0\1" + avro(number),
             after(b"\0\0\0\0\1", {w: v for w, v in avro_cases().items() if w != "integer out of range"}, **own) | {"many unknown IDs": unknown_ids},
         ),
@@ -371,7 +372,7 @@ def seconds(format_: Any, values: list[bytes], times: int) -> tuple[float, Any]:
     block, best = pa.array(values, pa.binary()), float("inf")
     for _ in range(times):
         start = time.process_time()
-        decoded = format_.decode(block)
+        decoded = find_decoder(format_).decode(block)
         best = min(best, time.process_time() - start)
     return best, decoded
 

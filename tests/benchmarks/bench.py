@@ -45,7 +45,7 @@ from ways import (
     Way,
 )
 
-from exactbatch.audit.audit import audit
+from exactbatch.audit.run_audit import audit
 from exactbatch.local.demo.flights import COUNT
 from exactbatch.local.jars import fetch_jars
 from exactbatch.local.java import find_java
@@ -103,7 +103,8 @@ def main() -> None:
         report["facts"] = _facts(servers)
         report["versions"] = _versions()
         for shape in shapes:
-            chosen = [way for way in ways if shape.name in way.shapes]
+            if not (chosen := [way for way in ways if shape.name in way.shapes]):
+                parser.error(f"none of these ways loads {shape.name}")
             rows = round(arguments.rows * shape.share)
             report["shapes"][shape.name] = measure(servers, shape, chosen, rows, arguments.rounds, progress)
             REPORT.parent.mkdir(exist_ok=True)
@@ -175,7 +176,7 @@ def check(servers: Servers, place: Place, way: Way) -> None:
             raise SystemExit(f"expected {good:,} rows and the sums {expected} in {way.target}, found {found}")
     elif way.target and way.derived and not way.keys and (records := servers.records(way.target)) != good:
         raise SystemExit(f"expected {way.target} to be made of {good:,} records, found {records:,}")
-    elif way.target and way.keys and (keys := servers.rows(way.target)) != min(COUNT, place.rows):
+    elif way.target and way.keys and (keys := servers.rows(way.target)) != min(place.shape.keys, place.rows):
         raise SystemExit(f"expected a row for each flight of the year in {way.target}, found {keys:,}")
     if way.pipeline is not None:
         pipeline = way.pipeline(place)

@@ -3,7 +3,8 @@
 import io
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from support.connect_avro import avro_schema, avro_value
 from support.debezium_types import envelope, time, typed
 
 SCHEMA_ID = 1
+CHANGED = 20_000  # flights
 _TYPES = {
     "integer": typed("int32"),
     "text": typed("string"),
@@ -66,9 +68,25 @@ def debezium_with_schema() -> Iterator[bytes]:
 
 def debezium_avro() -> Iterator[bytes]:
     """Yield inserts in Avro, in Confluent's wire format."""
+    return _in_avro(_events())
+
+
+def changes_with_schema() -> Iterator[bytes]:
+    """Yield changes of CHANGED flights without an end, as debezium_with_schema() does; their positions grow."""
+    before = b'{"schema":' + _compact(ENVELOPE) + b',"payload":'
+    for event in _changes():
+        yield before + _compact(event) + b"}"
+
+
+def changes_avro() -> Iterator[bytes]:
+    """Yield the same changes in Avro."""
+    return _in_avro(_changes())
+
+
+def _in_avro(events: Iterable[dict[str, Any]]) -> Iterator[bytes]:
     schema = fastavro.parse_schema(avro_registered())
     header = b"\0" + SCHEMA_ID.to_bytes(4, "big")
-    for event in _events():
+    for event in events:
         stream = io.BytesIO(header)
         stream.seek(0, io.SEEK_END)
         fastavro.schemaless_writer(stream, schema, avro_value(ENVELOPE, event))
@@ -84,8 +102,12 @@ def nested_flights() -> Iterator[bytes]:
         yield _compact(flight)
 
 
-def _events() -> Iterator[dict[str, Any]]:
-    for number, value in enumerate(flights()):
+def _changes() -> Iterator[dict[str, Any]]:
+    return _events(cycle(list(islice(flights(), CHANGED))))
+
+
+def _events(values: Iterable[bytes] | None = None) -> Iterator[dict[str, Any]]:
+    for number, value in enumerate(flights() if values is None else values):
         source = {
             "version": "3.2.0.Final",
             "connector": "postgresql",

@@ -46,6 +46,7 @@ class Worker:
         self._url = f"http://{HOST}:{(port := find_port(None))}"
         settings = {
             **properties,
+            **{f"consumer.{name}": value for name, value in properties.items()},
             "key.converter": "org.apache.kafka.connect.converters.ByteArrayConverter",
             "value.converter": "org.apache.kafka.connect.json.JsonConverter",
             "offset.storage.file.filename": folder / "offsets",
@@ -98,9 +99,17 @@ class Worker:
 
 
 def sink_config(
-    dsn: str, topic: str, target: str, columns: Sequence[Column], tasks: int, key: Sequence[str]
+    dsn: str,
+    topic: str,
+    target: str,
+    columns: Sequence[Column],
+    tasks: int,
+    key: Sequence[str],
+    *,
+    flat: bool,
 ) -> dict[str, Any]:
-    """Return the configuration of a sink: insert without a `key`, and upsert by it, tuned for throughput."""
+    """Return the configuration of a sink: insert without a `key`, and upsert by it, tuned for throughput. Values that
+    are not `flat` have their schema beside them."""
     server = parse_dsn(dsn)
     url = f"jdbc:postgresql://{server['host']}:{server['port']}/{server['dbname']}"
     schema = {
@@ -130,7 +139,7 @@ def sink_config(
         # A worker's own converter would not see the connector's settings of it.
         "value.converter": "org.apache.kafka.connect.json.JsonConverter",
         "value.converter.schemas.enable": "true",
-        "value.converter.schema.content": json.dumps(schema),
+        **({"value.converter.schema.content": json.dumps(schema)} if flat else {}),
         "consumer.override.auto.offset.reset": "earliest",
         "consumer.override.max.poll.records": "10000",
         "consumer.override.max.partition.fetch.bytes": str(16 * 1024 * 1024),

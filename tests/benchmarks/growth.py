@@ -32,7 +32,9 @@ from exactbatch.planning.freeze_advance import freeze_advance, preview_advance  
 from exactbatch.planning.freeze_replay import freeze_replay, preview_replay  # noqa: E402
 from exactbatch.planning.request import ReplayRequest, RequestedRange  # noqa: E402
 from exactbatch.postgres.connection import connect, transaction  # noqa: E402
-from exactbatch.sinks import StagedRows  # noqa: E402
+from exactbatch.sinks import FormatFacts  # noqa: E402
+from exactbatch.sinks.staged_rows import StagedRows  # noqa: E402
+from exactbatch.sinks.writers import find_writer  # noqa: E402
 from support.large_ledger import History, fill  # noqa: E402
 
 HOME: Final = Path(os.environ.get("EXACTBATCH_HOME", ROOT / ".local"))
@@ -40,6 +42,7 @@ REPORT: Final = ROOT / "build" / "growth.json"
 _RUNS: Final = 5
 # An Aggregate without a window, of which each batch has changed each group.
 TOTALS: Final = Aggregate("public.totals", group_by=("id",), aggregates={"n": Count(), "most": Max("id")})
+TOTALS_WRITER: Final = find_writer(TOTALS.find_traits(FormatFacts()))
 _GROUPS, _BATCHES_OF_TOTALS = 200, 20_000
 
 
@@ -58,7 +61,7 @@ class Operations:
         self.pipeline = history.pipeline
         middle = history.end // 2
         self.range = ReplayRequest(ranges=(RequestedRange(history.topic, 0, middle, middle + 100),))
-        at = history.time_of(middle)
+        at = history.convert_time(middle)
         self.window = ReplayRequest(window=(at, at + timedelta(hours=1)))
         self.batch = ReplayRequest(batch_ids=(history.batches // 3,))
 
@@ -68,7 +71,7 @@ class Operations:
             name="grown", topics=("t",), value=Json("id int"), sink=Append("public.grown", lineage="batch")
         )
         with transaction(self.connection):
-            Ledger(self.connection).register(pipeline, accept_identity=True)
+            Ledger(self.connection).registry.register(pipeline, accept_identity=True)
         return pipeline
 
     def operations(self) -> dict[str, Callable[[], Any]]:
@@ -108,14 +111,14 @@ class Operations:
         ledger = Ledger(self.connection)
         try:
             with transaction(self.connection):
-                ledger.lock(self.pipeline)
-                batch = ledger.batch(batch_id, lock=True)
-                ranges = ledger.ranges(batch_id)
-                assert len(ledger.advance_stored_offsets(batch)) == len(ranges)
-                ledger.stored_offsets(self.pipeline)
-                ledger.add_coverage(batch)
-                assert len(ledger.coverage_of(batch)) == len(ranges)
-                ledger.mark_committed(
+                ledger.registry.lock(self.pipeline)
+                batch = ledger.batches.read(batch_id, lock="change")
+                ranges = ledger.batches.read_ranges(batch_id)
+                assert len(ledger.plans.advance_stored_offsets(batch)) == len(ranges)
+                ledger.plans.read_stored_offsets(self.pipeline)
+                ledger.coverage.add(batch)
+                assert len(ledger.coverage.read_batch(batch)) == len(ranges)
+                ledger.batches.mark_committed(
                     batch, rows=0, rejected=0, tombstones=0, records=[(each, 0) for each in ranges]
                 )
                 raise _RolledBack
@@ -130,17 +133,17 @@ class Operations:
         ledger = Ledger(self.connection)
         try:
             with transaction(self.connection):
-                ledger.lock(self.pipeline)
-                batch = ledger.batch(batch_id, lock=True)
-                ranges = ledger.ranges(batch_id)
-                ledger.horizons(self.pipeline)
-                covered = ledger.coverage_of(batch)
+                ledger.registry.lock(self.pipeline)
+                batch = ledger.batches.read(batch_id, lock="change")
+                ranges = ledger.batches.read_ranges(batch_id)
+                ledger.coverage.read_horizons(self.pipeline)
+                covered = ledger.coverage.read_batch(batch)
                 parts = [(each, sorted({row.batch_id for row in covered if row.batch_id})) for each in ranges]
-                ledger.delete_rejects(self.pipeline, parts)
-                ledger.cut_coverage(batch)
-                ledger.add_coverage(batch)
-                assert len(ledger.coverage_of(batch)) == len(ranges)
-                ledger.mark_committed(
+                ledger.rejects.delete(self.pipeline, parts)
+                ledger.coverage.cut(batch)
+                ledger.coverage.add(batch)
+                assert len(ledger.coverage.read_batch(batch)) == len(ranges)
+                ledger.batches.mark_committed(
                     batch, rows=0, rejected=0, tombstones=0, records=[(each, 0) for each in ranges]
                 )
                 raise _RolledBack
@@ -159,7 +162,7 @@ class Operations:
                 )
                 staged = StagedRows(sql.Identifier("staged"), _BATCHES_OF_TOTALS + 1, {1: rows})
                 self.started = time.perf_counter()
-                assert TOTALS.insert_staged(cursor, staged, self.pipeline.value.columns) == rows
+                assert TOTALS_WRITER.insert_staged(cursor, staged, self.pipeline.value.columns) == rows
                 raise _RolledBack
         except _RolledBack:
             pass
@@ -237,8 +240,8 @@ def _fill(dsn: str, history: History) -> None:
     migrate(connection)
     fill(connection, history)
     with transaction(connection) as cursor:
-        history.pipeline.sink.prepare(cursor, history.pipeline.value.columns)
-        TOTALS.prepare(cursor, history.pipeline.value.columns)
+        find_writer(history.pipeline.traits).prepare(cursor, history.pipeline.value.columns)
+        TOTALS_WRITER.prepare(cursor, history.pipeline.value.columns)
         cursor.execute(
             "insert into public.totals_partial (id, n, most, records, batch_id) select id, 1, id, 1, batch_id "
             "from generate_series(1, %s) batch_id, generate_series(1, %s) id",

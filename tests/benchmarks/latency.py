@@ -21,7 +21,7 @@ from topics import drop_topic, ensure_topic
 from ways import CORES, EXACTBATCH, Place, one_transaction, run_batch
 
 from exactbatch.batch.engines.connect_engine import ConnectEngine
-from exactbatch.class_archive import archive_folder, build_archive
+from exactbatch.batch.spark.class_archive import archive_folder, build_archive
 from exactbatch.settings import Settings
 
 REPORT = ROOT / "build" / "latency.json"

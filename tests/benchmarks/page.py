@@ -48,25 +48,25 @@ def main() -> None:
 def introduction(bench: Mapping[str, Any]) -> list[str]:
     """Return what was measured, and how."""
     facts = bench["facts"]
+    others = max(shape["cpu_share_of_others"] for shape in bench["shapes"].values())
     return [
         "# Benchmark",
         "",
-        "`make bench` (tests/benchmarks/bench.py) loads the same topics in different ways, in one run, and",
-        "`tests/benchmarks/page.py` writes this page from its numbers, which are in",
-        "[benchmark/bench.json](benchmark/bench.json).",
+        "Different tools load the same topics ([all numbers](benchmark/bench.json)).",
         "",
-        f"- Kafka, Postgres and the way that runs share {facts['cores']} cores; a topic has {facts['partitions']} "
-        "partitions.",
-        "- Each way has a process of its own, which is warm. The ways take turns.",
-        "- The numbers of a shape of records are of one run. Compare ways within a shape: another section may be of "
-        "another",
-        "  run, on a faster or a slower machine.",
-        "- Each way has large fetches, batches of 10,000 rows, and one connection for each core.",
-        "- After each round, row counts and sums of columns are compared. The targets of exactbatch are audited, with",
-        "  values where they follow from the records alone.",
-        "- The **reference** consumes the topic with librdkafka's C consumer, without an object for any record, and at",
-        "  the same time sends bytes that were encoded beforehand by COPY to an equal table. It decodes nothing and",
-        "  guarantees nothing. It is a comparison, not an upper limit.",
+        f"- Kafka, Postgres and the tool under test share {facts['cores']} cores of a virtual machine; a topic has "
+        f"{facts['partitions']} partitions.",
+        "  Compare tools with each other, not with numbers from elsewhere.",
+        "- exactbatch runs with `exactbatch[fast]`; without it, large loads of flat JSON are slower ([what it",
+        "  saves](ablation.md)).",
+        "- Each tool has its own warmed-up process, large fetches, batches of 10,000 rows, and one connection for each",
+        "  core. The tools alternate.",
+        "- All numbers of a section are from one run. Medians of the same shape in two runs have differed by up to a",
+        "  fifth.",
+        "- After each round, row counts and sums of columns are compared, and the targets of exactbatch are audited.",
+        f"  Other processes used at most {others:.0%} of the CPU time.",
+        "- The **reference** consumes the topic with librdkafka's C consumer, and at the same time sends bytes that",
+        "  were encoded beforehand by COPY to an equal table. It decodes and guarantees nothing; it is no limit.",
         "- Only exactbatch and the hand-written consumer commit rows and offsets in the same transaction.",
         "",
     ]
@@ -100,29 +100,20 @@ def shape_section(name: str, shape: Mapping[str, Any]) -> list[str]:
         + ", ".join(f"`{name} = {value}`" for name, value in shape["postgres_settings"].items())
         + ".",
         "",
-        f"![Throughput by way](benchmark/{name}.svg)",
+        f"![Throughput by tool](benchmark/{name}.svg)",
         "",
-        "| way | rows/s | best | of the reference | CPU s per million | with Kafka and Postgres | peak MB |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| tool | rows/s | of the reference | CPU s per million | with Kafka and Postgres | peak MB |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
     ]
     for key, way in shape["ways"].items():
         # What writes nothing has no share of a reference that writes.
         share = None if key == "spark_noop" else way.get("share_of_reference")
         lines.append(
-            f"| {way['title']} | {way['rows_per_s']:,} | {way['rows_per_s_best']:,} "
+            f"| {way['title']} | {way['rows_per_s']:,} "
             f"| {'' if share is None else f'{share:.0%}'} | {way['cpu_s_per_million']:.2f} "
             f"| {way['cpu_s_per_million_with_servers']:.2f} | {way['peak_mb']:,} |"
         )
-    lines.append("")
-    if shape["ratios"]:
-        titles = {key: way["title"] for key, way in shape["ways"].items()}
-        lines += ["Ratios of these rows/s:", ""]
-        for ratio, value in shape["ratios"].items():
-            one, other = ratio.split(" / ")
-            lines.append(f"- {titles[one]} : {titles[other]} = **{value:.2f}**")
-        lines.append("")
-    lines += [f"Other processes used {shape['cpu_share_of_others']:.0%} of the CPU time.", ""]
-    return lines
+    return [*lines, ""]
 
 
 def _stages(ways: Mapping[str, Any]) -> dict[str, dict[str, float]]:
@@ -174,7 +165,7 @@ def growth_section(memory: Mapping[str, Any]) -> list[str]:
     lines = [
         "## Growth",
         "",
-        "`tests/benchmarks/memory.py` processes batches of different sizes, each in a new process.",
+        "Batches of different sizes, each in a new process.",
         "",
         "![Seconds and memory by the size of a batch](benchmark/growth.svg)",
         "",
@@ -204,8 +195,8 @@ def latency_section(latency: Mapping[str, Any]) -> list[str]:
     return [
         "## Latency",
         "",
-        f"`tests/benchmarks/latency.py` processes batches of {latency['rows']:,} records, from the start of a",
-        "job to its commit. A new process is `exactbatch run`, after `exactbatch archive`; it also takes time to end.",
+        f"Batches of {latency['rows']:,} records, from the start of a job to its commit. A new process is",
+        "`exactbatch run`, after `exactbatch archive`.",
         "",
         "![Latency of a small batch](benchmark/latency.svg)",
         "",
@@ -231,7 +222,7 @@ def audit_section(audit: Mapping[str, Any]) -> list[str]:
     return [
         "## Audit",
         "",
-        f"`tests/benchmarks/audit_rate.py` audits {audit['rows']:,} records in each way, {audit['rounds']} times.",
+        f"Audits of {audit['rows']:,} records, {audit['rounds']} times each.",
         "The target is vacuumed and analyzed first, as autovacuum does soon after a large load.",
         f"Kafka, Postgres and the audit share {audit['cores']} cores, or one core where the name says so.",
         "",

@@ -26,6 +26,7 @@ from exactbatch.batch.spark import python_daemon
 from exactbatch.ledger import Ledger
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
+from exactbatch.sinks.writers import find_writer
 
 COLUMNS: Final = Json("id int, name text, size int")
 # A refused row has the name of the first one, and a size below 0.
@@ -106,12 +107,12 @@ def measure(engine: DriverEngine, place: Place, kind: str, sink: str) -> float:
             cursor.execute(NO)
         register(place, pipeline)
         with transaction(connection) as cursor:
-            pipeline.sink.prepare(cursor, COLUMNS.columns)
+            find_writer(pipeline.traits).prepare(cursor, COLUMNS.columns)
             if DDL[kind]:
                 cursor.execute(DDL[kind].format(t=table))
         seconds = run_batch(engine, pipeline, settings)
         with transaction(connection):
-            (batch,) = Ledger(connection).batches(pipeline, limit=1)
+            (batch,) = Ledger(connection).batches.read_page(pipeline.name, limit=1)
         assert batch.rejected == bad, (batch.rejected, bad)
         with transaction(connection) as cursor:
             for suffix in ("", "_change", "_deleted"):

@@ -3,6 +3,7 @@
 import multiprocessing
 import multiprocessing.connection
 import os
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +22,8 @@ from ways import Place, Way, one_transaction, register
 from exactbatch import Append
 from exactbatch.local import LocalStack
 from exactbatch.postgres.connection import connect, transaction
+from exactbatch.sinks import FormatFacts
+from exactbatch.sinks.writers import find_writer
 
 # Seconds that one round may take before it is given up.
 ROUND_TIMEOUT = 1800.0
@@ -79,22 +82,33 @@ class Servers:
 
     def prepare(self, place: Place, way: Way) -> None:
         """An empty target, a pipeline that has read nothing, and no work left over from the last round."""
-        register(place, way.pipeline(place) if way.pipeline else one_transaction(place))
         with self._cursor() as cursor:
             for suffix in ("", *way.derived) if way.target else ():
                 cursor.execute(f"drop table if exists {way.target}{suffix}")
-            cursor.execute("set session_replication_role to replica")
-            for table in ("coverage", "stored_offset", "batch_range", "rejected_record", "batch"):
-                cursor.execute(f"truncate exactbatch.{table} cascade")
-            cursor.execute("reset session_replication_role")
+            cursor.execute("select to_regclass('exactbatch.pipeline') is not null")
+            if cursor.fetchone()[0]:
+                cursor.execute("set session_replication_role to replica")
+                # Pipelines, too: those of another shape may write to the same table in another way.
+                for table in (
+                    "coverage",
+                    "stored_offset",
+                    "batch_range",
+                    "rejected_record",
+                    "batch",
+                    "pipeline",
+                ):
+                    cursor.execute(f"truncate exactbatch.{table} cascade")
+                cursor.execute("reset session_replication_role")
             cursor.execute("checkpoint")
+        register(place, way.pipeline(place) if way.pipeline else one_transaction(place))
         if way.target and way.is_prepared and not way.derived:
             with (
                 closing(connect(place.postgres, application="benchmark")) as connection,
                 transaction(connection) as own,
             ):
-                sink = way.pipeline(place).sink if way.pipeline else Append(way.target)
-                sink.prepare(own, place.shape.value.columns)
+                sink = Append(way.target)
+                traits = way.pipeline(place).traits if way.pipeline else sink.find_traits(FormatFacts())
+                find_writer(traits).prepare(own, place.shape.value.columns)
 
     def contents(self, target: str, sums: str) -> tuple[Any, ...]:
         """The number of rows, and numbers that differ when a column came out otherwise."""
@@ -145,15 +159,17 @@ class Servers:
 class Runner:
     """A way's own process: it opens its session, then runs a round each time that it is asked to.
 
-    What it prints is in <scratch>/<way>.log.
+    What it prints is in <scratch>/<way>.log. With `jobs`, it and the processes that it starts import exactbatch from
+    there.
     """
 
-    def __init__(self, way: Way, place: Place) -> None:
+    def __init__(self, way: Way, place: Place, jobs: Path | None = None) -> None:
         self.way = way
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(way, place, theirs))
-        self._process.start()
+        with _importing_from(jobs):
+            self._process.start()
         theirs.close()
         self._answer()
 
@@ -204,13 +220,34 @@ class Runner:
 
 
 @contextmanager
-def benchmark_servers(home: Path, progress: Callable[[str], None]) -> Iterator[Servers]:
+def _importing_from(jobs: Path | None) -> Iterator[None]:
+    """Let processes that are started in the block import from a folder first."""
+    if jobs is None:
+        yield
+        return
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = str(jobs)
+    sys.path.insert(0, str(jobs))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(jobs))
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
+
+
+@contextmanager
+def benchmark_servers(
+    home: Path, progress: Callable[[str], None], settings: Mapping[str, str] = POSTGRES_SETTINGS
+) -> Iterator[Servers]:
     """The stack "bench", up for the time of the block; the log of Kafka stays for the next run."""
     stack = LocalStack(home, name="bench", progress=progress)
     scratch = stack.folder / "scratch"
     with ExitStack() as ending:
         ending.callback(stack.down)
-        stack.up(postgres_settings=POSTGRES_SETTINGS)
+        stack.up(postgres_settings=dict(settings))
         scratch.mkdir(exist_ok=True)
         yield Servers(stack, scratch)
 

@@ -1,6 +1,7 @@
 """The shapes of records that the ways load: their columns, their values, and how a target's contents are summed up."""
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -29,6 +30,7 @@ class Shape:
     bad          the share of malformed records
     share        how many records a run uses, relative to flights
     flat         each member of a JSON object is the column of its name, so that ways other than exactbatch read it, too
+    keys         how many different flights there are
     """
 
     name: str
@@ -41,6 +43,7 @@ class Shape:
     bad: float = 0.0
     share: float = 1.0
     flat: bool = True
+    keys: int = COUNT
 
     def good(self, rows: int) -> int:
         """Return how many of so many records are not malformed."""
@@ -181,5 +184,41 @@ DEBEZIUM_AVRO = Shape(
     sums=_FLIGHT_SUMS,
     flat=False,
 )
-_ALL = (FLIGHTS, EVENTS, NESTED, BAD, ZSTD, PATHS, DEBEZIUM, DEBEZIUM_SCHEMA, DEBEZIUM_AVRO)
+CHANGES = Shape(
+    name="changes",
+    title="changes of flights as Debezium's events, JSON with a schema",
+    value=Debezium(_FLIGHT_COLUMNS),
+    values=change_events.changes_with_schema,
+    different=sys.maxsize,
+    share=0.05,
+    sums=_FLIGHT_SUMS,
+    flat=False,
+    keys=change_events.CHANGED,
+)
+CHANGES_AVRO = Shape(
+    name="changes_avro",
+    title="changes of flights as Debezium's events, Avro",
+    value=Debezium(_FLIGHT_COLUMNS, registry="http://127.0.0.1"),
+    values=change_events.changes_avro,
+    different=sys.maxsize,
+    share=0.05,
+    sums=_FLIGHT_SUMS,
+    flat=False,
+    keys=change_events.CHANGED,
+)
+# They are made for an Upsert: a row for each flight, of which there are several changes.
+CHANGED = (CHANGES.name, CHANGES_AVRO.name)
+_ALL = (
+    FLIGHTS,
+    EVENTS,
+    NESTED,
+    BAD,
+    ZSTD,
+    PATHS,
+    DEBEZIUM,
+    DEBEZIUM_SCHEMA,
+    DEBEZIUM_AVRO,
+    CHANGES,
+    CHANGES_AVRO,
+)
 SHAPES = {shape.name: shape for shape in _ALL}

@@ -18,7 +18,7 @@ import reference
 from psycopg2.extensions import parse_dsn
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from shapes import FLIGHTS, NESTED, SHAPES, Shape
+from shapes import CHANGED, CHANGES, FLIGHTS, NESTED, SHAPES, Shape
 from topics import PARTITIONS
 
 from exactbatch import Aggregate, Append, Count, Debezium, Json, Max, Min, Sum, Upsert, Window
@@ -26,8 +26,8 @@ from exactbatch.batch import job
 from exactbatch.batch.engines.driver_engine import DriverEngine
 from exactbatch.batch.job import process_batch
 from exactbatch.batch.spark import python_daemon
+from exactbatch.batch.spark.class_archive import archive_folder, build_archive, with_archive
 from exactbatch.batch.staging.engine import Engine
-from exactbatch.class_archive import archive_folder, build_archive, with_archive
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger, migrate
 from exactbatch.pipeline import Pipeline
@@ -36,7 +36,7 @@ from exactbatch.postgres.connection import connect as connect_postgres
 from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings
 from pipelines.flights import flights
-from support.logins import password_of
+from support.logins import java_properties, password_of
 
 CORES = 2
 # The same for every way: what a Spark batch needs on one machine, and no more.
@@ -130,7 +130,7 @@ class Way:
     open: Callable[[Place], Session] | None = field(default=None, repr=False)
     pipeline: Callable[[Place], Pipeline] | None = field(default=None, repr=False)
     derived: tuple[str, ...] = ()
-    shapes: tuple[str, ...] = tuple(SHAPES)
+    shapes: tuple[str, ...] = tuple(name for name in SHAPES if name not in CHANGED)
     is_prepared: bool = True
     copies: bool = True
     keys: bool = False
@@ -242,8 +242,9 @@ def debezium_upsert(place: Place) -> Session:
 
 def _debezium(place: Place, target: str, key: tuple[str, ...]) -> Session:
     columns = place.shape.value.columns
-    worker = connect.Worker(place.connect_jars, place.scratch / target, place.kafka)
-    config = connect.sink_config(place.postgres, place.topic, target, columns, CORES, key)
+    worker = connect.Worker(place.connect_jars, place.scratch / target, java_properties(place.kafka))
+    flat = place.shape.flat
+    config = connect.sink_config(place.postgres, place.topic, target, columns, CORES, key, flat=flat)
 
     def run() -> None:
         connect.create_target(place.postgres, target, columns, key)
@@ -268,7 +269,7 @@ def one_transaction(place: Place) -> Pipeline:
         topics=(place.topic,),
         value=place.value,
         sink=Append(str(EXACTBATCH.target)),
-        max_rejects=2 * place.shape.bad or 0,
+        max_reject_share=2 * place.shape.bad or None,
     )
 
 
@@ -286,19 +287,24 @@ def in_partitions(place: Place) -> Pipeline:
 
 def queried(place: Place) -> Pipeline:
     """With a transform that changes nothing: what the way through the JVM costs."""
-    return _changed(place, EXACTBATCH_SQL, sql="select * from records where kafka_offset >= 0")
+    return _changed(place, EXACTBATCH_SQL, transform="select * from records where kafka_offset >= 0")
 
 
 def upserted(place: Place) -> Pipeline:
     """With one row for each flight of the year, of which the topic has several records."""
-    sink = Upsert(str(EXACTBATCH_UPSERT.target), key=FLIGHT_KEY, version="hour")
+    sink = Upsert(str(EXACTBATCH_UPSERT.target), key=FLIGHT_KEY, version=_version(place))
     return _changed(place, EXACTBATCH_UPSERT, sink=sink)
 
 
 def upserted_without_history(place: Place) -> Pipeline:
     """The same, without a table of changes."""
-    sink = Upsert(str(EXACTBATCH_LATEST.target), key=FLIGHT_KEY, version="hour", history=False)
+    sink = Upsert(str(EXACTBATCH_LATEST.target), key=FLIGHT_KEY, version=_version(place), history=False)
     return _changed(place, EXACTBATCH_LATEST, sink=sink)
+
+
+def _version(place: Place) -> str | None:
+    """The order of changes: the positions of Debezium's events, which need no column."""
+    return None if place.shape.name in CHANGED else "hour"
 
 
 def aggregated(place: Place) -> Pipeline:
@@ -370,11 +376,11 @@ def _timed_publish() -> Iterator[list[float]]:
 
 
 def register(place: Place, pipeline: Pipeline) -> None:
-    """What `exactbatch init` does."""
+    """What `exactbatch register` does."""
     connection = connect_postgres(place.postgres, application="benchmark")
     migrate(connection)
     with transaction(connection):
-        Ledger(connection).register(pipeline)
+        Ledger(connection).registry.register(pipeline)
     connection.close()
 
 
@@ -395,7 +401,7 @@ def spark_session(
 
 
 def _source(reader: Any, place: Place) -> Any:
-    options = {f"kafka.{name}": value for name, value in place.kafka.items()}
+    options = {f"kafka.{name}": value for name, value in java_properties(place.kafka).items()}
     return reader.format("kafka").options(
         **options, **KAFKA_SOURCE, subscribe=place.topic, startingOffsets="earliest"
     )
@@ -467,7 +473,7 @@ DEBEZIUM_UPSERT = Way(
     title="Debezium's JDBC sink, upsert",
     target="public.flight_connect_upsert",
     open=debezium_upsert,
-    shapes=FLIGHTS_ONLY,
+    shapes=(FLIGHTS.name, CHANGES.name),
     is_prepared=False,
     copies=False,
     keys=True,
@@ -484,7 +490,7 @@ EXACTBATCH_PARTITION = Way(
     target="public.flight_partition",
     pipeline=by_partition,
     # Postgres casts values of type jsonb from text, which commit="partition" refuses.
-    shapes=tuple(name for name in SHAPES if name != NESTED.name),
+    shapes=tuple(name for name in SHAPES if name not in (NESTED.name, *CHANGED)),
 )
 EXACTBATCH_BY_BATCH = Way(
     name="exactbatch_by_batch",
@@ -504,7 +510,7 @@ EXACTBATCH_UPSERT = Way(
     title="exactbatch, Upsert",
     target="public.flight_upsert",
     pipeline=upserted,
-    shapes=FLIGHTS_ONLY,
+    shapes=(FLIGHTS.name, *CHANGED),
     derived=("_change",),
     copies=False,
 )
@@ -513,7 +519,7 @@ EXACTBATCH_LATEST = Way(
     title="exactbatch, Upsert without a history",
     target="public.flight_latest",
     pipeline=upserted_without_history,
-    shapes=FLIGHTS_ONLY,
+    shapes=(FLIGHTS.name, *CHANGED),
     derived=("_deleted",),
     copies=False,
     keys=True,

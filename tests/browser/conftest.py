@@ -47,8 +47,8 @@ def airflow(stack, make_topic_once, tmp_path_factory):
         empty = Pipeline(name=EMPTY, topics=(EMPTY,), value=Json("id int"), sink=Append(f"public.{EMPTY}"))
         make_topic_once(partitions=1, name=EMPTY)
         with transaction(connection):
-            Ledger(connection).register(INVOICES)
-            Ledger(connection).register(empty)
+            Ledger(connection).registry.register(INVOICES)
+            Ledger(connection).registry.register(empty)
     produce_invoices(make_topic_once(partitions=2, name=INVOICES.name))
     with serving_airflow(
         stack,

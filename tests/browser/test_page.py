@@ -19,7 +19,7 @@ from support.page_airflow import client_of
 from support.page_ledger import SIZE, fail_newest
 
 pytestmark = pytest.mark.timeout(900)
-AXE = HOME / "npm" / "node_modules" / "axe-core" / "axe.min.js"
+AXE = HOME / "npm" / "package" / "axe.min.js"
 PICTURES = ROOT / "build" / "page"
 TRIGGER_FORM = [each.schema["title"] for each in parameters().values()]
 
@@ -91,7 +91,7 @@ def test_zoom_goes_from_the_whole_log_to_single_records_and_survives_a_reload(op
         page.wait_for_url(lambda url, before=before: url != before)
     query = parse_qs(urlsplit(page.url).query)
     assert int(query["until"][0]) - int(query["first"][0]) <= 16
-    expect(page.get_by_text("Every row of the ledger in this window")).to_be_visible()
+    expect(page.get_by_text("All rows of the ledger in this window")).to_be_visible()
     page.reload()
     expect(strip_of(page)).to_have_attribute("aria-valuemax", str(int(query["until"][0]) - 1))
 
@@ -328,7 +328,7 @@ def test_where_there_is_nothing_yet_the_page_says_what_comes_next(open_page):
 
 
 def test_what_prevents_the_page_is_shown_until_it_has_passed(open_page, problems):
-    message = "expected version 12 of the ledger, found version 9. Run `exactbatch init` to migrate it."
+    message = "expected version 12 of the ledger, found version 9. Run `exactbatch migrate` to upgrade it."
     state = "/exactbatch/data/pipelines/orders"
     page = open_page("/exactbatch/?dag=orders", answers={state: (409, {"message": message})})
     expect(page.get_by_role("alert")).to_have_text(message)

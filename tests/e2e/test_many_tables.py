@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from exactbatch import Json, Pipeline, Tables, TableTopic, TopicPattern, Upsert
-from exactbatch.audit.audit import audit
+from exactbatch.audit.run_audit import audit
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.local.airflow import LocalAirflow
 from exactbatch.local.topics import create_topic, send

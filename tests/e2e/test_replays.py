@@ -17,9 +17,9 @@ import tenacity
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from exactbatch.audit.audit import audit
+from exactbatch.audit.run_audit import audit
 from exactbatch.local.airflow import LocalAirflow
-from exactbatch.local.errors import LocalStackError
+from exactbatch.local.stack_error import LocalStackError
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
 from support.environment import LONG

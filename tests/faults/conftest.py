@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from psycopg2.extensions import make_dsn
 
-from exactbatch import Json, Pipeline
+from exactbatch import Json, Pipeline, Tuning
 from exactbatch.batch import job as batch_job
 from exactbatch.batch.by_partition import partition_commit
 from exactbatch.batch.engines import driver_engine
@@ -104,12 +104,11 @@ def case(
         name=topic.name,
         topics=(topic.name,),
         max_rejects=100,
-        read_timeout=10,
-        publish_timeout=10,
+        tuning=Tuning(read_timeout="10 seconds", lock_timeout="10 seconds"),
         **{"value": Json("id int, name varchar(8)"), **SINKS[request.param](name)},
     )
     with transaction(connection):
-        Ledger(connection).register(pipeline)
+        Ledger(connection).registry.register(pipeline)
     case = AnsweredBatches(answers, pipeline, topic, Settings(settings.kafka, behind), connection, kafka_log)
     process(case)()  # targets are there from now on
     return case

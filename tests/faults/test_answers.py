@@ -17,7 +17,7 @@ import psycopg2
 import psycopg2.errorcodes
 import pytest
 
-from exactbatch.audit.audit import audit
+from exactbatch.audit.run_audit import audit
 from exactbatch.errors import ExactbatchError, TargetMismatch
 from exactbatch.errors.sqlstates import LOST, NO_SQLSTATE, is_refusal, meaning
 from exactbatch.operations.compact import compact_changes

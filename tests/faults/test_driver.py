@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from exactbatch import Pipeline
+from exactbatch import Pipeline, Tuning
 from exactbatch.errors import PostgresUnavailable
 from exactbatch.ledger import Ledger
 from exactbatch.postgres.connection import transaction
@@ -66,7 +66,7 @@ def test_driver_whose_jvm_is_killed_says_so_and_its_retry_is_exact(world, make_l
 @pytest.mark.slow
 def test_overtaken_driver_is_fenced_and_stopped_one_holds_nobody_up_for_long(world, make_loaded, tmp_path):
     """One driver is held back until its successor has committed; another one hangs inside publish."""
-    late, hung = make_loaded(), make_loaded(publish_timeout=3)
+    late, hung = make_loaded(), make_loaded(tuning=Tuning(lock_timeout="3 seconds"))
     late_id, hung_id = world.plan(late), world.plan(hung)
     gate = tmp_path / "gate"
     late_driver = world.launch(late, late_id, f"job.after_stage=hold:{gate}")
@@ -79,7 +79,7 @@ def test_overtaken_driver_is_fenced_and_stopped_one_holds_nobody_up_for_long(wor
     wait_for(lambda: _state(hung_driver.pid) == "T", driver=hung_driver)
     begin = time.monotonic()
     assert world.retry(hung, _plan_patiently(world, hung)).wrote
-    assert time.monotonic() - begin < 3 + 60, "publish_timeout and what a busy machine takes"
+    assert time.monotonic() - begin < 3 + 60, "lock_timeout and what a busy machine takes"
     hung_driver.signal(signal.SIGCONT)
 
     assert late_driver.wait() == 42, late_driver.output
@@ -108,7 +108,7 @@ def _state(pid: int) -> str:
 def test_executor_that_outlives_its_driver_commits_its_range_once_or_not_at_all(world, make_loaded, tmp_path):
     """Its Python worker waits before its locks; meanwhile a newer plan takes the batch's place."""
     # Long enough that Postgres does not end the transaction that is held open.
-    pipeline: Pipeline = make_loaded(commit="partition", publish_timeout=100)
+    pipeline: Pipeline = make_loaded(commit="partition", tuning=Tuning(lock_timeout="100 seconds"))
     gate = tmp_path / "gate"
     batch_id = world.plan(pipeline)
     driver = world.launch(pipeline, batch_id, f"partition.before_locks=hold:{gate}")
@@ -120,16 +120,16 @@ def test_executor_that_outlives_its_driver_commits_its_range_once_or_not_at_all(
     assert "was superseded by one that was planned later" in driver.error_line("Fenced")
     assert world.batch(batch_id).status == "superseded"
     with transaction(world.connection):
-        assert not Ledger(world.connection).committed_ranges(batch_id)
+        assert not Ledger(world.connection).batches.read_committed_ranges([batch_id])[batch_id]
     world.assert_exact(pipeline, rows=30, rejected=2)
 
 
 @pytest.mark.slow
 def test_a_driver_tells_by_its_status_whether_a_retry_can_help(world, make_loaded, make_topic):
     """And by one line of its log what happened."""
-    nowhere = world.start(["--pipeline", "pipelines.flihgts:flights", "--batch-id", "1"], {})
+    nowhere = world.start(["--pipeline", "pipelines.flihgts:flights", "--batches", "flights:1:"], {})
     unset = world.start(
-        ["--pipeline", "pipelines.flights:flights", "--batch-id", "1"], {"EXACTBATCH_KAFKA": ""}
+        ["--pipeline", "pipelines.flights:flights", "--batches", "flights:1:"], {"EXACTBATCH_KAFKA": ""}
     )
     assert nowhere.wait() == 42, nowhere.output
     assert "there is no module 'pipelines.flihgts'" in nowhere.error_line("ConfigurationError")

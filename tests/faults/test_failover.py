@@ -24,10 +24,10 @@ from exactbatch.batch.by_partition.partition_commit import commit_range
 from exactbatch.batch.by_partition.range_copy import RangeTask
 from exactbatch.batch.engines.driver_engine import DriverEngine
 from exactbatch.batch.job import process_batch
-from exactbatch.batch.publishing.fences import facts_of
+from exactbatch.batch.publishing.fences import read_sink_facts
 from exactbatch.errors import BatchLost, OffsetsLost, PostgresUnavailable
 from exactbatch.kafka.broker import KafkaBroker
-from exactbatch.ledger import Batch, Ledger, Run, migrate
+from exactbatch.ledger import Batch, DagRun, Ledger, migrate
 from exactbatch.ledger.schema import migrations
 from exactbatch.operations.report import load_report
 from exactbatch.planning.request import ReplayRequest
@@ -36,6 +36,7 @@ from exactbatch.postgres import dsn as connection_strings
 from exactbatch.postgres.arrow import connect_arrow
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
+from exactbatch.sinks.writers import find_writer
 from support.environment import HOME, LONG
 from support.faults.failover import ANY_TIME, BY_RANGE, PLANNING, STAGED, Life
 from support.faults.held import held
@@ -114,13 +115,12 @@ def launch(life: Life, batch: Batch) -> None:
         task_id="process_batch",
         connections=Given(life.case.settings),  # type: ignore[arg-type]
         pipeline="pipelines.flights:flights",
-        batch_id=str(batch.batch_id),
-        plan_id=str(batch.plan_id),
+        batches=f'["{batch.pipeline}:{batch.batch_id}:{batch.plan_id}"]',
     )
     operator.execute({"ti": SimpleNamespace(dag_id=batch.dag_id, run_id=batch.run_id)})
 
 
-def planned(life: Life, run: Run, request: ReplayRequest | None = None) -> Batch | None:
+def planned(life: Life, run: DagRun, request: ReplayRequest | None = None) -> Batch | None:
     """What plan_batch does for a DAG run."""
     with closing(connect(life.case.dsn, application="tests")) as connection:
         log = KafkaBroker(life.case.settings.kafka)
@@ -147,7 +147,7 @@ def test_restore_next_to_airflow_and_kafka_not_restored(pair, make_life, tmp_pat
     from exactbatch.airflow.versions import AirflowFailException
 
     life = make_life("append")
-    runs = [Run("dag", f"scheduled__{n}", 0, BEGAN.replace(hour=n)) for n in range(8)]
+    runs = [DagRun("dag", f"scheduled__{n}", 0, BEGAN.replace(hour=n)) for n in range(8)]
     batches = []
     for run in runs[:2]:
         batches.append(planned(life, run))
@@ -211,11 +211,13 @@ def range_task(life: Life, batch: Batch, until: int) -> RangeTask:
     """What a driver gave an executor for partition 0, which it has planned up to an offset."""
     with closing(connect(life.case.dsn, application="tests")) as connection:
         with transaction(connection):
-            (range_,) = (each for each in Ledger(connection).ranges(batch.batch_id) if each.partition == 0)
+            (range_,) = (
+                each for each in Ledger(connection).batches.read_ranges(batch.batch_id) if each.partition == 0
+            )
         with transaction(connection) as cursor:
-            life.pipeline.sink.prepare(cursor, life.pipeline.value.columns)
+            find_writer(life.pipeline.traits).prepare(cursor, life.pipeline.value.columns)
         with transaction(connection) as cursor:
-            seen = facts_of(cursor, life.pipeline.sink)
+            seen = read_sink_facts(cursor, find_writer(life.pipeline.traits))
     range_ = replace(range_, until_offset=until)
     settings = life.case.settings
     return RangeTask(
@@ -252,7 +254,7 @@ def test_driver_whose_batch_is_lost_under_it_notes_no_failure_of_another_batch(m
     with pytest.raises(BatchLost):
         life.process(batch)
     with closing(connect(life.case.dsn, application="tests")) as connection, transaction(connection):
-        Ledger(connection).record_failure(batch, RuntimeError("of the batch that is lost"))
+        Ledger(connection).batches.record_failure(batch, RuntimeError("of the batch that is lost"))
     assert life.case.rows("select count(*) from exactbatch.batch_failure") == [(0,)]
 
 

@@ -26,7 +26,7 @@ def test_a_broker_that_is_killed_in_the_middle_has_each_result_once(
     admin.create_topics([NewTopic("late", 2, 1)])["late"].result(30)
     await_leaders(admin, "late", 2)
     settings = Settings(kafka=dict(own_stack.kafka_properties), postgres=database)
-    forward = ToTopic("late", key=("carrier",), key_format="text")
+    forward = ToTopic("late", keyed_by=("carrier",), key_format="text")
     value = Json("carrier text, flight int")
     pipeline = Pipeline(name="p", topics=("t",), value=value, sink=Append("public.late"), forward=forward)
     batches = Batches(connection, pipeline)

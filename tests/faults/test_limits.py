@@ -16,16 +16,17 @@ import psycopg2
 import pytest
 from confluent_kafka import Producer
 
-from exactbatch import Json, Pipeline
+from exactbatch import Json, Pipeline, Tuning
 from exactbatch.batch.by_partition.partition_commit import commit_ranges
 from exactbatch.batch.by_partition.range_copy import RangeTask
-from exactbatch.batch.publishing.fences import facts_of
+from exactbatch.batch.publishing.fences import read_sink_facts
 from exactbatch.batch.staging.shares import grouped
 from exactbatch.batch.staging.stage import stage
 from exactbatch.batch.staging.stager import stage_tasks
 from exactbatch.batch.staging.staging_tables import StagingTables, create_rejects, create_rows
 from exactbatch.ledger import Ledger
 from exactbatch.postgres.connection import transaction
+from exactbatch.sinks.writers import find_writer
 from support.environment import LONG
 from support.faults.drivers import BatchLauncher, Driver
 from support.faults.worker_memory import each_in_turn, peak_of
@@ -81,7 +82,7 @@ def test_connections_are_capped_however_many_partitions_and_slots_there_are(
     pipeline = make_pipeline(
         topic,
         commit=commit,
-        max_connections=CONNECTIONS,
+        tuning=Tuning(max_connections=CONNECTIONS),
         spark_conf={"spark.master": f"local[{SLOTS}, 2]"},
         value=Json("id int"),
     )
@@ -179,15 +180,17 @@ def works_of(world: BatchLauncher, pipeline: Pipeline) -> tuple[Any, list[Any]]:
     batch_id = world.plan(pipeline)
     tables = StagingTables(batch_id, 1)
     with transaction(world.connection) as cursor:
-        ranges = Ledger(world.connection).ranges(batch_id)
-        plan_id = Ledger(world.connection).batch(batch_id).plan_id
+        ranges = Ledger(world.connection).batches.read_ranges(batch_id)
+        plan_id = Ledger(world.connection).batches.read(batch_id).plan_id
         create_rejects(cursor, tables)
         create_rows(cursor, tables, pipeline.value.columns)
-        pipeline.sink.prepare(cursor, pipeline.value.columns)
+        find_writer(pipeline.traits).prepare(cursor, pipeline.value.columns)
     with transaction(world.connection) as cursor:
-        seen = facts_of(cursor, pipeline.sink)
+        seen = read_sink_facts(cursor, find_writer(pipeline.traits))
     if pipeline.commit == "batch":
-        return stage, [[task] for task in stage_tasks(pipeline, ranges, {}, tables, world.settings, 1)]
+        return stage, [
+            [task] for task in stage_tasks(pipeline, pipeline.traits, ranges, {}, tables, world.settings, 1)
+        ]
     kafka, postgres = world.settings.kafka, world.settings.postgres
     return commit_ranges, [
         [RangeTask(each, None, batch_id, plan_id, pipeline, kafka, postgres, seen)] for each in ranges
@@ -207,7 +210,7 @@ def test_a_worker_holds_few_rejects_however_many_there_are(world, make_topic, ma
             if number % 1_000 == 0:
                 assert topic._producer.flush(60) == 0
         assert topic._producer.flush(60) == 0
-        pipeline = make_pipeline(topic, commit=commit, max_rejects=1.0)
+        pipeline = make_pipeline(topic, commit=commit, max_reject_share=1.0)
         (outcome,), peaks[megabytes] = peak_of(*work_of(world, pipeline))
         assert not isinstance(outcome, Exception), outcome
     log.info("peaks of a worker, in MB, by MB of rejects: %s", peaks)
@@ -299,7 +302,7 @@ def test_the_memory_of_a_worker_has_a_bound(
             "message.max.bytes": 10 * MB + 1_000,
         },
     )
-    pipeline = make_pipeline(topic, value=Json("id int, name text"), max_rejects=1.0)
+    pipeline = make_pipeline(topic, value=Json("id int, name text"), max_reject_share=1.0)
     work, tasks = works_of(world, pipeline)
     assert len(tasks) == partitions
     if values is few:

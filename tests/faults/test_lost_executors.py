@@ -11,7 +11,7 @@ import pytest
 from exactbatch import failpoints
 from exactbatch.batch.spark.python_daemon import MODULE, PROPERTY
 from exactbatch.errors import StagedRowsDiffer
-from exactbatch.local.process import wait_until_ended
+from exactbatch.local.child_process import wait_until_ended
 from support.environment import LONG
 from support.faults.cluster import SparkCluster
 from support.waiting import wait_for

@@ -7,7 +7,7 @@ import pytest
 from exactbatch import failpoints
 from exactbatch.batch import job as batch_job
 from exactbatch.forwarding import forward as forwarding
-from exactbatch.ledger import Ledger
+from exactbatch.ledger import Streams
 from support.faults.matrix import FAILPOINTS, SINKS, combinations
 from support.faults.run_matrix import NOT_EXACT, page, victims
 from support.faults.victims import NotExact
@@ -82,10 +82,10 @@ def test_a_difference_is_told(them, monkeypatch):
     chosen = next(each for each in combinations() if str(each) == "append: SIGKILL at publish.after_insert")
     publish = batch_job.publish
 
-    def losing(connection: Any, pipeline: Any, **named: Any) -> Any:
-        published = publish(connection, pipeline, **named)
+    def losing(connection: Any, pipeline: Any, writer: Any, **named: Any) -> Any:
+        published = publish(connection, pipeline, writer, **named)
         with connection, connection.cursor() as cursor:
-            table = pipeline.sink.table.as_string(connection)
+            table = writer.tables[-1].identifier.as_string(connection)
             cursor.execute(f"delete from {table} where ctid in (select ctid from {table} limit 1)")
         return published
 
@@ -99,7 +99,7 @@ def test_results_that_a_topic_lacks_are_told(them, monkeypatch):
     """The topic is compared with the log, and not with what the forwarder says."""
     name = "forwarded: SIGKILL at forward.before_commit"
     chosen = next(each for each in combinations() if str(each) == name)
-    monkeypatch.setattr(Ledger, "pending_results", _without_one(Ledger.pending_results))
+    monkeypatch.setattr(Streams, "read_pending", _without_one(Streams.read_pending))
     monkeypatch.setattr(forwarding._Forwarder, "_check_complete", lambda *_: None)
     with pytest.raises(NotExact, match="a result is missing, or is there twice"):
         them.run(chosen)

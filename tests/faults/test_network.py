@@ -16,8 +16,8 @@ import psycopg2.extensions
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from exactbatch import Append, Json, Pipeline
-from exactbatch.audit.audit import audit
+from exactbatch import Append, Json, Pipeline, Tuning
+from exactbatch.audit.run_audit import audit
 from exactbatch.batch.engines.driver_engine import DriverEngine
 from exactbatch.batch.job import process_batch
 from exactbatch.batch.publishing.publish import Published
@@ -60,12 +60,12 @@ FAULTS: Final = (
 MOMENTS: Final = {
     "direct": {
         "plan": b"insert into exactbatch.batch ",
-        "copy": b'COPY "',
+        "copy": b'copy "',
         "publish": b"update exactbatch.stored_offset",
     },
-    "transformed": {"copy": b'COPY "', "publish": b"update exactbatch.stored_offset"},
+    "transformed": {"copy": b'copy "', "publish": b"update exactbatch.stored_offset"},
     "partition": {
-        "copy": b'COPY "',
+        "copy": b'copy "',
         "locks": b"for share",
         "publish": b"with this as",
         "batch": b"update exactbatch.batch b",
@@ -73,7 +73,7 @@ MOMENTS: Final = {
 }
 WAYS: Final[dict[str, dict[str, Any]]] = {
     "direct": {},
-    "transformed": {"sql": "select * from records"},
+    "transformed": {"transform": "select * from records"},
     "partition": {"commit": "partition"},
 }
 # The commit that publishes, told by a statement of its transaction.
@@ -83,7 +83,7 @@ COMMITS: Final = {
     "partition": b"update exactbatch.batch b",
     "a range of partition": b"with this as",
     "plan": b"insert into exactbatch.batch ",
-    "copy": b'COPY "',
+    "copy": b'copy "',
 }
 
 
@@ -127,19 +127,21 @@ class Net:
             topics=(name,),
             value=Json("id int, name text"),
             sink=Append(f'public."{name}"'),
-            read_timeout=TIMEOUT,
-            publish_timeout=TIMEOUT,
-            statement_timeout=TIMEOUT,
+            tuning=Tuning(
+                read_timeout=f"{TIMEOUT:.0f} seconds",
+                lock_timeout=f"{TIMEOUT:.0f} seconds",
+                statement_timeout=f"{TIMEOUT:.0f} seconds",
+            ),
         )
         pipeline = replace(pipeline, **changes)
         with transaction(self.connection):
-            Ledger(self.connection).register(pipeline)
+            Ledger(self.connection).registry.register(pipeline)
         self.produce(pipeline, records, size)
         return pipeline
 
     def produce(self, pipeline: Pipeline, records: int = 20, size: int = 1) -> None:
         """So many records in each partition."""
-        topic = Topic(pipeline.topics[0], dict(self._properties))
+        topic = Topic(pipeline.topic_names[0], dict(self._properties))
         for partition in (0, 1):
             topic.produce(*[record(n, "x" * size) for n in range(records)], partition=partition)
 

@@ -20,12 +20,12 @@ import psycopg2
 import pytest
 from psycopg2.extensions import make_dsn
 
-from exactbatch import failpoints
+from exactbatch import Tuning, failpoints
 from exactbatch.batch import job as batch_job
 from exactbatch.batch.staging import staging_tables
 from exactbatch.errors import ExactbatchError, Fenced, PostgresUnavailable, StagedRowsDiffer, TasksFailed
 from exactbatch.local.account import hand_over, postgres_account
-from exactbatch.local.process import wait_until_ended
+from exactbatch.local.child_process import wait_until_ended
 from exactbatch.postgres.connection import connect
 from support.environment import LONG
 from support.faults.cases import RECORDS, Case
@@ -206,18 +206,24 @@ TIMEOUTS: Final = [
     (
         "append",
         "job.after_stage",
-        {"publish_timeout": 3},
+        {"lock_timeout": "3 seconds"},
         PostgresUnavailable,
-        "a lock was not granted within the publish_timeout",
+        "a lock was not granted within the lock_timeout",
     ),
-    ("upsert", "job.after_stage", {"statement_timeout": 3}, PostgresUnavailable, "statement timeout"),
-    ("partition", "job.before_ranges", {"publish_timeout": 3}, TasksFailed, "lock timeout"),
+    (
+        "upsert",
+        "job.after_stage",
+        {"statement_timeout": "3 seconds"},
+        PostgresUnavailable,
+        "statement timeout",
+    ),
+    ("partition", "job.before_ranges", {"lock_timeout": "3 seconds"}, TasksFailed, "lock timeout"),
     (
         "aggregate",
         "job.after_stage",
-        {"publish_timeout": 1},
+        {"lock_timeout": "1 second"},
         PostgresUnavailable,
-        "a lock was not granted within the publish_timeout",
+        "a lock was not granted within the lock_timeout",
     ),
 ]
 
@@ -227,7 +233,7 @@ def test_target_locked_is_named_after_timeout_and_retry_is_exact(
     make_case, sink, moment, timeouts, error, words
 ):
     """The lock_timeout or the statement_timeout of the pipeline; that of a login does not count."""
-    case = make_case(sink, **{"publish_timeout": 60, **timeouts})
+    case = make_case(sink, tuning=Tuning(**{"lock_timeout": "1 minute", **timeouts}))
     batch_id = case.plan()
     with (
         case.held(batch_id, moment, lock_timeout="1ms", statement_timeout="1ms") as batch,
@@ -378,7 +384,7 @@ def stopped_at(moment: str, case: Case, batch_id: int, folder: Path) -> Iterator
                 failpoints.actions[moment] = "stop"
                 try:
                     publish(
-                        connect(case.dsn, application="stopped", timeout=case.pipeline.publish_timeout),
+                        connect(case.dsn, application="stopped", timeout=case.pipeline.tuning.lock_seconds),
                         *arguments,
                         **named,
                     )
@@ -435,8 +441,8 @@ STOPS: Final = [
 def test_driver_stopped_in_publish_is_overtaken_and_ends_without_trace(
     make_case, tmp_path, sink, moment, replan
 ):
-    """Its transaction is ended by the server after publish_timeout, and its locks go with it."""
-    case = make_case(sink, publish_timeout=3)
+    """Its transaction is ended by the server after lock_timeout, and its locks go with it."""
+    case = make_case(sink, tuning=Tuning(lock_timeout="3 seconds"))
     batch_id = case.plan()
     with stopped_at(moment, case, batch_id, tmp_path) as go_on:
         wait_for(lambda: not case.rows("select from pg_stat_activity where application_name = 'stopped'"))
@@ -457,7 +463,7 @@ def test_driver_stopped_in_publish_is_overtaken_and_ends_without_trace(
 @pytest.mark.long
 def test_workers_stopped_with_their_locks_hold_nobody_up_for_long(make_case):
     """A newer plan takes the batch's place once the server has ended their transactions; then they go on."""
-    case = make_case("partition", publish_timeout=3)
+    case = make_case("partition", tuning=Tuning(lock_timeout="3 seconds"))
     batch_id = case.plan()
     with ThreadPoolExecutor(1) as pool:
         batch = pool.submit(

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import process_batch as job
 from exactbatch import Json
-from exactbatch.cli import pipeline as cli_pipeline
+from exactbatch.cli import load_pipeline as cli_pipeline
 from exactbatch.cli.app import app
 from exactbatch.errors import (
     ConfigurationError,
@@ -49,7 +49,7 @@ def execute(case: AnsweredBatches, statements: str) -> None:
 
 def with_target(statements: str) -> Any:
     """Statements in which TARGET stands for the case's target."""
-    return lambda case: execute(case, statements.replace("TARGET", case.pipeline.sink.target))
+    return lambda case: execute(case, statements.replace("TARGET", case.pipeline.traits.target))
 
 
 DOMAIN = "create domain public.known as varchar(8) not null; alter table TARGET alter name type public.known"
@@ -121,7 +121,7 @@ def test_more_columns_than_table_can_have_are_limit_and_no_lost_connection(case)
 def test_what_stays_so_on_executor_ends_batch_and_what_may_pass_is_tried_again(case, code, ends):
     case.answers.refuse(None)
     process(case)()
-    copies = [each.text.startswith('COPY "exactbatch_staging"') for each in case.answers.asked]
+    copies = [each.text.startswith('copy "exactbatch_staging"') for each in case.answers.asked]
     work, before = process(case), case.seen()
     case.answers.refuse(copies.index(True), code)
     error = outcome(work)
@@ -170,8 +170,8 @@ def test_a_command_and_the_job_end_with_one_message_and_a_status(monkeypatch, ca
     done = CliRunner().invoke(app, ["plan", "flights"])
     assert done.exit_code == status
     assert said in " ".join(done.output.split())
-    monkeypatch.setattr(job, "load_pipeline", failing(error))
-    monkeypatch.setattr("sys.argv", ["process_batch.py", "--pipeline", "x:y", "--batch-id", "1"])
+    monkeypatch.setattr(job, "load_object", failing(error))
+    monkeypatch.setattr("sys.argv", ["process_batch.py", "--pipeline", "x:y", "--batches", "y:1:"])
     caplog.clear()
     assert job.main() == status
     assert said in caplog.messages[-2]
@@ -182,7 +182,7 @@ def test_a_command_and_the_job_end_with_one_message_and_a_status(monkeypatch, ca
 
 @pytest.mark.parametrize(("error", "status", "said"), OUTERMOST)
 def test_task_of_airflow_ends_at_once_or_goes_on_to_its_retries(error, status, said):
-    from exactbatch.airflow.errors import airflow_errors
+    from exactbatch.airflow.exceptions import airflow_errors
     from exactbatch.airflow.versions import AirflowFailException, AirflowSkipException
 
     with (

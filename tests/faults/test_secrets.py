@@ -17,8 +17,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from psycopg2.extensions import make_dsn, parse_dsn
 from typer.testing import CliRunner
 
-from exactbatch import Append, Json, Pipeline
-from exactbatch.audit.audit import audit
+from exactbatch import Append, Json, Pipeline, Tuning
+from exactbatch.audit.run_audit import audit
 from exactbatch.batch.job import process_batch
 from exactbatch.cli.app import app
 from exactbatch.errors import ConfigurationError, ExactbatchError
@@ -93,15 +93,14 @@ def deployment(stack: LocalStack, database: str, login: None, tmp_path: Path) ->
             topics=(NAME,),
             value=Json("id int, name text"),
             sink=Append("public.planted"),
-            sql="select * from records where id % 2 = 0",
+            transform="select * from records where id % 2 = 0",
             max_rejects=1,
-            publish_timeout=10,
-            read_timeout=5,
+            tuning=Tuning(lock_timeout="10 seconds", read_timeout="5 seconds"),
         )
         connection = connect(settings.postgres, application="tests")
         migrate(connection)
         with transaction(connection):
-            Ledger(connection).register(pipeline)
+            Ledger(connection).registry.register(pipeline)
         yield Deployment(settings, broker, pipeline, connection, [broker.log, stack.postgres.log_file])
         connection.close()
 
@@ -143,7 +142,7 @@ def test_secrets_are_in_no_argument_log_event_log_error_or_output(
     def launch(name: str, failpoints: str) -> Driver:
         world._write_module(pipeline)
         return world.start(
-            ["--pipeline", f"pipeline_{NAME}:pipeline", "--batch-id", str(batch_id)],
+            ["--pipeline", f"pipeline_{NAME}:pipeline", "--batches", f"pipeline_{NAME}:{batch_id}:"],
             {
                 **settings.as_environment(),
                 "PYSPARK_SUBMIT_ARGS": submit(tmp_path / name),

@@ -1,16 +1,15 @@
 """A driver of many tables that is killed in the middle: the next try is exact, and processes only what is left."""
 
-import json
 import signal
 from pathlib import Path
 
 import pytest
 
-from exactbatch.audit.audit import audit
+from exactbatch.audit.run_audit import audit
 from exactbatch.ledger import Ledger
+from exactbatch.model import PlannedBatch
 from exactbatch.planning.plan_tables import plan_tables
 from exactbatch.postgres.connection import transaction
-from support.environment import JOBS
 from support.shop import Shop
 from support.waiting import wait_for
 
@@ -32,13 +31,12 @@ def start(world, tables, plans, failpoints=""):
     (world.folder / f"{tables.name}.py").write_text(
         f"from exactbatch import *\nfrom support.shop import MakeMember\nshop = {tables!r}\n"
     )
-    batches = json.dumps(
-        [[each.topic, each.batch.batch_id, str(each.batch.plan_id)] for each in plans if each.batch]
-    )
+    batches = [
+        PlannedBatch(each.name, each.batch.batch_id, each.batch.plan_id) for each in plans if each.batch
+    ]
     return world.start(
-        ["--tables", f"{tables.name}:shop", "--batches", batches],
+        ["--pipeline", f"{tables.name}:shop", "--batches", *map(str, batches)],
         {"EXACTBATCH_FAILPOINTS": failpoints, **world.settings.as_environment()},
-        program=JOBS / "process_tables.py",
     )
 
 
@@ -50,7 +48,7 @@ def test_a_driver_that_is_killed_in_the_middle_is_followed_by_one_that_is_exact(
     members = tables.members(map(shop.topic, NAMES))
     with transaction(world.connection):
         for member in members:
-            Ledger(world.connection).register(member)
+            Ledger(world.connection).registry.register(member)
     plans = plan_tables(world.connection, world.log, tables, None, None, origin="cli")
     # With the first table at that moment; the others follow.
     gate = tmp_path / "gate"
@@ -74,7 +72,7 @@ def test_the_message_of_a_driver_names_the_tables_that_failed(world, shop):
     members = tables.members(map(shop.topic, NAMES))
     with transaction(world.connection):
         for member in members:
-            Ledger(world.connection).register(member)
+            Ledger(world.connection).registry.register(member)
     plans = plan_tables(world.connection, world.log, tables, None, None, origin="cli")
     driver = start(world, tables, plans)
     assert driver.wait() == 42, driver.output

@@ -12,6 +12,7 @@ from typing import Any, Final
 import pytest
 from confluent_kafka import Producer
 
+from exactbatch import Tuning
 from exactbatch.errors import KafkaUnavailable, LogTruncated, StoredOffsetBeyondLog, TasksFailed
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.planning.plan_tables import existing_partitions
@@ -56,7 +57,7 @@ def make_case(
 def test_leader_killed_in_mid_read_is_succeeded_and_batch_goes_on(
     make_case: Callable[..., Case], brokers: ThreeBrokers, sink: str
 ) -> None:
-    case = make_case(sink, read_timeout=60)
+    case = make_case(sink, tuning=Tuning(read_timeout="60 seconds"))
     with case.held(case.plan(), "read.after_records") as batch:
         brokers.brokers[1].kill()
         assert batch.result().wrote
@@ -89,7 +90,7 @@ def test_a_topic_without_a_leader_concerns_no_other_topic(brokers: ThreeBrokers)
 def test_two_of_three_brokers_killed_fail_batch_and_retry_is_exact(
     make_case: Callable[..., Case], brokers: ThreeBrokers, sink: str
 ) -> None:
-    case = make_case(sink, read_timeout=3)
+    case = make_case(sink, tuning=Tuning(read_timeout="3 seconds"))
     batch_id = case.plan()
     with case.held(batch_id, "read.after_records") as batch:
         for node in (1, 2):
@@ -112,7 +113,7 @@ def test_two_of_three_brokers_killed_fail_batch_and_retry_is_exact(
 def test_two_of_three_brokers_that_come_back_in_time_let_batch_go_on(
     make_case: Callable[..., Case], brokers: ThreeBrokers
 ) -> None:
-    case = make_case("append", read_timeout=60)
+    case = make_case("append", tuning=Tuning(read_timeout="60 seconds"))
     with case.held(case.plan(), "read.after_records") as batch:
         for node in (1, 2):
             brokers.brokers[node].kill()
@@ -126,7 +127,7 @@ def test_two_of_three_brokers_that_come_back_in_time_let_batch_go_on(
 def test_a_leader_that_moves_in_mid_read_lets_the_batch_go_on(
     make_case: Callable[..., Case], brokers: ThreeBrokers
 ) -> None:
-    case = make_case("append", read_timeout=30)
+    case = make_case("append", tuning=Tuning(read_timeout="30 seconds"))
     with case.held(case.plan(), "read.after_records") as batch:
         brokers.move_leader(case.topic, 3, partition=0)
         brokers.move_leader(case.topic, 1, partition=1)

@@ -4,12 +4,13 @@ import signal
 
 import pytest
 
-from exactbatch import Append, Json, Together, Upsert
-from exactbatch.audit.audit import audit
+from exactbatch import Append, Json, Upsert
+from exactbatch.audit.run_audit import audit
 from exactbatch.ledger import Ledger
 from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import ReplayRequest
 from exactbatch.postgres.connection import transaction
+from exactbatch.sinks.writers import find_writer
 
 pytestmark = pytest.mark.slow
 
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.slow
 def pipeline(make_topic, make_pipeline):
     topic = make_topic()
     topic.produce(b'{"id": 1, "name": "a"}', b'{"id": 2, "name": "b"}', b'{"id": 1, "name": "c"}')
-    sink = Together((Append(f'public."{topic.name}_raw"'), Upsert(f'public."{topic.name}"', key=("id",))))
+    sink = [Append(f'public."{topic.name}_raw"'), Upsert(f'public."{topic.name}"', key=("id",))]
     return make_pipeline(topic, sink=sink, value=Json("id int, name text"))
 
 
@@ -26,7 +27,7 @@ def counts(world, pipeline) -> list[int]:
     """The rows of the Append, of the changes and of the Upsert."""
     found = []
     with transaction(world.connection) as cursor:
-        for table in pipeline.sink.tables:
+        for table in find_writer(pipeline.traits).tables:
             if not table.exists(cursor):
                 found.append(0)
                 continue
@@ -56,7 +57,7 @@ def test_a_replay_is_retracted_from_both_targets_or_from_neither(world, pipeline
     assert driver.wait() == -signal.SIGKILL, driver.output
     assert counts(world, pipeline) == [3, 3, 2]
     with transaction(world.connection):
-        assert Ledger(world.connection).batch(replay).status == "planned"
+        assert Ledger(world.connection).batches.read(replay).status == "planned"
     world.retry(pipeline, replay)
     assert counts(world, pipeline) == [3, 3, 2]
     assert audit(pipeline, world.settings, values=True).is_exact

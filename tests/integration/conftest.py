@@ -54,7 +54,7 @@ def make_upsert(make_pipeline: MakePipeline) -> MakeUpsert:
         value = Json("id int, name text, version int")
         # A tombstone has no version.
         key = None if version else Json("id int")
-        return make_pipeline(topic, **{"sink": sink, "value": value, "key": key, **changes})
+        return make_pipeline(topic, **{"sink": sink, "value": value, "message_key": key, **changes})
 
     return make
 

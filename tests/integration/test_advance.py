@@ -5,6 +5,7 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from exactbatch.errors import (
     TopicRecreated,
 )
 from exactbatch.kafka.broker import KafkaBroker
-from exactbatch.ledger import Ledger, Run
+from exactbatch.ledger import DagRun, Ledger
 from exactbatch.model import LogPartition
 from exactbatch.operations.report import load_report
 from exactbatch.planning.freeze_advance import freeze_advance, preview_advance
@@ -45,7 +46,7 @@ def topic(make_topic: MakeTopic) -> Topic:
 
 
 def advance(connection: Any, log: KafkaBroker, pipeline: Pipeline, run: str | None = None) -> int | None:
-    return freeze_advance(connection, log, pipeline, origin="cli", run=run and Run("dag", run))
+    return freeze_advance(connection, log, pipeline, origin="cli", run=run and DagRun("dag", run))
 
 
 def planned(
@@ -55,7 +56,10 @@ def planned(
     batch_id = advance(connection, log, pipeline, run)
     assert batch_id is not None
     with transaction(connection):
-        return [(r.partition, r.from_offset, r.until_offset) for r in Ledger(connection).ranges(batch_id)]
+        return [
+            (r.partition, r.from_offset, r.until_offset)
+            for r in Ledger(connection).batches.read_ranges(batch_id)
+        ]
 
 
 def commit(connection: Any, pipeline: Pipeline, batch_id: int | None) -> None:
@@ -63,16 +67,16 @@ def commit(connection: Any, pipeline: Pipeline, batch_id: int | None) -> None:
     assert batch_id is not None
     with transaction(connection):
         ledger = Ledger(connection)
-        batch = ledger.batch(batch_id)
-        assert ledger.advance_stored_offsets(batch)
-        ledger.add_coverage(batch)
-        ledger.mark_committed(batch, rows=0, rejected=0, tombstones=0, records=[])
+        batch = ledger.batches.read(batch_id)
+        assert ledger.plans.advance_stored_offsets(batch)
+        ledger.coverage.add(batch)
+        ledger.batches.mark_committed(batch, rows=0, rejected=0, tombstones=0, records=[])
 
 
 def stands(connection: Any, pipeline: Pipeline) -> list[int]:
     """The stored offsets by partition."""
     with transaction(connection):
-        return [each.next_offset for each in Ledger(connection).stored_offsets(pipeline)]
+        return [each.next_offset for each in Ledger(connection).plans.read_stored_offsets(pipeline)]
 
 
 def refused(expected: type[ExactbatchError], *arguments: Any) -> str:
@@ -100,6 +104,25 @@ def test_first_run_from_latest_stores_where_it_begins_although_its_plan_is_empty
     assert planned(connection, kafka_log, pipeline) == [(0, 10, 11)]
 
 
+def test_a_pipeline_starts_at_the_first_record_of_a_time(connection, kafka_log, make_topic, make_pipeline):
+    topic = make_topic(3)
+    for hour in (5, 8, 6, 9):
+        topic.produce(record(hour), timestamp=int(datetime(2026, 1, 5, hour, tzinfo=UTC).timestamp() * 1000))
+    topic.produce(record(1), partition=1, timestamp=1000)
+    pipeline = make_pipeline(topic, start="2026-01-05T08:00:00")
+    assert planned(connection, kafka_log, pipeline) == [(0, 1, 4)]
+    assert stands(connection, pipeline) == [1, 1, 0]
+    topic.produce(record(2), partition=1, timestamp=2000)
+    assert planned(connection, kafka_log, pipeline) == [(0, 1, 4), (1, 1, 2)]
+
+
+def test_a_start_in_the_future_is_refused(connection, kafka_log, topic, make_pipeline):
+    pipeline = make_pipeline(topic, start="2100-01-01T00:00:00+02:00")
+    message = refused(ConfigurationError, connection, kafka_log, pipeline)
+    assert "start='2100-01-01T00:00:00+02:00' is in the future" in message
+    assert stands(connection, pipeline) == []
+
+
 def test_a_pipeline_takes_over_where_a_consumer_group_stands(
     connection: Any, kafka_log: KafkaBroker, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
@@ -124,7 +147,7 @@ def test_a_pipeline_that_is_not_registered_plans_nothing(
     connection: Any, kafka_log: KafkaBroker, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     pipeline = replace(make_pipeline(topic), name="another")
-    assert "run `exactbatch init`" in refused(NotRegistered, connection, kafka_log, pipeline)
+    assert "run `exactbatch register`" in refused(NotRegistered, connection, kafka_log, pipeline)
 
 
 def test_a_retry_of_a_run_gets_the_batch_that_the_run_got(
@@ -147,18 +170,20 @@ def test_newer_plan_supersedes_older_one_and_begins_where_it_began(
     topic.produce(record(10))
     assert planned(connection, kafka_log, pipeline, "next run") == [(0, 0, 11), (1, 0, 3)]
     with transaction(connection):
-        assert Ledger(connection).batch(first or 0).status == "superseded"
+        assert Ledger(connection).batches.read(first or 0).status == "superseded"
     assert advance(connection, kafka_log, pipeline, "run") == first, "the retry keeps its plan, and is fenced"
 
 
 def test_limits_hold_and_several_batches_reach_the_end(
     connection: Any, kafka_log: KafkaBroker, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
-    pipeline = make_pipeline(topic, limits=Limits(max_records=6))
+    pipeline = make_pipeline(topic, limits=Limits(max_offsets=6))
     seen = []
     while (batch_id := advance(connection, kafka_log, pipeline)) is not None:
         with transaction(connection):
-            seen += [str(each).split("]")[-1].strip() for each in Ledger(connection).ranges(batch_id)]
+            seen += [
+                str(each).split("]")[-1].strip() for each in Ledger(connection).batches.read_ranges(batch_id)
+            ]
         commit(connection, pipeline, batch_id)
     assert seen == ["0..3", "0..3", "3..9", "9..10"]
     assert stands(connection, pipeline) == [10, 3]
@@ -228,7 +253,7 @@ def test_two_plans_at_once_leave_one_planned_batch(
     for each in threads:
         each.join(60)
     with transaction(connection):
-        statuses = sorted(Ledger(connection).batch(each).status for each in outcomes)
+        statuses = sorted(Ledger(connection).batches.read(each).status for each in outcomes)
     assert statuses == ["planned", "superseded"]
     assert stands(connection, pipeline) == [0, 0]
 
@@ -253,14 +278,14 @@ def test_offsets_that_retention_removed_fail_the_plan_by_default(
 def test_recorded_loss_is_covered_and_next_range_begins_behind_it(
     connection: Any, kafka_log: KafkaBroker, admin: AdminClient, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
-    pipeline = make_pipeline(topic, on_loss="record")
+    pipeline = make_pipeline(topic, on_loss="skip")
     commit(connection, pipeline, advance(connection, kafka_log, pipeline))
     topic.produce(*map(record, range(6)))
     lose(admin, topic, 14)
     assert planned(connection, kafka_log, pipeline) == [(0, 14, 16)]
     assert stands(connection, pipeline) == [14, 3]
     with transaction(connection):
-        lost = [each for each in Ledger(connection).coverage(pipeline) if each.kind == "loss"]
+        lost = [each for each in Ledger(connection).coverage.read_all(pipeline) if each.kind == "loss"]
     assert [(each.partition, each.from_offset, each.until_offset, each.batch_id) for each in lost] == [
         (0, 10, 14, None)
     ]
@@ -269,7 +294,7 @@ def test_recorded_loss_is_covered_and_next_range_begins_behind_it(
 def test_a_loss_is_recorded_although_nothing_is_left_to_process(
     connection: Any, kafka_log: KafkaBroker, admin: AdminClient, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
-    pipeline = make_pipeline(topic, on_loss="record")
+    pipeline = make_pipeline(topic, on_loss="skip")
     commit(connection, pipeline, advance(connection, kafka_log, pipeline))
     topic.produce(*map(record, range(2)))
     lose(admin, topic, 12)
@@ -282,7 +307,7 @@ def test_a_loss_takes_over_the_leader_epoch_of_the_log_behind_it(
     connection: Any, kafka_log: KafkaBroker, admin: AdminClient, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     """A later cut of the log is found by the epoch of the records that are still there."""
-    pipeline = make_pipeline(topic, on_loss="record")
+    pipeline = make_pipeline(topic, on_loss="skip")
     commit(connection, pipeline, advance(connection, kafka_log, pipeline))
     with transaction(connection) as cursor:
         cursor.execute("update exactbatch.stored_offset set leader_epoch = leader_epoch - 1")
@@ -290,8 +315,8 @@ def test_a_loss_takes_over_the_leader_epoch_of_the_log_behind_it(
     lose(admin, topic, 14)
     advance(connection, kafka_log, pipeline)
     with transaction(connection):
-        stored = Ledger(connection).stored_offsets(pipeline)[0]
-    assert stored.leader_epoch == kafka_log.partitions(pipeline.topics)[0].leader_epoch
+        stored = Ledger(connection).plans.read_stored_offsets(pipeline)[0]
+    assert stored.leader_epoch == kafka_log.partitions(pipeline.topic_names)[0].leader_epoch
 
 
 def test_topic_created_again_is_not_taken_for_old_one(
@@ -324,11 +349,11 @@ def test_topic_created_again_is_not_loaded_into_an_upsert_without_a_version(
     topic.produce(*map(record, range(20)))
     new = replace(pipeline, name=f"{pipeline.name}_2")
     with transaction(connection):
-        Ledger(connection).register(new, share_topics=True)
+        Ledger(connection).registry.register(new, share_topics=True)
     message = refused(ConfigurationError, connection, kafka_log, new)
     assert f"load different logs of topic '{topic.name}' into the target" in message
     with transaction(connection):
-        assert Ledger(connection).stored_offsets(new) == ()
+        assert Ledger(connection).plans.read_stored_offsets(new) == ()
 
 
 def recreate(admin: AdminClient, make_topic: MakeTopic, topic: Topic) -> None:
@@ -431,10 +456,10 @@ def test_what_retention_removed_of_a_partition_that_topic_has_gained_is_lost(
     lose(admin, topic, 3, partition=2)
     message = refused(OffsetsLost, connection, kafka_log, pipeline)
     assert f"{topic.name}[2]: retention removed 3 unprocessed offsets" in message
-    pipeline = replace(pipeline, on_loss="record")
+    pipeline = replace(pipeline, on_loss="skip")
     assert planned(connection, kafka_log, pipeline) == [(2, 3, 5)]
     with transaction(connection):
-        lost = [each for each in Ledger(connection).coverage(pipeline) if each.kind == "loss"]
+        lost = [each for each in Ledger(connection).coverage.read_all(pipeline) if each.kind == "loss"]
     assert [(each.partition, each.from_offset, each.until_offset) for each in lost] == [(2, 0, 3)]
 
 
@@ -446,7 +471,7 @@ def test_a_range_ends_before_a_transaction_that_is_still_open(
     topic.produce(record(11))
     assert planned(connection, kafka_log, pipeline) == [(0, 0, 10), (1, 0, 3)]
     producer.commit_transaction(30)
-    while any(each.last_stable < each.high_watermark for each in kafka_log.partitions(pipeline.topics)):
+    while any(each.last_stable < each.high_watermark for each in kafka_log.partitions(pipeline.topic_names)):
         time.sleep(0.05)
     assert planned(connection, kafka_log, pipeline) == [(0, 0, 13), (1, 0, 3)]
 
@@ -473,4 +498,4 @@ def test_a_preview_says_what_a_plan_would_do_and_writes_nothing(
     assert [each.high_watermark for each in partitions] == [10, 3]
     assert stands(connection, pipeline) == []
     with transaction(connection):
-        assert Ledger(connection).batches(pipeline, limit=1) == []
+        assert Ledger(connection).batches.read_page(pipeline.name, limit=1) == []

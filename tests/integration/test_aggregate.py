@@ -5,7 +5,7 @@ import random
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -15,8 +15,8 @@ import pytest
 from psycopg2 import sql
 from pyspark import cloudpickle
 
-from exactbatch import Aggregate, Count, Json, Max, Min, Pipeline, Sum, Window, failpoints
-from exactbatch.audit.audit import audit
+from exactbatch import Aggregate, Count, Custom, Json, Max, Min, Pipeline, Sum, Window, failpoints
+from exactbatch.audit.run_audit import audit
 from exactbatch.batch import job as batch_job
 from exactbatch.batch.engines.driver_engine import DriverEngine
 from exactbatch.batch.job import process_batch
@@ -29,15 +29,16 @@ from exactbatch.errors import (
     TargetMismatch,
     TooManyRejects,
 )
-from exactbatch.formats import Decoded
 from exactbatch.ledger import Ledger
 from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.postgres.connection import transaction
 from exactbatch.sinks.aggregate.added_results import AddedResults
 from exactbatch.sinks.aggregate.group_key import create_group_key
+from exactbatch.sinks.writers import find_writer
 from support.batch_runner import BatchRunner
 from support.topics import Topic
+from support.upserts import decode_wrongly
 from support.waiting import wait_for
 
 MakeAggregate = Callable[..., Pipeline]
@@ -81,21 +82,21 @@ def make_aggregate(make_pipeline):
 
 def state(world: BatchRunner, pipeline: Pipeline, columns: str = "*") -> dict[Any, tuple[Any, ...]]:
     """The target: its measures by carrier and hour."""
-    table = pipeline.sink.table.as_string(world.connection)
+    table = find_writer(pipeline.traits).tables[-1].identifier.as_string(world.connection)
     rows = world.rows(f"select {columns} from {table}")
     assert len({row[:2] for row in rows}) == len(rows)
     return {row[:2]: row[2:] for row in rows}
 
 
 def partials(world: BatchRunner, pipeline: Pipeline) -> list[tuple[Any, ...]]:
-    table = pipeline.sink.lineage_table.identifier.as_string(world.connection)
+    table = find_writer(pipeline.traits).lineage_table.identifier.as_string(world.connection)
     return world.rows(
         f"select carrier, hour, flights, records, batch_id from {table} order by batch_id, 1, 2"
     )
 
 
 def replayed(world: BatchRunner, pipeline: Pipeline, *bounds: tuple[int, int], partition: int = 0) -> int:
-    asked = tuple(RequestedRange(pipeline.topics[0], partition, *each) for each in bounds)
+    asked = tuple(RequestedRange(pipeline.topic_names[0], partition, *each) for each in bounds)
     batch_id = freeze_replay(
         world.connection, world.log, pipeline, ReplayRequest(ranges=asked), origin="cli"
     ).batch_id
@@ -104,17 +105,15 @@ def replayed(world: BatchRunner, pipeline: Pipeline, *bounds: tuple[int, int], p
     return batch_id
 
 
-@dataclass(frozen=True)
-class WrongDelays(Json):
-    """A program with a mistake: its delays are 1000 too high, and its flights a day late."""
+def with_wrong_delays(schema: str) -> Custom:
+    """The format of a program with a mistake: its delays are 1000 too high, and its flights a day late."""
 
-    def decode(self, values: Any) -> Decoded:
-        decoded = super().decode(values)
-        rows = decoded.rows.set_column(
-            2, "delay", pc.add(decoded.rows.column(2), pa.scalar(1000, pa.int32()))
-        )
+    def change(rows: pa.RecordBatch) -> pa.RecordBatch:
+        rows = rows.set_column(2, "delay", pc.add(rows.column(2), pa.scalar(1000, pa.int32())))
         late = pc.add(rows.column(1), pa.scalar(timedelta(days=1), pa.duration("us")))
-        return replace(decoded, rows=rows.set_column(1, "at", late))
+        return rows.set_column(1, "at", late)
+
+    return decode_wrongly(schema, change)
 
 
 # Executors cannot import this module.
@@ -175,7 +174,7 @@ def test_replay_of_part_takes_whole_batches_and_gives_same(world, make_topic, ma
         world.run(pipeline)
     expected = {("AA", hour(5)): (15, 15, sum([*range(10, 15), *range(20, 25), *range(30, 35)]), 10, 34)}
     assert state(world, pipeline) == expected
-    table = pipeline.sink.table.as_string(world.connection)
+    table = find_writer(pipeline.traits).tables[-1].identifier.as_string(world.connection)
     before = world.rows(f"select xmin from {table}")
     replayed(world, pipeline, (7, 8))
     assert state(world, pipeline) == expected
@@ -191,7 +190,7 @@ def test_replay_of_part_takes_whole_batches_and_gives_same(world, make_topic, ma
 def test_target_follows_changed_program_and_its_windows_go_and_come(world, make_topic, make_aggregate):
     topic = make_topic()
     right = make_aggregate(topic)
-    wrong = replace(right, value=WrongDelays(VALUE.schema))
+    wrong = replace(right, value=with_wrong_delays(VALUE.schema))
     topic.produce(event("AA", "05:00", 10), event("AA", "05:01", 20), event("UA", "06:00", 5))
     world.run(wrong)
     topic.produce(event("AA", "05:30", 15))
@@ -217,6 +216,33 @@ def test_target_follows_changed_program_and_its_windows_go_and_come(world, make_
     assert state(world, right) == expected
 
 
+def test_weeks_begin_on_mondays(world, make_topic, make_aggregate):
+    topic = make_topic()
+    value = Json("at timestamptz, carrier text, delay int")
+    pipeline = make_aggregate(
+        topic, group_by=(Window("at", "1 week"),), aggregates={"n": Count()}, value=value
+    )
+    times = [
+        "1969-12-28T23:59Z",
+        "1969-12-29T00:00Z",
+        "2026-01-04T23:59Z",
+        "2026-01-05T00:00Z",
+        "2026-01-11T23:59Z",
+    ]
+    topic.produce(*[json.dumps({"at": at}).encode() for at in times])
+    world.run(pipeline)
+    monday = datetime(2026, 1, 5, tzinfo=UTC)
+    assert set(state(world, pipeline)) == {
+        (datetime(1969, 12, 22, tzinfo=UTC), 1),
+        (datetime(1969, 12, 29, tzinfo=UTC), 1),
+        (monday - timedelta(weeks=1), 1),
+        (monday, 2),
+    }
+    assert world.is_exact(pipeline)
+    # Rows of windows that begin on Thursdays, as before, are never in the same target.
+    assert "at_window = at by 7 days, 0:00:00 from Monday" in pipeline.sink.identity.key
+
+
 def test_null_is_a_group_like_any_other(world, make_topic, make_aggregate):
     topic = make_topic()
     pipeline = make_aggregate(
@@ -235,7 +261,7 @@ def test_null_is_a_group_like_any_other(world, make_topic, make_aggregate):
     assert state(world, pipeline) == expected
     replayed(world, pipeline, (0, 1))
     assert state(world, pipeline) == expected
-    wrong = replace(pipeline, value=WrongDelays(VALUE.schema))
+    wrong = replace(pipeline, value=with_wrong_delays(VALUE.schema))
     replayed(world, wrong, (0, 5))
     assert state(world, wrong)[None, 1001][0] == 1
     replayed(world, pipeline, (0, 5))
@@ -266,7 +292,10 @@ def test_sum_that_its_column_cannot_hold_is_error_that_says_way_out(world, make_
     world.run(pipeline)
     target, partial = (
         each.as_string(world.connection)
-        for each in (pipeline.sink.table, pipeline.sink.lineage_table.identifier)
+        for each in (
+            find_writer(pipeline.traits).tables[-1].identifier,
+            find_writer(pipeline.traits).lineage_table.identifier,
+        )
     )
     for table in (target, partial):
         world.execute(f"update {table} set delay = {2**63 - 1}")
@@ -328,7 +357,7 @@ def test_a_row_that_nothing_has_sifted_out_is_not_published(world, make_topic, m
 
 def finals(world: BatchRunner, pipeline: Pipeline) -> dict[int, tuple[int, bool, int]]:
     """Flights, final and revisions, by hour."""
-    table = pipeline.sink.table.as_string(world.connection)
+    table = find_writer(pipeline.traits).tables[-1].identifier.as_string(world.connection)
     rows = world.rows(f"select hour, flights, final, revisions from {table}")
     return {int((row[0] - hour(0)).total_seconds() // 3600): row[1:] for row in rows}
 
@@ -349,7 +378,7 @@ def test_window_is_final_once_every_partition_is_so_much_past_its_end(world, mak
     assert finals(world, pipeline) == {5: (2, True, 1), 6: (2, True, 0), 9: (1, False, 0), 10: (1, False, 0)}
     topic.produce(event("UA", "05:10", 1), event("AA", "05:11", 1), event("AA", "05:12", 1))
     world.run(pipeline)
-    table = pipeline.sink.table.as_string(world.connection)
+    table = find_writer(pipeline.traits).tables[-1].identifier.as_string(world.connection)
     assert world.rows(
         f"select carrier, flights, final, revisions from {table} where hour = %s order by 1", hour(5)
     ) == [
@@ -391,7 +420,7 @@ def test_revisions_stay_possible_once_the_topic_of_their_events_is_replaced(
     assert finals(world, pipeline)[5] == (2, True, 1)
     moved = replace(pipeline, topics=(second.name,))
     with transaction(world.connection):
-        Ledger(world.connection).register(moved)
+        Ledger(world.connection).registry.register(moved)
     second.produce(event("AA", "01:00", 1))
     world.run(moved)
     assert finals(world, moved)[5] == (2, False, 1)
@@ -401,7 +430,7 @@ def test_revisions_stay_possible_once_the_topic_of_their_events_is_replaced(
 def test_final_goes_back_where_a_replay_takes_the_watermark_back(world, make_topic, make_aggregate):
     topic = make_topic()
     right = make_aggregate(topic, allowed_lateness="0 seconds")
-    wrong = replace(right, value=WrongDelays(VALUE.schema))
+    wrong = replace(right, value=with_wrong_delays(VALUE.schema))
     topic.produce(event("AA", "05:00", 1))
     world.run(right)
     topic.produce(event("AA", "07:00", 1))
@@ -499,7 +528,7 @@ def test_late_rows_can_be_rejected_and_a_replay_rejects_the_same(world, make_top
     update = replace(pipeline, sink=replace(pipeline.sink, on_late="update"))
     replayed(world, update, (0, 8))
     assert sorted(rejects(world)) == [(0, 6)]
-    table = pipeline.sink.table.as_string(world.connection)
+    table = find_writer(pipeline.traits).tables[-1].identifier.as_string(world.connection)
     assert world.rows(
         f"select carrier, hour, flights, revisions from {table} where revisions > 0 order by 1"
     ) == [
@@ -555,11 +584,11 @@ def test_a_target_with_wider_types_is_exact_with_a_trigger_too(world, make_topic
         aggregates={"flights": Count(), "total": Sum("delay")},
     )
     topic.produce(event("AA", "05:00", 1), event("AA", "05:10", 1), event("AA", "05:20", None))
-    table = pipeline.sink.table.as_string(world.connection)
+    table = find_writer(pipeline.traits).tables[-1].identifier.as_string(world.connection)
     world.execute(f"create table {table} (delay {wider}, hour timestamptz, flights numeric, total numeric)")
     with transaction(world.connection) as cursor:
         groups = (Column("delay", wider), Column("hour", "timestamp with time zone"))
-        create_group_key(cursor, pipeline.sink.tables[-1], groups)
+        create_group_key(cursor, find_writer(pipeline.traits).tables[-1], groups)
     world.run(pipeline)
     assert world.is_exact(pipeline)
     world.execute("create function noted() returns trigger language plpgsql as 'begin return null; end'")
@@ -597,7 +626,10 @@ def test_auditor_finds_wrong_number_in_target_and_partial_results(world, make_to
     assert world.is_exact(pipeline)
     target, partial = (
         each.as_string(world.connection)
-        for each in (pipeline.sink.table, pipeline.sink.lineage_table.identifier)
+        for each in (
+            find_writer(pipeline.traits).tables[-1].identifier,
+            find_writer(pipeline.traits).lineage_table.identifier,
+        )
     )
     kept = {table: f"kept_{number}" for number, table in enumerate((target, partial))}
     for table, name in kept.items():
@@ -689,7 +721,8 @@ def test_a_group_whose_row_was_deleted_is_merged_from_all_partial_results(
     for delay in (10, 20):
         topic.produce(event("AA", "05:00", delay), event("UA", "05:00", delay), event("UA", "08:00", 0))
         world.run(pipeline)
-    world.execute(f"delete from {pipeline.sink.table.as_string(world.connection)} where carrier = 'AA'")
+    table = find_writer(pipeline.traits).tables[-1].identifier.as_string(world.connection)
+    world.execute(f"delete from {table} where carrier = 'AA'")
     topic.produce(event("AA", "05:30", 30), event("UA", "05:30", 30))
     world.run(pipeline)
     assert added == [True, True, False]
@@ -763,11 +796,14 @@ def test_measure_is_added_by_accepting_identity_and_replaying_all(world, make_to
         pipeline, sink=replace(pipeline.sink, aggregates={"flights": Count(), "worst": Max("delay")})
     )
     with transaction(world.connection):
-        Ledger(world.connection).register(wider, accept_identity=True)
+        Ledger(world.connection).registry.register(wider, accept_identity=True)
     asked = ReplayRequest(ranges=(RequestedRange(topic.name, 0, 0, 2),))
     batch_id = freeze_replay(world.connection, world.log, wider, asked, origin="cli").batch_id
     assert batch_id is not None
-    for table in (wider.sink.lineage_table.identifier, wider.sink.table):
+    for table in (
+        find_writer(wider.traits).lineage_table.identifier,
+        find_writer(wider.traits).tables[-1].identifier,
+    ):
         with pytest.raises(
             TargetMismatch, match="expected a column worst of type integer, found none. Add it"
         ):
@@ -784,7 +820,7 @@ def test_publish_that_fails_leaves_nothing_and_retry_is_exact(
 ):
     topic = make_topic()
     right = make_aggregate(topic, allowed_lateness="1 hour")
-    wrong = replace(right, value=WrongDelays(VALUE.schema))
+    wrong = replace(right, value=with_wrong_delays(VALUE.schema))
     topic.produce(event("AA", "05:00", 10), event("UA", "09:00", 20))
     world.run(wrong)
     topic.produce(event("AA", "05:30", 30))
@@ -900,7 +936,7 @@ def test_any_history_of_rows_and_replays_ends_as_plain_program_has_it(
     chance = random.Random(late)
     topic = make_topic(2)
     pipeline = make_aggregate(topic, allowed_lateness="2 hours", on_late=late, max_rejects=1000)
-    wrong = replace(pipeline, value=WrongDelays(VALUE.schema))
+    wrong = replace(pipeline, value=with_wrong_delays(VALUE.schema))
     model = Model(late)
     counts = [0, 0]
     for step in range(12):
@@ -986,7 +1022,9 @@ def test_topic_taken_out_holds_no_window_open_and_one_that_returns_does_again(
     # A program that has failed since it was changed leaves what is exact by itself.
     batch_id = world.plan(alone)
     with transaction(world.connection) as cursor:
-        alone.sink.forget_topics(cursor, Ledger(world.connection).removed_topics(alone))
+        find_writer(alone.traits).forget_topics(
+            cursor, Ledger(world.connection).registry.find_removed_topics(alone)
+        )
     assert finals(world, alone) == {5: (2, True, 0), 9: (1, False, 0)}
     assert world.is_exact(alone)
     world.process(alone, batch_id)
@@ -1008,14 +1046,18 @@ def test_topic_that_another_pipeline_of_same_target_has_is_not_forgotten(world, 
     second = make_aggregate(other, sink=first.sink)
     both = replace(first, topics=(one.name, other.name))
     with transaction(world.connection):
-        Ledger(world.connection).register(both, share_topics=True)
+        Ledger(world.connection).registry.register(both, share_topics=True)
     one.produce(event("AA", "09:00", 1))
     other.produce(event("AA", "05:00", 1))
     world.run(both)
     world.run(second)
     with transaction(world.connection) as cursor:
-        first.sink.forget_topics(cursor, Ledger(world.connection).removed_topics(first))
+        find_writer(first.traits).forget_topics(
+            cursor, Ledger(world.connection).registry.find_removed_topics(first)
+        )
         cursor.execute(
-            sql.SQL("select distinct topic from {} order by 1").format(first.sink.watermark.identifier)
+            sql.SQL("select distinct topic from {} order by 1").format(
+                find_writer(first.traits).watermark.identifier
+            )
         )
         assert {row[0] for row in cursor.fetchall()} == {one.name, other.name}

@@ -11,8 +11,8 @@ from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 from psycopg2.extensions import parse_dsn
 
 from exactbatch import Append, Pipeline
-from exactbatch.audit import audit, log_windows
-from exactbatch.audit.report import AuditReport
+from exactbatch.audit import run_audit
+from exactbatch.audit.audit_result import AuditReport
 from exactbatch.errors import ConfigurationError, TargetMismatch, TopicRecreated
 from exactbatch.kafka.broker import KafkaBroker
 from support.audited_target import COUNT, FORGE, AuditedTarget, findings, settle
@@ -25,9 +25,8 @@ MakePipeline = Callable[..., Pipeline]
 
 @pytest.fixture
 def make_world(connection, settings, make_pipeline, monkeypatch):
-    """A pipeline over a topic; the auditor compares seven offsets at a time, and reads them without objects."""
-    monkeypatch.setattr(audit, "_WINDOW", 7)
-    monkeypatch.setattr(log_windows, "_NATIVE_FROM", 0)
+    """A pipeline over a topic; the auditor compares seven offsets at a time."""
+    monkeypatch.setattr(run_audit, "_WINDOW", 7)
     return lambda topic, **changes: AuditedTarget(connection, settings, make_pipeline(topic, **changes))
 
 
@@ -187,7 +186,7 @@ def test_records_that_retention_removed_after_they_were_processed_prove_nothing_
 
 
 def test_a_row_in_offsets_that_were_lost_is_found(make_world, topic, admin):
-    world = make_world(topic, on_loss="record")
+    world = make_world(topic, on_loss="skip")
     world.load()
     topic.produce(*map(record, range(20)))
     for future in admin.delete_records([TopicPartition(topic.name, 0, 40)]).values():
@@ -227,7 +226,7 @@ def test_rows_of_another_pipeline_in_same_target_are_not_looked_at(make_world, t
     other = AuditedTarget(
         world.connection,
         world.settings,
-        make_pipeline(topic, name="other", sink=Append(world.pipeline.sink.target)),
+        make_pipeline(topic, name="other", sink=Append(world.pipeline.traits.target)),
     )
     other.load()
     assert findings(world.audit()) == findings(other.audit()) == {}
@@ -252,7 +251,7 @@ def test_batches_that_commit_during_an_audit_do_not_disturb_it(make_world, topic
             committed.append(world.load())
 
     committed: list[int] = []
-    found = audit.audit(world.pipeline, world.settings, progress=commit)
+    found = run_audit.audit(world.pipeline, world.settings, progress=commit)
     assert committed
     assert findings(found) == {}
     assert found.rows == 30
@@ -262,14 +261,14 @@ def test_an_audit_tells_how_far_it_is(make_world, topic):
     world = make_world(topic)
     world.load()
     told: list[tuple[int, int]] = []
-    audit.audit(world.pipeline, world.settings, progress=lambda done, whole: told.append((done, whole)))
+    run_audit.audit(world.pipeline, world.settings, progress=lambda done, whole: told.append((done, whole)))
     assert told == [(7, 30), (14, 30), (21, 30), (28, 30), (30, 30)]
 
 
 def test_a_pipeline_without_a_target_has_nothing_to_audit(settings, make_topic, make_pipeline):
     pipeline = make_pipeline(make_topic())
     with pytest.raises(TargetMismatch, match=r'the table "public"."\w+" does not exist: either no batch'):
-        audit.audit(pipeline, settings)
+        run_audit.audit(pipeline, settings)
 
 
 def test_rows_are_found_wherever_they_claim_to_be(make_world, topic, make_pipeline):
@@ -340,7 +339,7 @@ def test_a_topic_that_was_taken_out_of_the_pipeline_is_no_fault(make_world, topi
     other.produce(*map(record, range(5)))
     both = make_world(topic, topics=(topic.name, other.name))
     both.load()
-    assert findings_of(audit.audit(both.pipeline, both.settings)) == set()
+    assert findings_of(run_audit.audit(both.pipeline, both.settings)) == set()
     alone = AuditedTarget(both.connection, both.settings, make_pipeline(topic))
     assert findings(alone.audit()) == {}
     both.execute("update {t} set kafka_offset = 5 where kafka_topic = %s and kafka_offset = 4", other.name)
@@ -434,13 +433,13 @@ def reader(make_world, topic, database):
 @pytest.mark.parametrize("table", ["{t}", "exactbatch.coverage"])
 def test_rows_that_a_login_cannot_see_are_no_lost_ones(reader, table):
     world, settings = reader
-    assert findings(audit.audit(world.pipeline, settings)) == {}
+    assert findings(run_audit.audit(world.pipeline, settings)) == {}
     world.execute(
         f"alter table {table} enable row level security; create policy hidden on {table} using (false)"
     )
     said = r"Row security on \S+ hides rows from the login 'reader_|login 'reader_.*affected by row-level security"
     with pytest.raises(ConfigurationError, match=said):
-        audit.audit(world.pipeline, settings)
+        run_audit.audit(world.pipeline, settings)
     assert findings(world.audit()) == {}
 
 
@@ -448,12 +447,12 @@ def test_a_privilege_that_is_missing_is_named(reader):
     world, settings = reader
     name = parse_dsn(settings.postgres)["dbname"]
     world.execute(f"revoke temporary on database {name} from public")
-    assert findings(audit.audit(world.pipeline, settings)) == {}
+    assert findings(run_audit.audit(world.pipeline, settings)) == {}
     with pytest.raises(ConfigurationError, match="may not create temporary tables in the database"):
-        audit.audit(world.pipeline, settings, values=True)
+        run_audit.audit(world.pipeline, settings, values=True)
     world.execute("revoke select on {t} from " + parse_dsn(settings.postgres)["user"])
     with pytest.raises(ConfigurationError, match="may not read .*: grant select on"):
-        audit.audit(world.pipeline, settings)
+        run_audit.audit(world.pipeline, settings)
 
 
 def test_two_pipelines_that_share_target_see_each_others_faults_only_where_they_are(
@@ -468,12 +467,12 @@ def test_two_pipelines_that_share_target_see_each_others_faults_only_where_they_
         world.connection,
         world.settings,
         make_pipeline(
-            topic, name="other", topics=(topic.name, more.name), sink=Append(world.pipeline.sink.target)
+            topic, name="other", topics=(topic.name, more.name), sink=Append(world.pipeline.traits.target)
         ),
     )
     second = other.load()
     assert findings(world.audit()) == {}
-    assert findings_of(audit.audit(other.pipeline, other.settings)) == set()
+    assert findings_of(run_audit.audit(other.pipeline, other.settings)) == set()
     world.execute("update {t} set kafka_offset = 30 where kafka_offset = 7 and batch_id = %s", second)
     assert findings(world.audit()) == {"unexpected": (1, [30])}
-    assert findings_of(audit.audit(other.pipeline, other.settings)) == {"missing", "unexpected"}
+    assert findings_of(run_audit.audit(other.pipeline, other.settings)) == {"missing", "unexpected"}

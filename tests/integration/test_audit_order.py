@@ -8,19 +8,23 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from confluent_kafka import Message
 from psycopg2 import sql
 
 from exactbatch import Debezium, Json, Pipeline, Upsert
-from exactbatch.audit.audit import audit
-from exactbatch.audit.change_order import change_order_of, unordered_changes
+from exactbatch.audit.audit_result import PartitionAudit
 from exactbatch.audit.latest_comparison import LatestComparison
 from exactbatch.audit.latest_values import LatestValues
-from exactbatch.audit.log_records import CopiedRecords
-from exactbatch.audit.report import PartitionAudit
+from exactbatch.audit.log_records import LogRecords
+from exactbatch.audit.run_audit import audit
 from exactbatch.audit.snapshot import Snapshot
+from exactbatch.audit.unordered_changes import unordered_changes
+from exactbatch.formats.decoders import find_decoder
 from exactbatch.postgres.arrow import connect_arrow
 from exactbatch.postgres.connection import transaction
+from exactbatch.sinks.writers import find_writer
 from support.batch_runner import BatchRunner
+from support.writers import writer_of
 
 VALUE = Debezium("id int, name text", version="postgres")
 VERSION = VALUE.position_columns
@@ -44,19 +48,15 @@ def fold(
 ) -> LatestComparison:
     """Fold records, some at a time, and compare them with an empty target."""
     with transaction(connection) as cursor:
-        pipeline.sink.prepare(cursor, pipeline.value.columns)
+        find_writer(pipeline.traits).prepare(cursor, pipeline.value.columns)
     audits = [PartitionAudit("t", number, 0, len(values)) for number, values in enumerate(partitions)]
     with connect_arrow(database, application="test", read_only=True) as arrow:
-        latest = LatestValues(Snapshot(arrow, connection), pipeline, {})
+        latest = LatestValues(Snapshot(arrow, connection), pipeline, find_writer(pipeline.traits), {})
         for number, values in enumerate(partitions):
             for start in range(0, len(values), window):
                 part = values[start : start + window]
                 offsets = np.arange(start, start + len(part))
-                records = CopiedRecords(
-                    pa.array(part, pa.binary()),
-                    pa.nulls(len(part), pa.binary()),
-                    pa.nulls(len(part), pa.timestamp("ms", "UTC")),
-                )
+                records = LogRecords([Message("t", number, value=value) for value in part])
                 latest.add("t", number, offsets, records, np.ones(len(part), np.int64))
                 latest.differing()
         return latest.compare(audits, {("t", each.partition): 0 for each in audits}, {}, frozenset())
@@ -70,24 +70,24 @@ def changes_of(
     horizon: int = 0,
 ) -> tuple[int, list[str]]:
     """Compare the same changes in a table of changes."""
-    sink = pipeline.sink
+    writer = find_writer(pipeline.traits)
     with transaction(connection) as cursor:
-        sink.prepare(cursor, pipeline.value.columns)
+        writer.prepare(cursor, pipeline.value.columns)
         for number, values in enumerate(partitions):
             for offset, decoded in enumerate(
-                pipeline.value.decode(pa.array(values, pa.binary())).rows.to_pylist()
+                find_decoder(pipeline.value).decode(pa.array(values, pa.binary())).rows.to_pylist()
             ):
                 names = [*decoded, "deleted", "kafka_topic", "kafka_partition", "kafka_offset", "batch_id"]
                 cursor.execute(
-                    f"insert into {sink.lineage_table.identifier.as_string(cursor)} "
+                    f"insert into {writer.lineage_table.identifier.as_string(cursor)} "
                     f"({', '.join(names)}) values ({', '.join(['%s'] * len(names))})",
                     (*decoded.values(), False, "t", number, offset, 1),
                 )
-    order = change_order_of(pipeline)
-    assert order is not None
     with connect_arrow(database, application="test", read_only=True) as arrow:
         log = f"select 't' as topic, n as partition, {horizon} as horizon from generate_series(0, 9) n"
-        return unordered_changes(Snapshot(arrow, connection), pipeline, order, sql.SQL(log))
+        return unordered_changes(
+            Snapshot(arrow, connection), pipeline, find_writer(pipeline.traits), sql.SQL(log)
+        )
 
 
 def debezium(history: bool) -> Pipeline:
@@ -98,7 +98,7 @@ def debezium(history: bool) -> Pipeline:
 def unordered(
     database: str, connection: Any, pipeline: Pipeline, *partitions: Sequence[bytes]
 ) -> tuple[int, list[str]]:
-    if pipeline.sink.keeps_every_row:
+    if pipeline.traits.keeps_every_row:
         return changes_of(database, connection, pipeline, partitions)
     found = fold(database, connection, pipeline, partitions)
     return found.unordered, [note for note in found.notes if "key (" in note]
@@ -207,7 +207,7 @@ def test_an_audit_of_changes_that_nothing_orders_is_not_exact(
     world.run(loaded)
     assert audit(loaded, world.settings, values=True).is_exact
     pipeline = replace(loaded, value=Json("id int, name text, v int"))
-    for table in sink.tables:
+    for table in writer_of(sink).tables:
         world.execute(f"update {table.identifier.as_string(world.connection)} set v = 5")
     report = audit(pipeline, world.settings, values=True)
     assert {kind: count for kind, count in report.findings.items() if count and kind != "stale"} == {

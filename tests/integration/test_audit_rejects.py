@@ -5,9 +5,9 @@ from typing import Any, Final
 import pytest
 
 from exactbatch import Aggregate, Append, Count, Json, Upsert
-from exactbatch.audit import log_windows
-from exactbatch.audit.audit import audit
+from exactbatch.audit.run_audit import audit
 from support.batch_runner import BatchRunner
+from support.writers import table_of
 
 SINKS: Final = {
     "append": lambda name: Append(name),
@@ -27,12 +27,6 @@ CHANGED: Final = (
     ("reason = 'none'", "reason, which is 'none', and decoding says "),
     ("key = 'x', headers = '[]', value = 'y'", "key, value, headers"),
 )
-
-
-@pytest.fixture(autouse=True)
-def _without_objects(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The auditor reads these small topics as it reads large ones."""
-    monkeypatch.setattr(log_windows, "_NATIVE_FROM", 0)
 
 
 @pytest.mark.parametrize("kind", SINKS)
@@ -106,7 +100,7 @@ def test_a_row_without_lineage_is_not_exact_if_the_log_has_every_change(
     pipeline = make_pipeline(topic, sink=sink, value=Json("id int"), start={topic.name: {0: since}})
     world.run(pipeline)
     assert audit(pipeline, world.settings, values=True).is_exact
-    world.execute(f"insert into {sink.table.as_string(world.connection)} (id) values (99)")
+    world.execute(f"insert into {table_of(sink, world.connection)} (id) values (99)")
     report = audit(pipeline, world.settings, values=True)
     assert report.target.not_ours == 1
     assert (report.is_exact, report.target.stale, report.target.undecided) == (

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from exactbatch.audit import log_windows, small_logs
-from exactbatch.audit.audit import audit
+from exactbatch.audit.run_audit import audit
 from exactbatch.errors import ReadFailed
 from support.audited_target import FORGE, AuditedTarget
 from support.topics import record

@@ -9,17 +9,19 @@ from typing import Any, Final
 import pytest
 
 from exactbatch import Append, Json, Pipeline, Upsert
-from exactbatch.audit.access import check_visible
-from exactbatch.audit.audit import audit
+from exactbatch.audit.check_access import check_visible
 from exactbatch.audit.derived import stale_rows
 from exactbatch.audit.latest_values import LatestValues
+from exactbatch.audit.offset_window import OffsetWindow
+from exactbatch.audit.run_audit import audit
 from exactbatch.audit.snapshot import Snapshot
 from exactbatch.audit.values import ExpectedValues
-from exactbatch.audit.window import Window
 from exactbatch.errors import ConfigurationError, TargetMismatch
 from exactbatch.postgres.arrow import connect_arrow
 from exactbatch.postgres.connection import transaction
+from exactbatch.sinks.writers import find_writer
 from support.batch_runner import BatchRunner
+from support.writers import table_of, writer_of
 
 PIPELINE_TYPES: Final = (
     "bigint", "real", "numeric", "boolean", "text", "timestamptz", "uuid", "real[]", "text[]",
@@ -69,10 +71,10 @@ def test_an_audit_refuses_a_type_exactly_if_a_batch_does(database: str, connecti
 def create_tables(connection: Any, sink: Any, value: Json, of_target: str) -> None:
     """Create the tables of a sink, of which the target has another type for the column v."""
     primary = "" if isinstance(sink, Append) else ", primary key (id)"
-    lineage = "" if sink.is_derived else f", {LINEAGE}"
+    lineage = "" if sink.kind.is_derived else f", {LINEAGE}"
     with transaction(connection) as cursor:
         cursor.execute("drop table if exists public.t, public.t_change, public.t_deleted")
-        sink.prepare(cursor, value.columns)
+        writer_of(sink).prepare(cursor, value.columns)
         cursor.execute("drop table public.t")
         cursor.execute(f"create table public.t (id int, v {of_target}{lineage}{primary})")
 
@@ -80,22 +82,23 @@ def create_tables(connection: Any, sink: Any, value: Json, of_target: str) -> No
 def prepared(connection: Any, sink: Any, value: Json) -> None:
     """Check the tables as a batch does."""
     with transaction(connection) as cursor:
-        sink.prepare(cursor, value.columns)
+        writer_of(sink).prepare(cursor, value.columns)
 
 
 def audited(snapshot: Snapshot, pipeline: Pipeline) -> None:
     """Run the statements of an audit of values over an empty log."""
+    writer = find_writer(pipeline.traits)
     with transaction(snapshot.connection) as cursor:
-        check_visible(cursor, pipeline, values=True)
-    if pipeline.sink.is_derived:
-        stale_rows(snapshot, pipeline)
-    if not pipeline.sink.keeps_every_row:
-        latest = LatestValues(snapshot, pipeline, {})
+        check_visible(cursor, pipeline, writer, values=True)
+    if pipeline.traits.is_derived:
+        stale_rows(snapshot, pipeline, writer)
+    if not pipeline.traits.keeps_every_row:
+        latest = LatestValues(snapshot, pipeline, writer, {})
         latest._fold()
         latest.compare([], {}, {}, frozenset())
         return
-    expected = ExpectedValues(snapshot, pipeline, {})
-    expected._fetch(expected._differing(Window("t", 0, 0, 1)))
+    expected = ExpectedValues(snapshot, pipeline, writer, {})
+    expected._fetch(expected._differing(OffsetWindow("t", 0, 0, 1)))
 
 
 # Types of a column in the pipeline and in the target; in each, a value that both hold.
@@ -117,7 +120,7 @@ def test_keys_and_versions_may_have_other_types_in_the_target(
     names = [f"c{number}" for number, _ in enumerate(PAIRS)]
     key, version = (tuple(names), None) if role == "key" else (("n",), tuple(names))
     sink = Upsert(f'public."{topic.name}"', key=key, version=version, history=history)
-    table = sink.table.as_string(world.connection)
+    table = table_of(sink, world.connection)
     columns = ", ".join(f"{name} {pair[1]}" for name, pair in zip(names, PAIRS, strict=True))
     lineage = "" if history else f", {LINEAGE}"
     world.execute(f"create table {table} (n int, w text, {columns}{lineage}, primary key ({', '.join(key)}))")
@@ -127,7 +130,7 @@ def test_keys_and_versions_may_have_other_types_in_the_target(
     keys = None
     if role == "key":
         keys = Json(", ".join(f"{name} {pair[0]}" for name, pair in zip(names, PAIRS, strict=True)))
-    pipeline = make_pipeline(topic, sink=sink, value=value, key=keys)
+    pipeline = make_pipeline(topic, sink=sink, value=value, message_key=keys)
     values = {name: pair[2] for name, pair in zip(names, PAIRS, strict=True)}
     others = values | {"c0": 1}
     topic.produce(*(json.dumps({"n": number, "w": f"w{number}", **values}).encode() for number in (1, 2)))
@@ -181,5 +184,5 @@ def wide(world: BatchRunner, topic: Any, make_pipeline: Any, columns: int, *, hi
     world.run(pipeline)
     assert audit(pipeline, world.settings).is_exact
     assert audit(pipeline, world.settings, values=True).is_exact
-    world.execute(f"update {sink.table.as_string(world.connection)} set {names[-1]} = 0 where id = 2")
+    world.execute(f"update {table_of(sink, world.connection)} set {names[-1]} = 0 where id = 2")
     assert audit(pipeline, world.settings, values=True).findings["stale"] == 1

@@ -1,19 +1,20 @@
 """The auditor finds what is planted in the results of every sink, wrong values too, where it is asked to."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from psycopg2 import sql
 
 from exactbatch import Aggregate, Append, Count, Json, Max, Upsert, Window
-from exactbatch.audit import log_windows
-from exactbatch.audit.audit import audit
+from exactbatch.audit.run_audit import audit
 from exactbatch.audit.values import ExpectedValues
 from exactbatch.errors import ConfigurationError
 from support.audited_target import FORGE
 from support.scenarios import KINDS, Play
 from support.topics import record
+from support.writers import table_of, writer_of
 
 # Of {c}, the lineage table: the oldest event, whose key has had others since; and the last row of a partition.
 OLDEST = (
@@ -96,12 +97,6 @@ PLANTED = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _without_objects(monkeypatch):
-    """The auditor reads these small topics as it reads large ones."""
-    monkeypatch.setattr(log_windows, "_NATIVE_FROM", 0)
-
-
 def test_something_is_planted_for_every_sink():
     """test_audit_without_history.py plants what an Upsert without history needs, whose old rows are gone."""
     assert {*PLANTED, "upsert_latest"} == set(KINDS)
@@ -116,8 +111,8 @@ def test_whatever_is_planted_is_found(play, kind):
         getattr(played, step)()
     world, sink = played.world, played.pipeline.sink
     tables = {
-        "c": sink.lineage_table.identifier.as_string(world.connection),
-        "t": sink.table.as_string(world.connection),
+        "c": writer_of(sink).lineage_table.identifier.as_string(world.connection),
+        "t": table_of(sink, world.connection),
     }
     distinct = sorted(set(tables.values()))
     for number, table in enumerate(distinct):
@@ -145,9 +140,9 @@ def test_values_that_only_spark_can_tell_are_not_compared(play):
     played = play("append")
     played.produce(1)
     played.advance()
-    object.__setattr__(played.pipeline, "sql", "select * from records")
+    transformed = replace(played.pipeline, transform="select * from records")
     with pytest.raises(ConfigurationError, match="needs rows that each follow from one record"):
-        audit(played.pipeline, played.world.settings, values=True)
+        audit(transformed, played.world.settings, values=True)
 
 
 SINKS = {
@@ -204,7 +199,7 @@ def test_a_record_that_an_aggregate_rejected_and_nobody_names_does_not_end_the_a
     report = audit(pipeline, world.settings, values=True)
     assert {kind for kind, count in report.findings.items() if count} == {"miscounted"}
     world.execute(
-        f"{FORGE} update {sink.lineage_table.identifier.as_string(world.connection)} set records = 2, n = 2"
+        f"{FORGE} update {writer_of(sink).lineage_table.identifier.as_string(world.connection)} set records = 2, n = 2"
     )
     assert audit(pipeline, world.settings, values=True).findings["changed"] == 1
 

@@ -9,12 +9,13 @@ from confluent_kafka import TopicPartition
 from psycopg2 import sql
 
 from exactbatch import Debezium, Json, Upsert
-from exactbatch.audit import audit as audit_module
-from exactbatch.audit.audit import audit
+from exactbatch.audit import run_audit as audit_module
+from exactbatch.audit.audit_result import AuditReport
 from exactbatch.audit.latest_values import LatestValues
-from exactbatch.audit.report import AuditReport
+from exactbatch.audit.run_audit import audit
 from exactbatch.operations.compact import compact_changes
 from support.batch_runner import BatchRunner
+from support.writers import table_of, writer_of
 
 # What is planted, and how many keys are wrong then. {t} is the target, {d} the table of markers.
 PLANTED: Final = (
@@ -65,7 +66,9 @@ def test_the_audit_finds_every_row_that_is_not_the_latest_change_in_the_log(
     topic.produce(change(3, None, 2), change(4, "d", 1))
     world.run(pipeline)
 
-    target, markers = (table.identifier.as_string(world.connection) for table in reversed(sink.tables))
+    target, markers = (
+        table.identifier.as_string(world.connection) for table in reversed(writer_of(sink).tables)
+    )
     names = {"t": target, "d": markers}
 
     def audited() -> AuditReport:
@@ -134,11 +137,11 @@ def test_a_row_that_another_pipeline_over_the_topic_wrote_last_is_right(
     topic.produce(event(1, "a", 1), event(2, "b", 1))
     world.run(base)
     last = world.run(other).batch.batch_id
-    assert world.rows(f"select distinct batch_id from {sink.table.as_string(world.connection)}") == [(last,)]
+    assert world.rows(f"select distinct batch_id from {table_of(sink, world.connection)}") == [(last,)]
     for pipeline in (base, other):
         report = audit(pipeline, world.settings, values=True)
         assert report.is_exact, report
-    world.execute(f"update {sink.table.as_string(world.connection)} set name = 'x' where id = 1")
+    world.execute(f"update {table_of(sink, world.connection)} set name = 'x' where id = 1")
     assert found(audit(base, world.settings, values=True)) == {"stale": 1}
 
 

@@ -12,10 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 from exactbatch import Custom
-from exactbatch.audit import audit, unit_comparison, workers
-from exactbatch.audit.report import AuditReport
+from exactbatch.audit import run_audit, unit_comparison, workers
+from exactbatch.audit.audit_result import AuditReport
 from exactbatch.audit.snapshot import Snapshot
-from exactbatch.cli import inspect
+from exactbatch.cli import audit as audit_command
 from exactbatch.cli.app import app
 from exactbatch.errors import ConfigurationError, ReadFailed
 from exactbatch.settings import KAFKA, POSTGRES
@@ -40,9 +40,9 @@ def damaged(connection, settings, make_topic, make_pipeline) -> AuditedTarget:
 
 
 def in_parts(monkeypatch: pytest.MonkeyPatch, parts: int) -> None:
-    monkeypatch.setattr(audit, "local_workers", lambda _: parts)
-    monkeypatch.setattr(audit, "spark_parts", lambda *_: parts)
-    monkeypatch.setattr(audit, "_WINDOW", 7)
+    monkeypatch.setattr(run_audit, "local_workers", lambda _: parts)
+    monkeypatch.setattr(run_audit, "spark_parts", lambda *_: parts)
+    monkeypatch.setattr(run_audit, "_WINDOW", 7)
 
 
 @pytest.mark.parametrize("values", [False, True], ids=["offsets", "values"])
@@ -52,7 +52,7 @@ def test_threads_and_tasks_find_what_one_worker_finds(damaged, monkeypatch, spar
         with monkeypatch.context() as patch:
             in_parts(patch, parts)
             steps: list[int] = []
-            reports[name] = audit.audit(
+            reports[name] = run_audit.audit(
                 damaged.pipeline,
                 damaged.settings,
                 values=values,
@@ -78,7 +78,7 @@ def test_workers_see_the_snapshot_of_the_audit(damaged, monkeypatch):
         return name
 
     monkeypatch.setattr(Snapshot, "export", commit)
-    assert audit.audit(damaged.pipeline, damaged.settings) == before
+    assert run_audit.audit(damaged.pipeline, damaged.settings) == before
 
 
 def test_the_first_error_of_a_thread_ends_the_audit(damaged, monkeypatch):
@@ -89,7 +89,7 @@ def test_the_first_error_of_a_thread_ends_the_audit(damaged, monkeypatch):
 
     monkeypatch.setattr(unit_comparison.LogWindows, "window", fail)
     with pytest.raises(ReadFailed, match="cannot be read"):
-        audit.audit(damaged.pipeline, damaged.settings)
+        run_audit.audit(damaged.pipeline, damaged.settings)
 
 
 def test_an_executor_that_ends_is_replaced(
@@ -121,10 +121,10 @@ def test_an_executor_that_ends_is_replaced(
     target.load()
     target.execute("update {t} set kafka_timestamp = null, id = 77 where kafka_offset = 9")
     in_parts(monkeypatch, 3)
-    expected = audit.audit(target.pipeline, target.settings, values=True)
+    expected = run_audit.audit(target.pipeline, target.settings, values=True)
     assert expected.findings["changed"] == 60  # nothing has loaded Kafka's time
     fatal.touch()
-    assert audit.audit(target.pipeline, target.settings, values=True, spark=spark) == expected
+    assert run_audit.audit(target.pipeline, target.settings, values=True, spark=spark) == expected
     assert died.exists()
 
 
@@ -132,15 +132,17 @@ def test_executors_with_other_code_audit_nothing(damaged, monkeypatch, spark):
     monkeypatch.setattr(workers, "code_identity", lambda: "99.0 (0)")
     in_parts(monkeypatch, 3)
     with pytest.raises(ConfigurationError, match=r"and the driver 99\.0 \(0\)"):
-        audit.audit(damaged.pipeline, damaged.settings, values=True, spark=spark)
+        run_audit.audit(damaged.pipeline, damaged.settings, values=True, spark=spark)
 
 
 def test_the_command_audits_with_spark(damaged, monkeypatch, spark):
     """With --master it prints the same report as without."""
     monkeypatch.setenv(KAFKA, json.dumps(dict(damaged.settings.kafka)))
     monkeypatch.setenv(POSTGRES, damaged.settings.postgres)
-    monkeypatch.setattr(inspect, "load_any", lambda _: (damaged.pipeline, damaged.settings))
-    monkeypatch.setattr("exactbatch.batch.spark.session.spark_session", lambda *_, **__: nullcontext(spark))
+    monkeypatch.setattr(audit_command, "load_any", lambda _: (damaged.pipeline, damaged.settings))
+    monkeypatch.setattr(
+        "exactbatch.batch.spark.spark_session.spark_session", lambda *_, **__: nullcontext(spark)
+    )
     in_parts(monkeypatch, 3)
     here, there = (
         CliRunner().invoke(app, ["audit", "p", "--json", *master])

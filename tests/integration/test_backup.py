@@ -1,4 +1,4 @@
-"""What docs/howto/backup.md says: a dump has ledger and targets of one moment, and goes on from there."""
+"""What docs/failover.md says: a dump has ledger and targets of one moment, and goes on from there."""
 
 import subprocess
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ import pytest
 from psycopg2.extensions import make_dsn
 
 from exactbatch import Json, Pipeline, Upsert
-from exactbatch.audit.audit import audit
+from exactbatch.audit.run_audit import audit
 from exactbatch.errors import BatchLost
 from exactbatch.ledger import Ledger
 from exactbatch.local.postgres import executables
@@ -54,7 +54,7 @@ def test_a_restored_dump_goes_on_from_its_moment(
     world, restored, database, make_topic, make_pipeline, tmp_path, kind
 ):
     topic = make_topic()
-    upsert = {"sink": Upsert(f'public."{topic.name}"', key=("id",)), "key": Json("id int")}
+    upsert = {"sink": Upsert(f'public."{topic.name}"', key=("id",)), "message_key": Json("id int")}
     pipeline = make_pipeline(topic, max_rejects=1, **(upsert if kind == "upsert" else {}))
     topic.produce(*map(record, range(5)), b"no JSON")
     world.run(pipeline)
@@ -71,7 +71,7 @@ def test_a_restored_dump_goes_on_from_its_moment(
     topic.produce(*map(record, range(8, 10)))
     lost = world.plan(pipeline)
     with transaction(world.connection):
-        lost_plan = Ledger(world.connection).batch(lost).plan_id
+        lost_plan = Ledger(world.connection).batches.read(lost).plan_id
     world.process(pipeline, lost)
 
     then = restored()
@@ -79,7 +79,7 @@ def test_a_restored_dump_goes_on_from_its_moment(
     assert then.rows(f'select count(*) from public."{topic.name}"') == [(5,)]
     assert audit(pipeline, then.settings, values=True).is_exact
     with transaction(then.connection), pytest.raises(BatchLost):
-        Ledger(then.connection).batch(lost, lost_plan)
+        Ledger(then.connection).batches.read(lost, lost_plan)
     then.process(pipeline, planned)  # planned before the dump
     then.run(pipeline)
     assert then.rows(f'select id from public."{topic.name}" order by 1') == [(each,) for each in range(10)]

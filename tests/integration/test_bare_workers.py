@@ -72,9 +72,9 @@ def test_bare_workers_run_a_batch_from_the_archive_and_none_without_it(
     from placed import places
 
     with transaction(world.connection):
-        Ledger(world.connection).register(places)
+        Ledger(world.connection).registry.register(places)
     batch_id = world.plan(places)
-    arguments = ["--pipeline", "placed:places", "--batch-id", str(batch_id)]
+    arguments = ["--pipeline", "placed:places", "--batches", f"places:{batch_id}:"]
     defaults = with_real_paths(
         block("Spark standalone", "properties"),
         {
@@ -98,7 +98,7 @@ def test_bare_workers_run_a_batch_from_the_archive_and_none_without_it(
 
     # Without the archive there is nothing that could run a task.
     topic.produce(b"x")
-    arguments = ["--pipeline", "placed:places", "--batch-id", str(world.plan(places))]
+    arguments = ["--pipeline", "placed:places", "--batches", f"places:{world.plan(places)}:"]
     bare = defaults.replace("./environment/bin/python", "/usr/bin/python3.11")
     refused = submit(
         cluster.master,

@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient
 from tenacity import Retrying, stop_after_delay, wait_fixed
 
 from exactbatch import Append, Json, Limits, Raw, Text
-from exactbatch.audit.audit import audit
+from exactbatch.audit.run_audit import audit
 from exactbatch.batch import job as batch_job
 from exactbatch.batch.staging import staging_tables
 from exactbatch.batch.staging.staging_tables import StagingTables, create_rejects, create_rows
@@ -29,11 +29,11 @@ from exactbatch.errors import (
     TopicMissing,
     TopicRecreated,
 )
-from exactbatch.ledger import Ledger
 from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import ReplayRequest
 from exactbatch.postgres.connection import connect, transaction
+from exactbatch.sinks.writers import find_writer
 from support.batch_runner import LINEAGE, BatchRunner, MakePipeline, MakeTopic, recreate
 from support.topics import record
 
@@ -153,7 +153,7 @@ def test_several_batches_in_a_row_go_on_where_the_last_one_ended(
     world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:
     topic = make_topic(3)
-    pipeline = make_pipeline(topic, limits=Limits(max_records=20))
+    pipeline = make_pipeline(topic, limits=Limits(max_offsets=20))
     topic.produce(*map(record, range(30)))
     topic.produce(*map(record, range(4)), partition=2)
     batches = []
@@ -279,9 +279,9 @@ def test_target_that_does_not_fit_is_refused_before_record_is_read(
     topic = make_topic()
     topic.produce(b"no record that could be read")
     pipeline = make_pipeline(topic)
-    world.execute(f"create table {pipeline.sink.target} ({definition})")
+    world.execute(f"create table {pipeline.traits.target} ({definition})")
     found = world.refused(TargetMismatch, pipeline)
-    assert found.startswith(f"target {pipeline.sink.target}")
+    assert found.startswith(f"target {pipeline.traits.target}")
     assert re.search(message, found), found
 
 
@@ -289,7 +289,7 @@ def test_a_view_is_no_target(world: BatchRunner, make_topic: MakeTopic, make_pip
     topic = make_topic()
     topic.produce(record(1))
     pipeline = make_pipeline(topic)
-    world.execute(f"create view {pipeline.sink.target} as select 1 as id")
+    world.execute(f"create view {pipeline.traits.target} as select 1 as id")
     assert "is a view, not a table" in world.refused(TargetMismatch, pipeline)
 
 
@@ -300,10 +300,10 @@ def test_a_target_may_be_wider_and_have_more_columns(
     topic.produce(record(7, "seven"))
     pipeline = make_pipeline(topic)
     world.execute(
-        f"create table {pipeline.sink.target} (extra int, stamp timestamptz not null default now(), number "
+        f"create table {pipeline.traits.target} (extra int, stamp timestamptz not null default now(), number "
         f"bigint generated always as identity, name varchar, id bigint, {LINEAGE}) partition by list (kafka_topic)"
     )
-    world.execute(f"create table any_part partition of {pipeline.sink.target} default")
+    world.execute(f"create table any_part partition of {pipeline.traits.target} default")
     world.run(pipeline)
     assert world.target(pipeline, "id, name, extra") == [(7, "seven", None)]
     assert world.is_exact(pipeline)
@@ -316,7 +316,7 @@ def test_a_constraint_of_the_target_that_refuses_a_row_is_named(
     topic.produce(record(1), record(2), record(1))
     pipeline = make_pipeline(topic)
     world.execute(
-        f"create table {pipeline.sink.target} (id int constraint one_each unique, name text, {LINEAGE})"
+        f"create table {pipeline.traits.target} (id int constraint one_each unique, name text, {LINEAGE})"
     )
     message = world.refused(TargetMismatch, pipeline)
     assert (
@@ -331,10 +331,10 @@ def test_a_trigger_that_swallows_rows_fails_the_batch(
     topic.produce(record(1), record(2))
     pipeline = make_pipeline(topic)
     world.execute(
-        f"create table {pipeline.sink.target} (id int, name text, {LINEAGE}); "
+        f"create table {pipeline.traits.target} (id int, name text, {LINEAGE}); "
         "create function swallow() returns trigger language plpgsql as "
         "'begin return case when new.id > 1 then new end; end'; "
-        f"create trigger swallow before insert on {pipeline.sink.target} for each row execute function swallow()"
+        f"create trigger swallow before insert on {pipeline.traits.target} for each row execute function swallow()"
     )
     message = world.refused(TargetMismatch, pipeline)
     assert "2 rows were written, and 1 arrived, because of trigger swallow (BEFORE INSERT)" in message
@@ -362,10 +362,10 @@ def test_error_of_servers_own_is_no_refusal_of_row_and_can_be_tried_again(
     topic.produce(record(1))
     pipeline = make_pipeline(topic)
     world.execute(
-        f"create table {pipeline.sink.target} (id int, name text, {LINEAGE}); "
+        f"create table {pipeline.traits.target} (id int, name text, {LINEAGE}); "
         "create function break() returns trigger language plpgsql as "
         "'begin raise exception ''could not extend file: File too large'' using errcode = ''XX000''; end'; "
-        f"create trigger break before insert on {pipeline.sink.target} for each row execute function break()"
+        f"create trigger break before insert on {pipeline.traits.target} for each row execute function break()"
     )
     batch_id = world.plan(pipeline)
     with pytest.raises(
@@ -373,7 +373,7 @@ def test_error_of_servers_own_is_no_refusal_of_row_and_can_be_tried_again(
         match="Postgres had an internal or system error: could not extend file: File too large",
     ):
         world.process(pipeline, batch_id)
-    world.execute(f"drop trigger break on {pipeline.sink.target}")
+    world.execute(f"drop trigger break on {pipeline.traits.target}")
     assert world.process(pipeline, batch_id).batch.rows == 1
 
 
@@ -456,7 +456,7 @@ def test_offsets_that_retention_removes_between_plan_and_read_end_batch(
 ) -> None:
     topic = make_topic()
     topic.produce(*map(record, range(10)))
-    pipeline = make_pipeline(topic, on_loss="record")
+    pipeline = make_pipeline(topic, on_loss="skip")
     batch_id = world.plan(pipeline)
     for future in admin.delete_records([TopicPartition(topic.name, 0, 4)]).values():
         future.result(30)
@@ -476,7 +476,7 @@ def test_loss_across_restart_of_broker_is_not_taken_for_log_that_was_cut(
 ) -> None:
     topic = make_topic()
     topic.produce(record(1))
-    pipeline = make_pipeline(topic, on_loss="record")
+    pipeline = make_pipeline(topic, on_loss="skip")
     world.run(pipeline)
     stack.broker.stop()
     stack.broker.start()  # its partitions have a new leader epoch now
@@ -599,9 +599,9 @@ def test_launch_whose_connection_ends_before_it_begins_says_so_and_can_be_tried_
     pipeline = make_pipeline(topic)
     drop_leftovers = staging_tables.drop_leftovers
 
-    def cut_off(holder: Any, ledger: Ledger) -> None:
+    def cut_off(holder: Any) -> None:
         world.execute(f"select pg_terminate_backend({holder.info.backend_pid}, 60000)")
-        drop_leftovers(holder, ledger)
+        drop_leftovers(holder)
 
     with monkeypatch.context() as patch:
         patch.setattr(staging_tables, "drop_leftovers", cut_off)
@@ -617,7 +617,7 @@ def test_target_that_has_vanished_is_not_begun_anew_by_advance(
     topic.produce(record(1))
     pipeline = make_pipeline(topic)
     world.run(pipeline)
-    table = pipeline.sink.table.as_string(world.connection)
+    table = find_writer(pipeline.traits).tables[-1].identifier.as_string(world.connection)
     world.execute(f"drop table {table}")
     topic.produce(record(2))
     with pytest.raises(TargetMismatch, match="is missing, although batches of pipeline"):

@@ -7,10 +7,11 @@ import pytest
 from typer.testing import CliRunner
 
 from exactbatch import Append
+from exactbatch.cli import load_pipeline
 from exactbatch.cli.app import app
 from exactbatch.cli.console import out
 from exactbatch.errors import KafkaUnavailable, TargetMismatch
-from exactbatch.ledger import Ledger, Run
+from exactbatch.ledger import DagRun, Ledger
 from exactbatch.model import Plan
 from exactbatch.offsets import OffsetRange
 from exactbatch.postgres.connection import transaction
@@ -41,15 +42,15 @@ def history(batches, connection):
     ledger = Ledger(connection)
     for error, run in (
         (KafkaUnavailable("no broker"), None),
-        (TargetMismatch("no column"), Run("p", "run_5")),
+        (TargetMismatch("no column"), DagRun("p", "run_5")),
     ):
         with transaction(connection):
             ranges = tuple(OffsetRange("t", 0, 3 + 2 * each, 4 + 2 * each, ID) for each in range(5))
-            batch_id = ledger.write_advance(
+            batch_id = ledger.plans.write_advance(
                 made.pipeline, Plan(seeds=(), losses=(), ranges=ranges), origin="cli", run=run
             )
             for _ in range(2):
-                ledger.record_failure(ledger.batch(batch_id), error)
+                ledger.batches.record_failure(ledger.batches.read(batch_id), error)
     return made
 
 
@@ -74,7 +75,7 @@ def test_batches_are_listed_newest_first_with_what_the_ledger_knows(listed, hist
     ("options", "ids"),
     [
         (["--limit", "2"], [5, 4]),
-        (["--limit", "2", "--before", "4"], [3, 2]),
+        (["--limit", "2", "--below", "4"], [3, 2]),
         (["--status", "committed"], [3, 2, 1]),
         (["--status", "superseded"], [4]),
         (["--kind", "replay"], [3]),
@@ -93,10 +94,19 @@ def test_the_table_says_whether_a_retry_helps(listed, history, monkeypatch):
     assert "cli run_5: t[0] 3–4, t[0] 5–6, t[0] 7–8 and 2 more" in shown
     assert "batch 5 (planned) has failed 2 times" in shown
     assert "TargetMismatch: no column A retry does not help: correct the cause." in shown
-    assert "KafkaUnavailable: no broker older ones: --before 4" in shown
+    assert "KafkaUnavailable: no broker older ones: --below 4" in shown
 
 
 def test_an_unknown_pipeline_or_state_is_refused(listed, history):
     done = CliRunner().invoke(app, ["batches", "q"])
-    assert (done.exit_code, "which has p" in " ".join(done.stderr.split())) == (42, True)
+    assert (done.exit_code, "which has p" in " ".join(done.stderr.split())) == (2, True)
+    done = CliRunner().invoke(app, ["coverage", "q"])
+    assert (done.exit_code, "which has p" in " ".join(done.stderr.split())) == (2, True)
     assert CliRunner().invoke(app, ["batches", "p", "--status", "done"]).exit_code == 2
+
+
+def test_a_pipeline_that_is_not_registered_is_no_wrong_name(listed, history, monkeypatch):
+    monkeypatch.setattr(load_pipeline, "pipeline_names", lambda _: ["q"])
+    for command in ("batches", "coverage", "lag"):
+        done = CliRunner().invoke(app, [command, "q"])
+        assert (done.exit_code, "NotRegistered" in done.stderr) == (42, True), command

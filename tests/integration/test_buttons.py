@@ -12,16 +12,19 @@ from typing import Any
 
 import pytest
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+from jinja2 import Environment
 
 from exactbatch import Append, Pipeline
-from exactbatch.airflow import Connections, metrics, pipeline_dag, plan_task
+from exactbatch.airflow import Connections, pipeline_dag
 from exactbatch.airflow import operator as operators
+from exactbatch.airflow.tasks import plan_batch, send_metrics
 from exactbatch.airflow.versions import AirflowException, AirflowFailException, AirflowSkipException, BaseHook
 from exactbatch.batch.publishing.fences import check_publishable
 from exactbatch.errors import KafkaUnavailable
 from exactbatch.errors.exit_status import TERMINAL
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger
+from exactbatch.model import PlannedBatch
 from exactbatch.operations.status import load_status
 from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings
@@ -62,22 +65,27 @@ class Buttons:
             callback({"ti": run})
         return next_task
 
+    def batches(self, run: Run) -> str:
+        """What the template of the batches becomes."""
+        template = self.tasks["process_batch"].batches
+        return str(Environment().from_string(template).render(ti=run))
+
     def process(self, run: Run) -> None:
         """What process_batch or process_replay does."""
         operator = operators.ProcessBatchOperator(
             task_id="process_batch",
             connections=Connections(),
             pipeline="x:x",
-            batch_id=run.xcoms.get("batch_id", ""),
-            plan_id=run.xcoms.get("plan_id", ""),
+            batches=self.batches(run),
         )
         hook = SimpleNamespace(_connection={"deploy_mode": None})
         operator._get_hook = lambda: hook  # type: ignore[method-assign]
 
         def submit(*_: Any) -> None:
-            self.launched.append(int(operator.batch_id))
+            batch_id = PlannedBatch.parse(operator.application_args[-1]).batch_id
+            self.launched.append(batch_id)
             try:
-                self.commit(int(operator.batch_id))
+                self.commit(batch_id)
             except Exception as error:
                 operator._hook = SimpleNamespace(_submit_sp=SimpleNamespace(returncode=TERMINAL))
                 raise AirflowException("spark-submit failed") from error
@@ -91,29 +99,23 @@ class Buttons:
         """What publish does to the ledger."""
         with transaction(self.connection):
             ledger = Ledger(self.connection)
-            batch = ledger.batch(batch_id)
+            batch = ledger.batches.read(batch_id)
             check_publishable(ledger, self.pipeline, batch)
             if batch.status == "committed":
                 return
             if batch.kind == "advance":
-                ledger.advance_stored_offsets(batch)
+                ledger.plans.advance_stored_offsets(batch)
             else:
-                ledger.cut_coverage(batch)
-            ledger.add_coverage(batch)
-            records = [(range_, len(range_)) for range_ in ledger.ranges(batch_id)]
+                ledger.coverage.cut(batch)
+            ledger.coverage.add(batch)
+            records = [(range_, len(range_)) for range_ in ledger.batches.read_ranges(batch_id)]
             rows = sum(count for _, count in records)
-            ledger.mark_committed(batch, rows=rows, rejected=0, tombstones=0, records=records)
+            ledger.batches.mark_committed(batch, rows=rows, rejected=0, tombstones=0, records=records)
 
     def report(self, run: Run) -> Any:
         """The asset event of report_batch. Raises when it sends none."""
         events, report = Events(), self.tasks["report_batch"]
-        report.python_callable(
-            run.xcoms.get("batch_id", ""),
-            run.xcoms.get("plan_id", ""),
-            run.xcoms.get("missed", ""),
-            ti=run,
-            outlet_events=events,
-        )
+        report.python_callable(self.batches(run), run.xcoms.get("missed", ""), ti=run, outlet_events=events)
         for callback in report.on_success_callback:  # Airflow calls them once it has the event
             callback({"ti": run})
         return events.extra
@@ -126,7 +128,7 @@ class Buttons:
 
     def ranges(self, run: Run) -> list[tuple[int, int]]:
         with transaction(self.connection):
-            found = Ledger(self.connection).ranges(run.xcoms["batch_id"])
+            found = Ledger(self.connection).batches.read_ranges(run.xcoms["batch_id"])
         return [(each.from_offset, each.until_offset) for each in found]
 
     def rows(self, statement: str) -> list[tuple[Any, ...]]:
@@ -237,7 +239,7 @@ def test_committed_batch_that_was_never_announced_is_announced_by_next_run(
     buttons.process(lost)  # and report_batch never runs
     with pytest.raises(AirflowSkipException):
         buttons.plan(Run("at once"))  # its own report may still be under way
-    monkeypatch.setattr(plan_task, "UNANNOUNCED_AFTER", 0.0)
+    monkeypatch.setattr(plan_batch, "UNANNOUNCED_AFTER", 0.0)
     buttons.age("committed_at")
     assert "batch 1: no asset event has announced its results. The next run" in buttons.troubles(kafka_log)
     assert buttons.plan(other) == "report_batch"
@@ -260,7 +262,7 @@ def test_committed_batch_that_was_never_announced_is_announced_by_next_run(
 
 
 def test_ranges_that_superseded_batch_has_committed_are_announced(make_buttons, topic, monkeypatch):
-    monkeypatch.setattr(plan_task, "UNANNOUNCED_AFTER", 0.0)
+    monkeypatch.setattr(plan_batch, "UNANNOUNCED_AFTER", 0.0)
     buttons = make_buttons(commit="partition")
     for name in ("nothing of it", "some of it"):
         buttons.plan(Run(name))
@@ -269,7 +271,7 @@ def test_ranges_that_superseded_batch_has_committed_are_announced(make_buttons, 
             "update exactbatch.batch_range set records = 6, rows = 6, rejected = 0, tombstones = 0 where batch_id = 2"
         )
         cursor.execute("update exactbatch.stored_offset set next_offset = 6")
-        Ledger(buttons.connection).add_coverage(Ledger(buttons.connection).batch(2))
+        Ledger(buttons.connection).coverage.add(Ledger(buttons.connection).batches.read(2))
     topic.produce(record(6))
     following = Run("next")
     buttons.plan(following)
@@ -294,7 +296,7 @@ def test_ranges_that_superseded_batch_has_committed_are_announced(make_buttons, 
 
 
 def test_a_run_without_a_batch_announces_ranges_of_a_superseded_one(make_buttons, monkeypatch, capsys):
-    monkeypatch.setattr(plan_task, "UNANNOUNCED_AFTER", 0.0)
+    monkeypatch.setattr(plan_batch, "UNANNOUNCED_AFTER", 0.0)
     buttons = make_buttons(commit="partition")
     lost = Run("lost")
     buttons.plan(lost)
@@ -345,7 +347,7 @@ def test_lag_tools_and_a_broker_that_is_gone_fail_no_report(buttons, monkeypatch
 
 def test_report_that_dies_after_all_its_work_leaves_batch_to_next_run(buttons, monkeypatch):
     """Airflow has no event then: only what it has may count as announced."""
-    monkeypatch.setattr(plan_task, "UNANNOUNCED_AFTER", 0.0)
+    monkeypatch.setattr(plan_batch, "UNANNOUNCED_AFTER", 0.0)
     run = Run("one")
     buttons.plan(run)
     buttons.process(run)
@@ -518,7 +520,7 @@ def test_backfill_over_what_was_never_processed_fails_and_says_so(buttons, topic
 def test_what_a_window_leaves_to_the_next_advance_is_named(make_buttons, topic, caplog):
     from exactbatch import Limits
 
-    buttons = make_buttons(limits=Limits(max_records=4))
+    buttons = make_buttons(limits=Limits(max_offsets=4))
     buttons.run(Run("one"))
     run = Run("two", "manual", {"start": T0.isoformat(), "end": (T0 + 6 * HOUR).isoformat()})
     with caplog.at_level(logging.WARNING):
@@ -594,8 +596,11 @@ def test_unannounced_batches_and_waiting_replays_are_found_by_their_indexes(butt
             assert index in "".join(row[0] for row in cursor.fetchall())
         began = time.monotonic()
         for _ in range(100):
-            assert Ledger(buttons.connection).unannounced(buttons.pipeline, age=0, limit=9) == []
-            assert Ledger(buttons.connection).unfinished_replays(buttons.pipeline, age=0, limit=9) == []
+            assert Ledger(buttons.connection).batches.find_unannounced(buttons.pipeline, age=0, limit=9) == []
+            assert (
+                Ledger(buttons.connection).batches.find_unfinished_replays(buttons.pipeline, age=0, limit=9)
+                == []
+            )
         assert time.monotonic() - began < 10
 
 
@@ -643,7 +648,7 @@ def test_each_batch_counts_once_in_metrics_and_gauges_follow_the_pipeline(button
 
 
 def test_a_batch_that_is_announced_late_counts_then(buttons, topic, statsd, monkeypatch):
-    monkeypatch.setattr(plan_task, "UNANNOUNCED_AFTER", 0.0)
+    monkeypatch.setattr(plan_batch, "UNANNOUNCED_AFTER", 0.0)
     lost = Run("one")
     buttons.plan(lost)
     buttons.process(lost)  # and report_batch never runs
@@ -664,5 +669,5 @@ def test_the_gauges_of_the_ledger_are_sent_if_kafka_does_not_answer(buttons, sta
 
     monkeypatch.setattr(KafkaBroker, "partitions", unavailable)
     with pytest.raises(KafkaUnavailable):  # Airflow logs an error of a callback
-        metrics.send_gauges([buttons.pipeline.name], Connections())
+        send_metrics.send_gauges([buttons.pipeline.name], Connections())
     assert set(untagged(statsd, buttons)) == {"last_commit_age"}

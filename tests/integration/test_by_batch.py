@@ -11,8 +11,8 @@ import psycopg2
 import pytest
 
 from exactbatch import Append, Json, Pipeline
-from exactbatch.audit import audit as audit_module
-from exactbatch.audit.audit import audit
+from exactbatch.audit import run_audit as audit_module
+from exactbatch.audit.run_audit import audit
 from exactbatch.batch import job as batch_job
 from exactbatch.batch.publishing import publish as batch_publish
 from exactbatch.batch.staging import stage_partition, staged_pieces
@@ -27,6 +27,7 @@ from exactbatch.postgres.connection import connect, transaction
 from exactbatch.sinks.by_batch import layout
 from exactbatch.sinks.by_batch.layout import ByBatch
 from exactbatch.sinks.by_batch.parent import check_parent
+from exactbatch.sinks.writers import find_writer
 from support.batch_runner import LINEAGE, BatchRunner
 from support.partitions import bounds, by_batch, exact, owners, plan_replay
 from support.staged_batches import trigger
@@ -68,7 +69,7 @@ def test_a_batch_becomes_a_partition_that_was_written_once(world, topic, pipelin
     found = world.target(pipeline, "id, name, kafka_topic, kafka_partition, kafka_offset, batch_id")
     assert found[0] == (0, "a", topic.name, 0, 0, batch.batch_id)
     assert found[-1] == (7, None, topic.name, 1, 2, batch.batch_id)
-    table = pipeline.sink.table.as_string(world.connection)
+    table = find_writer(pipeline.traits).tables[-1].identifier.as_string(world.connection)
     versions = world.rows(f"select xmin::text, ctid::text, kafka_offset from {table} order by 1, 2")
     assert versions == copied["rows"], "no row was written again"
     assert copied["logged"] == [("p",)]
@@ -190,16 +191,16 @@ def piece_of(world: BatchRunner, pipeline: Pipeline, batch_id: int) -> tuple[Par
     """The task of the first partition, and the tables of a launch, which exist."""
     tables = StagingTables(batch_id, 7)
     with transaction(world.connection) as cursor:
-        ranges = Ledger(world.connection).ranges(batch_id)
-        pipeline.sink.prepare(cursor, pipeline.value.columns)
-        staging = pipeline.sink.partition_staging(
+        ranges = Ledger(world.connection).batches.read_ranges(batch_id)
+        find_writer(pipeline.traits).prepare(cursor, pipeline.value.columns)
+        staging = find_writer(pipeline.traits).partition_staging(
             cursor, pipeline.value.columns, batch_id=batch_id, offsets=8
         )
         assert staging is not None
         create_rejects(cursor, tables)
         staged_pieces.create_partition(cursor, tables, staging)
-    [task, *_] = stage_tasks(pipeline, ranges, {}, tables, world.settings, 2)
-    return PartitionTask(task, staging.columns, pipeline.name), tables
+    [task, *_] = stage_tasks(pipeline, pipeline.traits, ranges, {}, tables, world.settings, 2)
+    return PartitionTask(task, staging.columns, pipeline), tables
 
 
 @pytest.fixture(params=["off", "1"])
@@ -290,14 +291,14 @@ def test_a_late_attempt_reads_nothing(world, pipeline, monkeypatch):
     def read(*arguments: Any) -> Any:
         raise AssertionError("the piece is in the table")
 
-    monkeypatch.setattr(stage_partition, "_copy_batches", read)
+    monkeypatch.setattr(stage_partition, "_copy", read)
     assert stage_piece(task, 2) == first
 
 
 def test_a_late_attempt_finds_no_table(world, pipeline):
     task, tables = piece_of(world, pipeline, world.plan(pipeline))
     staged_pieces.close_partition(world.connection, pipeline, tables)
-    with pytest.raises(Exception, match="does not exist"):
+    with pytest.raises(StagedRowsDiffer, match="does not exist"):
         stage_piece(task, 1)
 
 
@@ -404,7 +405,9 @@ def test_rows_that_cannot_be_attached_are_inserted(world, topic, pipeline, caplo
 
 
 def test_rows_of_a_transform_are_inserted_into_a_partition(world, topic, make_pipeline):
-    pipeline = make_pipeline(topic, sink=by_batch(topic.name), sql="select * from records where id <> 3")
+    pipeline = make_pipeline(
+        topic, sink=by_batch(topic.name), transform="select * from records where id <> 3"
+    )
     batch = world.run(pipeline).batch
     assert (batch.rows, batch.dropped) == (7, 1)
     assert bounds(world, pipeline) == [(batch.batch_id, batch.batch_id + 1)]
@@ -422,7 +425,7 @@ def test_rows_that_name_only_their_batch_become_partitions(world, topic, make_pi
     again = plan_replay(world, pipeline, ranges=(RequestedRange(topic.name, 0, 1, 2),))
     world.process(pipeline, again)
     assert bounds(world, pipeline) == [(second, second + 1), (again, again + 1)], "the replay was widened"
-    table = pipeline.sink.table.as_string(world.connection)
+    table = find_writer(pipeline.traits).tables[-1].identifier.as_string(world.connection)
     assert world.rows(f"select batch_id, count(*) as rows from {table} group by 1 order by 1") == [
         (second, 1),
         (again, 8),
@@ -460,7 +463,7 @@ def test_a_table_of_another_layout_is_refused(world, topic, pipeline, table, exp
 def test_another_layout_of_an_existing_target_is_refused(world, topic, pipeline):
     world.run(pipeline)
     topic.produce(record(9))
-    plain = replace(pipeline, sink=Append(pipeline.sink.target))
+    plain = replace(pipeline, sink=Append(pipeline.traits.target))
     assert "layout='by_batch'" in world.refused(TargetMismatch, plain)
     world.run(pipeline)
     assert exact(world, pipeline)
@@ -708,7 +711,7 @@ def test_an_audit_that_began_before_a_batch_does_not_see_it(world, topic, pipeli
 def test_the_login_must_own_the_target_and_create_tables_beside_it(world, topic, pipeline):
     world.run(pipeline)
     role = f"role_{topic.name}"
-    target = pipeline.sink.tables[-1]
+    target = find_writer(pipeline.traits).tables[-1]
     world.execute(f"create role {role}; create role member_{role} in role {role}")
     try:
         with transaction(world.connection) as cursor:
@@ -761,7 +764,7 @@ def test_each_partition_belongs_to_the_owner_of_the_target(world, topic, make_pi
             cursor.execute(f"grant execute on function exactbatch.take_lock(text) to {role}")
             cursor.execute(f"set local role {role}")
             columns = (*pipeline.value.columns, Column("note", "text"))
-            pipeline.sink.prepare(cursor, columns, evolve="add")
+            find_writer(pipeline.traits).prepare(cursor, columns, evolve="add")
         assert exact(world, pipeline)
     finally:
         world.execute(f"reassign owned by {role} to current_user; drop owned by {role}; drop role {role}")

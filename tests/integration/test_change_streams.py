@@ -7,8 +7,9 @@ import pyarrow as pa
 import pytest
 
 from exactbatch import Debezium, Pipeline, Upsert
-from exactbatch.formats import as_changes
-from exactbatch.formats.debezium_versions import CONNECTORS
+from exactbatch.formats.debezium.commit_positions import CONNECTORS
+from exactbatch.formats.decoders import find_decoder
+from exactbatch.formats.upsert_changes import as_changes
 from support.captured_table import COLUMNS, TRUNCATES, CapturedTable
 from support.environment import LONG, draw_seed
 from support.staged_batches import Batches, Row, differences_that_the_audit_finds
@@ -19,7 +20,7 @@ PARTITIONS: Final = 3
 VERSIONED: Final = ("postgres", "mysql", "sqlserver", "oracle")
 
 
-def batches_of(connection: Any, connector: str) -> Batches:
+def describe_batches(connection: Any, connector: str) -> Batches:
     truncate: Any = "apply" if connector in TRUNCATES else "reject"
     value = Debezium(COLUMNS, version=connector, truncate=truncate)
     sink = Upsert("public.t", key=KEY, version=tuple(CONNECTORS[connector].columns))
@@ -30,7 +31,7 @@ def changes_in(form: Any, values: list[bytes | None]) -> list[tuple[int, Row]]:
     """The changes of values as a batch stages them, with their indexes; whatever else there is tells of no row."""
     events = pa.array(values, pa.binary())
     decoded = as_changes(
-        form.decode_with_unchanged(events),
+        find_decoder(form).decode_with_unchanged(events),
         events,
         events,
         None,
@@ -81,7 +82,7 @@ def test_events_over_partitions_batches_and_replays_give_the_source(connection, 
         if step == snapshot:
             source.snapshot()
     source.finish()
-    made, events = batches_of(connection, connector), source.take_events()
+    made, events = describe_batches(connection, connector), source.take_events()
     changes = changes_in(made.pipeline.value, [value for value, _ in events])
     logs = sent(chance, [(events[at][1], row) for at, row in changes])
     while left := [partition for partition, log in enumerate(logs) if log]:

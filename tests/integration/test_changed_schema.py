@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from exactbatch import Append, Json, Pipeline, Upsert
-from exactbatch.audit.audit import audit
+from exactbatch.audit.run_audit import audit
 from exactbatch.errors import IdentityChanged, TargetMismatch, TooManyRejects
 from exactbatch.ledger import Ledger
 from exactbatch.postgres.connection import transaction
@@ -170,7 +170,7 @@ def test_the_tables_move_to_another_name(changing):
     with pytest.raises(IdentityChanged, match="expected target"):
         changing.world.plan(pipeline)
     with transaction(changing.world.connection):
-        Ledger(changing.world.connection).register(pipeline, accept_identity=True)
+        Ledger(changing.world.connection).registry.register(pipeline, accept_identity=True)
     changing.tables = [moved]
     changing.run(sink=pipeline.sink)
     changing.replay(0, 2)

@@ -7,18 +7,18 @@ import psycopg2
 import pytest
 
 from exactbatch import Append, Json, Pipeline, Upsert
-from exactbatch.audit.audit import audit
+from exactbatch.audit.run_audit import audit
 from exactbatch.errors import ConfigurationError
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.kafka.sample import Bounds
-from exactbatch.operations import compact, merge
+from exactbatch.operations import compact, merge_partitions
 from exactbatch.operations.compact import compact_changes, preview_compaction
 from exactbatch.operations.doctor.owners import check_owners
 from exactbatch.operations.doctor.registrations import check_targets
 from exactbatch.operations.try_records import try_records
 from exactbatch.postgres.connection import connect
 from exactbatch.settings import Settings
-from exactbatch.sinks.base import MergeGroup
+from exactbatch.sinks.capabilities import MergeGroup
 from support.look_alikes import calls_of_look_alikes, set_trap
 from support.roles import ROLES, Deployment
 from support.topics import record
@@ -156,7 +156,7 @@ def test_who_may_do_more_merges_no_partitions_that_call_functions_of_others(depl
         closing(connect(deployment.superuser, application="tests")) as connection,
         pytest.raises(ConfigurationError, match=REFUSED),
     ):
-        merge._merge(connection, merged, merge._merger_of(merged), group)
+        merge_partitions._merge(connection, merged, merge_partitions._find_merger(merged), group)
     assert calls_of_look_alikes(deployment.superuser) == 0
 
 

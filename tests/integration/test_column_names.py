@@ -12,12 +12,13 @@ import pytest
 from psycopg2 import sql
 
 from exactbatch import Aggregate, Append, Debezium, Json, Max, Pipeline, ToTopic, Upsert
-from exactbatch.audit.audit import audit
+from exactbatch.audit.run_audit import audit
 from exactbatch.offsets import OffsetRange
 from exactbatch.postgres.connection import transaction
 from support.environment import JOBS
 from support.replays import Replays, ranges
 from support.staged_batches import ID, Batches, differences_that_the_audit_finds
+from support.writers import writer_of
 
 # What the program adds to rows.
 OWN: Final = {
@@ -71,7 +72,7 @@ RAISES: Final = '100 / "a" > -1'
 
 @pytest.mark.parametrize("commit", ["batch", "partition"])
 def test_append(world, make_topic, make_pipeline, commit):
-    topic, forward = make_topic(), ToTopic(make_topic().name, key=("r", "a"))
+    topic, forward = make_topic(), ToTopic(make_topic().name, keyed_by=("r", "a"))
     load(topic, 0, 1, 2)
     pipeline = make_pipeline(
         topic,
@@ -158,7 +159,7 @@ def test_keys_and_versions_of_an_upsert_from_which_values_are_left_out(connectio
             assert differences_that_the_audit_finds(made) == 0
             with transaction(connection) as cursor:
                 batches = range(1, 100_000)
-                sink.compactor.compact(cursor, [(OffsetRange("t", 0, 0, 5, ID), batches)])
+                writer_of(sink).compactor.compact(cursor, [(OffsetRange("t", 0, 0, 5, ID), batches)])
         with transaction(connection) as cursor:
             cursor.execute(
                 sql.SQL("select {} as number, body_of_row from {} order by 1").format(
@@ -172,7 +173,7 @@ def change(
     made: Batches, number: int | None, at: int, body: str | None, *, deleted: bool = False
 ) -> tuple[Any, ...]:
     """A change of a row with this number in each part of its key; without a body, it is left out."""
-    sink = made.pipeline.sink
+    sink, traits = made.pipeline.sink, made.pipeline.traits
     named = dict.fromkeys(sink.key, number) | dict.fromkeys(sink.version, at) | {"body_of_row": body}
-    left_out = [["body_of_row"] if body is None and not deleted else None] if sink.keeps_unchanged else []
+    left_out = [["body_of_row"] if body is None and not deleted else None] if traits.keeps_unchanged else []
     return *(named[column.name] for column in made.columns), deleted, *left_out

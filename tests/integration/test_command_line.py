@@ -52,11 +52,11 @@ def pipeline(make_topic, make_pipeline):
 def test_a_newer_ledger_gets_no_pipeline_of_an_older_program(pipeline, command, connection):
     with transaction(connection) as cursor:
         cursor.execute("insert into exactbatch.schema_version values (99)")
-    for name in ("init", "status"):
+    for name in ("register", "status"):
         done = command(replace(pipeline, name="another", sink=Append("public.another")), name)
         assert (done.exit_code, "the newer version" in " ".join(done.stderr.split())) == (42, True), name
     with transaction(connection):
-        assert Ledger(connection)._names() == pipeline.name
+        assert Ledger(connection).registry._names() == pipeline.name
 
 
 @pytest.mark.parametrize("table", ['public."x[/b]"', 'public."x[red]"', 'public."x[/]"'])
@@ -64,14 +64,14 @@ def test_names_are_no_markup(pipeline, command, connection, monkeypatch, table):
     monkeypatch.setenv("COLUMNS", "200")
     named = replace(pipeline, name="named", sink=Append(table))
     for name, *options in (
-        ("init", "--share-topics"),
+        ("register", "--share-topics"),
         ("status",),
         ("plan",),
     ):
         done = command(named, name, *options)
         assert done.exit_code == 0, done.output
         assert name == "plan" or table in done.stdout
-    assert "already" in command(named, "init", charset="latin-1").stdout  # it has no arrow
+    assert "already" in command(named, "register", charset="latin-1").stdout  # it has no arrow
 
 
 def test_json_is_printed_of_nothing_too(pipeline, command, connection):
@@ -79,7 +79,7 @@ def test_json_is_printed_of_nothing_too(pipeline, command, connection):
         cursor.execute(
             "insert into exactbatch.stored_offset (pipeline, topic, partition, next_offset, topic_id, first_offset) "
             "select %s, %s, 0, 2, %s, 0",
-            (pipeline.name, pipeline.topics[0], str(_topic_id(command, pipeline))),
+            (pipeline.name, pipeline.topic_names[0], str(_topic_id(command, pipeline))),
         )
     early = ("--start", "2020-01-01", "--end", "2020-01-02")
     assert json.loads(command(pipeline, "replay", *early, "--json").stdout) == {"batch_id": None}
@@ -112,7 +112,7 @@ def test_reasons_are_limited_as_rejects_are(pipeline, command, connection):
 def test_mistakes_in_what_is_asked_for_are_told(pipeline, command):
     done = command(pipeline, "boundaries", "--forget", "2026-01-06", "2026-01-05")
     assert (done.exit_code, "TO is earlier" in " ".join(done.stderr.split())) == (42, True)
-    done = command(pipeline, "init", "--rename", pipeline.name)
+    done = command(pipeline, "register", "--rename", pipeline.name)
     assert (done.exit_code, "the name that it has" in " ".join(done.stderr.split())) == (42, True)
 
 

@@ -13,9 +13,9 @@ import pytest
 from confluent_kafka import TopicPartition
 from typer.testing import CliRunner
 
-from exactbatch import Append, Debezium, Pipeline, Together, Upsert, failpoints
-from exactbatch.audit.audit import audit
-from exactbatch.audit.report import PartitionAudit
+from exactbatch import Append, Debezium, Pipeline, Tuning, Upsert, failpoints
+from exactbatch.audit.audit_result import PartitionAudit
+from exactbatch.audit.run_audit import audit
 from exactbatch.cli.app import app
 from exactbatch.errors import ConfigurationError, KeyOnTwoPartitions, ReplayRefused
 from exactbatch.errors.exit_status import TERMINAL
@@ -24,10 +24,11 @@ from exactbatch.operations.compact import Compaction, compact_changes, preview_c
 from exactbatch.planning.freeze_replay import freeze_replay, preview_replay
 from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.postgres.connection import transaction
+from exactbatch.sinks.writers import find_writer
 from support.batch_runner import BatchRunner
 from support.commands import start_command
 from support.topics import Topic
-from support.upserts import WrongKeys, change, changes, key_of, replayed, state
+from support.upserts import change, changes, key_of, replayed, state, with_wrong_keys
 from support.waiting import wait_for
 
 HOUR = timedelta(hours=1)
@@ -151,7 +152,7 @@ def test_replay_that_takes_back_all_that_lies_above_brings_kept_change_to_light(
     topic = make_topic()
     topic.produce(change(1, "old"), change(1, "below"), change(2, "two"))
     right = make_upsert(topic)
-    wrong = replace(right, value=WrongKeys(right.value.schema), key=WrongKeys("id int"))
+    wrong = replace(right, value=with_wrong_keys(right.value.schema), message_key=with_wrong_keys("id int"))
     world.run(right)
     compacted(right)
     topic.produce(change(1, "above"))
@@ -242,11 +243,11 @@ def test_without_version_delete_stays_while_its_key_has_changes_elsewhere(
     topic.produce(event("u", 1, "a", 2), event("d", 1, None, 3), timestamp=at(0), partition=1)
     sink = Upsert(f'public."{topic.name}"', key=("id",), version="position")
     value = Debezium("id int, name text", version="position")
-    versioned = make_upsert(topic, sink=sink, value=value, key=None)
+    versioned = make_upsert(topic, sink=sink, value=value, message_key=None)
     world.run(versioned)
     pipeline = replace(versioned, value=replace(value, version=None), sink=replace(sink, version=None))
     with transaction(world.connection):
-        Ledger(world.connection).register(pipeline, accept_identity=True)
+        Ledger(world.connection).registry.register(pipeline, accept_identity=True)
     assert compacted(pipeline, T0 + HOUR).dropped == 5
     assert places(world, pipeline) == [(0, 4), (0, 5), (1, 1)]
     assert audit(pipeline, world.settings).findings["unordered"] == 1
@@ -359,7 +360,7 @@ def test_compaction_that_ends_before_its_commit_has_changed_nothing(
 def test_a_publish_waits_for_a_compaction_and_then_goes_on(world, make_topic, make_upsert, command, tmp_path):
     topic = make_topic()
     topic.produce(*[change(n % 2, f"a{n}") for n in range(10)])
-    pipeline = make_upsert(topic, publish_timeout=60)
+    pipeline = make_upsert(topic, tuning=Tuning(lock_timeout="60 seconds"))
     world.run(pipeline)
     topic.produce(change(0, "new"), change(1, "new"))
     batch_id = world.plan(pipeline)
@@ -391,8 +392,8 @@ def test_the_auditor_still_finds_what_is_wrong(world, make_topic, make_upsert, c
     compacted(pipeline)
     topic.produce(change(5, "x"), change(6, "y"))
     world.run(pipeline)
-    table = pipeline.sink.lineage_table.identifier.as_string(world.connection)
-    target = pipeline.sink.table.as_string(world.connection)
+    table = find_writer(pipeline.traits).lineage_table.identifier.as_string(world.connection)
+    target = find_writer(pipeline.traits).tables[-1].identifier.as_string(world.connection)
 
     def found(statement: str) -> dict[str, list[int]]:
         """What an audit finds after a statement that is undone then."""
@@ -447,7 +448,7 @@ def test_the_command_shows_asks_and_drops(
     def run(command: str, *arguments: str, pipeline: Pipeline = pipeline, status: int = 0) -> str:
         module = f"compact_{abs(hash(pipeline.name))}"
         (tmp_path / f"{module}.py").write_text(
-            f"from exactbatch import Append, Json, Limits, Pipeline, Upsert\np = {pipeline!r}\n"
+            f"from exactbatch import Append, Json, Limits, Pipeline, Upsert, Tuning\np = {pipeline!r}\n"
         )
         result = CliRunner().invoke(app, [command, f"{module}:p", *arguments])
         assert result.exit_code == status, result.output
@@ -457,13 +458,15 @@ def test_the_command_shows_asks_and_drops(
     assert "horizon" not in run("status")
     assert "found none of them" in run("compact", status=TERMINAL)
     assert "found --before and --all" in run("compact", "--before", "2026-01-01", "--all", status=TERMINAL)
-    assert "expected an age" in run("compact", "--keep", "a month", status=TERMINAL)
-    young = json.loads(run("compact", "--keep", "99999d", "--json"))
+    assert "--keep: expected a timedelta, or a number of" in run(
+        "compact", "--keep", "a month", status=TERMINAL
+    )
+    young = json.loads(run("compact", "--keep", "99999 days", "--json"))
     assert (young["dropped"], young["partitions"]) == (0, [])
     shown = json.loads(run("compact", "--before", "2026-01-01T01:00Z", "--dry-run", "--json"))
     assert shown["dropped"] == 1
     assert len(places(world, pipeline)) == 2
-    assert "1 to drop, 1 to keep" in run("compact", "--keep", "1m", "--dry-run")
+    assert "1 to drop, 1 to keep" in run("compact", "--keep", "1 minute", "--dry-run")
     assert horizons(world) == []
     assert "Dropped 1 changes." in run("compact", "--all", "--yes")
     assert (places(world, pipeline), horizons(world)) == ([(0, 2)], [(0, 3)])
@@ -477,7 +480,9 @@ def test_the_command_shows_asks_and_drops(
     assert "compacted" in run("audit")
     assert "the replay horizon of" in run("rejects", "--replay", status=TERMINAL)
     run("rejects", "--replay", "--available-only")
-    append = make_pipeline(topic, name=f"{topic.name}.a", sink=Append(f'public."{topic.name}_a"'), key=None)
+    append = make_pipeline(
+        topic, name=f"{topic.name}.a", sink=Append(f'public."{topic.name}_a"'), message_key=None
+    )
     assert "only an Upsert has" in run("compact", "--all", pipeline=append, status=TERMINAL)
     with pytest.raises(ConfigurationError, match="a sink of type Append"):
         compact_changes(world.connection, world.log, append, before=None)
@@ -502,8 +507,8 @@ def test_the_auditor_counts_rows_of_an_append_next_to_an_upsert_below_the_horizo
     topic = make_topic()
     topic.produce(*[change(n % 2, f"a{n}", n) for n in range(6)])
     raw = f'public."{topic.name}_raw"'
-    sinks = Together((Append(raw), Upsert(f'public."{topic.name}"', key=("id",), version="version")))
-    pipeline = make_upsert(topic, sink=sinks, transform=identity, key=None)
+    sinks = [Append(raw), Upsert(f'public."{topic.name}"', key=("id",), version="version")]
+    pipeline = make_upsert(topic, sink=sinks, transform=identity, message_key=None)
     world.run(pipeline)
     assert audit(pipeline, world.settings).is_exact
     done = compact_changes(world.connection, world.log, pipeline, before=None)

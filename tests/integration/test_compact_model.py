@@ -13,8 +13,9 @@ from exactbatch import Upsert
 from exactbatch.columns import parse_columns
 from exactbatch.offsets import OffsetRange
 from exactbatch.postgres.connection import transaction
-from exactbatch.sinks import StagedRows
+from exactbatch.sinks.staged_rows import StagedRows
 from support.environment import LONG
+from support.writers import writer_of
 
 pytestmark = pytest.mark.slow
 
@@ -100,21 +101,21 @@ class Target:
 
     def __init__(self, connection: Any, model: Model) -> None:
         self.connection, self.model = connection, model
-        self.sink = Upsert(
-            "public.target", key=("id",), version=("version", "minor") if model.versioned else None
+        self.writer = writer_of(
+            Upsert("public.target", key=("id",), version=("version", "minor") if model.versioned else None)
         )
         with transaction(connection) as cursor:
             cursor.execute("drop table if exists public.target, public.target_change")
-            self.sink.prepare(cursor, COLUMNS)
+            self.writer.prepare(cursor, COLUMNS)
 
     def publish(self, written: list[Change], taken_back: OffsetRange | None = None) -> None:
         self.model.batches.append(self.model.batches[-1] + 1)
         with transaction(self.connection) as cursor:
             if taken_back is not None:
-                self.sink.retract(cursor, [(taken_back, self.model.batches[1:])])
+                self.writer.retract(cursor, [(taken_back, self.model.batches[1:])])
             self._stage(cursor, written)
             staged = StagedRows(sql.Identifier("staged"), self.model.batches[-1], {7: len(written)})
-            self.sink.insert_staged(cursor, staged, COLUMNS)
+            self.writer.insert_staged(cursor, staged, COLUMNS)
 
     def write_foreign(self) -> None:
         """Changes of the same keys by another pipeline, of a topic before and of one behind this one's."""
@@ -127,7 +128,7 @@ class Target:
         model.changes += written
         with transaction(self.connection) as cursor:
             self._stage(cursor, written)
-            self.sink.insert_staged(
+            self.writer.insert_staged(
                 cursor, StagedRows(sql.Identifier("staged"), FOREIGN, {7: len(written)}), COLUMNS
             )
 
@@ -154,10 +155,10 @@ class Target:
         ]
         with transaction(self.connection) as cursor:
             before = len(self.places())
-            preview = self.sink.compactor.preview(cursor, parts)
-            assert self.sink.compactor.compact(cursor, parts) == preview
+            preview = self.writer.compactor.preview(cursor, parts)
+            assert self.writer.compactor.compact(cursor, parts) == preview
             assert before - len(self.places()) == sum(dropped for dropped, _ in preview.values())
-            again = self.sink.compactor.compact(cursor, parts)
+            again = self.writer.compactor.compact(cursor, parts)
             assert {each: (0, kept) for each, (_, kept) in preview.items() if kept} == again
 
     def state(self) -> dict[int, str]:

@@ -17,13 +17,13 @@ import pytest
 from psycopg2.extensions import make_dsn
 from pyspark.sql.connect.client.retries import DefaultPolicy
 
-from exactbatch import Custom, Pipeline
+from exactbatch import Custom, Pipeline, Tuning
 from exactbatch.batch.engines import connect_engine
 from exactbatch.batch.engines.connect_engine import ConnectEngine
 from exactbatch.batch.job import process_batch
 from exactbatch.batch.publishing.publish import Published
 from exactbatch.errors import ConfigurationError, TasksFailed
-from exactbatch.local.connect import Connect
+from exactbatch.local.spark_connect import Connect
 from exactbatch.settings import Settings
 from support.batch_runner import BatchRunner, MakeTopic
 from support.environment import HOME, JOBS, TESTS
@@ -246,7 +246,7 @@ def test_a_batch_that_gets_no_slot_is_given_up(
         topic,
         name=f"{topic.name}_waits",
         sink=replace(holding.sink, target="public.waits"),
-        launch_timeout=30,
+        tuning=Tuning(launch_timeout="30 seconds"),
     )
     other = ConnectRunner(server, connection, settings)
     other.engine = ConnectEngine(server.url)

@@ -16,7 +16,8 @@ from adbc_driver_manager import Error as AdbcError
 from psycopg2 import sql
 from psycopg2.extensions import make_dsn
 
-from exactbatch.batch.rows.arrow_copy import PostgresAccess
+from exactbatch import Tuning
+from exactbatch.batch.rows.copy import PostgresAccess
 from exactbatch.batch.staging.staging_tables import StagingTables, hold_launch
 from exactbatch.errors import ConfigurationError
 from exactbatch.postgres import session_settings
@@ -273,7 +274,7 @@ def test_rows_that_a_policy_hides_are_an_error(database, opener):
 def test_launch_holds_up_no_vacuum_and_is_not_ended_while_it_says_nothing(
     connection, settings, make_pipeline
 ):
-    pipeline = make_pipeline(Topic("launches", {}), publish_timeout=0.3)
+    pipeline = make_pipeline(Topic("launches", {}), tuning=Tuning(lock_timeout="300 milliseconds"))
     tables = StagingTables(1, 1111)
     with (
         hold_launch(connection, settings, pipeline, tables),
@@ -309,7 +310,7 @@ def test_settings_of_one_connection_differ_in_their_times_alone():
 
 def test_tasks_and_auditors_connect_without_reading_the_columns_of_all_tables(database):
     """Their number grows with partitions and pipelines."""
-    access = PostgresAccess(database, publish_timeout=10, statement_timeout=10)
+    access = PostgresAccess(database, lock_timeout=10, statement_timeout=10)
     with closing(psycopg2.connect(database)) as connection:
         connection.autocommit = True
         with connection.cursor() as cursor:

@@ -7,10 +7,10 @@ from uuid import UUID
 import pytest
 
 from exactbatch import Append, Json, Pipeline
-from exactbatch.ledger.overview import OverviewRows
+from exactbatch.ledger.overview_rows import OverviewRows
 from exactbatch.model import LogPartition
 from exactbatch.operations.coverage_strip import find_gaps, load_strips, look_for_gaps
-from exactbatch.operations.overview import load_summaries, state_of, total_lag
+from exactbatch.operations.overview import find_state, load_summaries, total_lag
 from exactbatch.postgres.connection import transaction
 from support.environment import draw_seed
 from support.large_ledger import History, fill
@@ -219,8 +219,8 @@ def test_the_summary_has_batches_lag_and_the_error(connection, story):
     ]
     lag = total_lag(summary.positions, logs, datetime.now(UTC))
     assert (lag.records, lag.held_back, lag.lost, lag.contradiction) == (25, 15, 0, None)
-    assert state_of(summary, lag, is_paused=True, now=datetime.now(UTC)) == "failing"
-    assert state_of(None, lag, is_paused=False, now=datetime.now(UTC)) == "not registered"
+    assert find_state(summary, lag, is_paused=True, now=datetime.now(UTC)) == "failing"
+    assert find_state(None, lag, is_paused=False, now=datetime.now(UTC)) == "not registered"
 
 
 def add_replays(connection, *, planned_at, status="planned"):
@@ -244,7 +244,7 @@ def test_replays_do_not_hide_an_advance_that_fails(connection, story, status):
     with transaction(connection) as cursor:
         cursor.execute("select failing_batch_id from exactbatch.pipeline_state where pipeline = 'story'")
         assert cursor.fetchone() == (summary.failure[0].batch_id,)
-    assert state_of(summary, None, is_paused=True, now=now) == "failing"
+    assert find_state(summary, None, is_paused=True, now=now) == "failing"
 
 
 def test_replays_that_nobody_processes_do_not_hide_that_a_dag_is_paused(connection, story):
@@ -255,8 +255,8 @@ def test_replays_that_nobody_processes_do_not_hide_that_a_dag_is_paused(connecti
         )
     add_replays(connection, planned_at=now - timedelta(minutes=50))
     summary = load_summaries(connection, ["story"])["story"]
-    assert state_of(summary, None, is_paused=True, now=now) == "processing"
-    assert state_of(summary, None, is_paused=True, now=now + timedelta(minutes=20)) == "paused"
+    assert find_state(summary, None, is_paused=True, now=now) == "processing"
+    assert find_state(summary, None, is_paused=True, now=now + timedelta(minutes=20)) == "paused"
     assert summary.committed.status == "committed"
 
 

@@ -11,7 +11,7 @@ import pytest
 from psycopg2 import sql
 from psycopg2.extensions import make_dsn
 
-from exactbatch import Aggregate, Append, Count, Json, Pipeline, Together, Upsert
+from exactbatch import Aggregate, Append, Count, Json, Pipeline, Upsert
 from exactbatch.errors import ExactbatchError, IdentityChanged, PostgresUnavailable
 from exactbatch.ledger import Ledger, migrate
 from exactbatch.postgres.connection import connect, transaction
@@ -21,6 +21,7 @@ from support.databases import execute_alone
 from support.environment import LONG
 from support.staged_batches import Batches
 from support.waiting import wait_for
+from support.writers import writer_of
 
 ROUNDS = 100 if LONG else 5
 # Postgres shortens the names that it chooses for the indexes of these tables to the same ones.
@@ -34,8 +35,8 @@ SINKS = [
     Upsert(f"{NAME}_5", key=("id",)),
     Upsert(f"{NAME}_5", key=("id",)),
     Aggregate(f"{NAME}_6", group_by=("id",), aggregates={"many": Count()}),
-    Together((Append(f"{NAME}_7"), Append(f"{NAME}_8"))),
-    Together((Append(f"{NAME}_9"), Upsert(f"{NAME}_10", key=("id",)))),
+    [Append(f"{NAME}_7"), Append(f"{NAME}_8")],
+    [Append(f"{NAME}_9"), Upsert(f"{NAME}_10", key=("id",))],
     Append(f"{NAME}_11", layout="by_batch"),
 ]
 
@@ -56,7 +57,7 @@ def together(*calls: Callable[[], Any]) -> list[Any]:
 
 
 def member(database: str, number: int) -> Callable[[], tuple[int, int]]:
-    """The first batch of a member, from `exactbatch init` to the commit; returns the rows of two batches."""
+    """The first batch of a member, from `exactbatch register` to the commit; returns the rows of two batches."""
 
     def run() -> tuple[int, int]:
         sink = SINKS[number]
@@ -64,7 +65,8 @@ def member(database: str, number: int) -> Callable[[], tuple[int, int]]:
         with closing(connect(database, application="tests", timeout=20)) as connection:
             migrate(connection)
             made = Batches(connection, pipeline)
-            rows = [(number * 100 + each, "a", *([False] if sink.keeps_deletes else [])) for each in range(3)]
+            deleted = [False] if pipeline.traits.keeps_deletes else []
+            rows = [(number * 100 + each, "a", *deleted) for each in range(3)]
             return made.run(*rows).batch.rows, made.run(*rows).batch.rows
 
     return run
@@ -139,7 +141,9 @@ def test_a_table_that_another_session_creates(connection, others):
 
 def test_a_name_that_another_session_takes(connection, others):
     def create(number):
-        return lambda cursor: Append(f"public.{'x' * 50}_{number}").prepare(cursor, Json(COLUMNS).columns)
+        return lambda cursor: writer_of(Append(f"public.{'x' * 50}_{number}")).prepare(
+            cursor, Json(COLUMNS).columns
+        )
 
     assert overtaking(connection, others, create(1), create(2)) is None
     with transaction(connection) as cursor:
@@ -162,8 +166,8 @@ def test_of_two_registrations_at_the_same_time_the_second_is_checked_against_the
     error = overtaking(
         connection,
         others,
-        lambda cursor: Ledger(cursor.connection).register(pipeline),
-        lambda cursor: Ledger(cursor.connection).register(other),
+        lambda cursor: Ledger(cursor.connection).registry.register(pipeline),
+        lambda cursor: Ledger(cursor.connection).registry.register(other),
     )
     assert isinstance(error, IdentityChanged)
 
@@ -176,9 +180,9 @@ def test_two_pipelines_write_their_first_changes_at_the_same_time(connection, ot
         for number, each in enumerate((connection, others))
     ]
     with transaction(connection) as cursor:
-        sink.prepare(cursor, members[0].columns)
+        writer_of(sink).prepare(cursor, members[0].columns)
     inserted = Barrier(2)
-    index = ChangeIndex(sink.lineage_table, sink.key)
+    index = ChangeIndex(writer_of(sink).lineage_table, sink.key)
 
     def first_changes(each: Batches) -> Callable[[], int]:
         def insert() -> int:

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from exactbatch import Append, Debezium, Upsert
-from exactbatch.audit.audit import audit
+from exactbatch.audit.run_audit import audit
 from support.connect_avro import avro_body, avro_schema
 from support.debezium_types import (
     CONNECTORS,

@@ -20,18 +20,18 @@ from psycopg2.extensions import make_dsn
 from typer.testing import CliRunner
 
 from exactbatch import Append, Json, Pipeline, ToTopic
-from exactbatch.airflow_api import airflow_url
+from exactbatch.batch.tested_versions import TESTED, warn_if_untested
 from exactbatch.cli.app import app
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats import Avro, WithMessage
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger
 from exactbatch.operations import lag
+from exactbatch.operations.airflow_api import airflow_url
 from exactbatch.operations.doctor import examine, finding, pools
 from exactbatch.operations.doctor.encryption import check_encryption
 from exactbatch.operations.doctor.finding import Finding, run_check
 from exactbatch.postgres.connection import transaction
-from exactbatch.tested_versions import TESTED, warn_if_untested
 from support.roles import ROLES
 from support.topics import an_hour_ago, record
 
@@ -230,7 +230,7 @@ def test_a_server_of_the_network_should_be_verified(settings, dsn, is_told):
 
 def test_a_password_of_a_registry_should_be_encrypted(settings):
     secret = {"schema.registry.basic.auth.user.info": "me:s3cret"}
-    value = Avro(registry="http://registry.example.org:8081", columns="id int")
+    value = Avro(registry="http://registry.example.org:8081", fields="id int")
     keyed = WithMessage(Json("a int"), header={"x": value})
     for form in (value, keyed):
         pipelines = {"p": Pipeline(name="p", topics=("t",), value=form, sink=Append("public.p"))}
@@ -252,7 +252,7 @@ def test_the_settings_are_missing(doctor, pipeline):
     ("version", "found", "remedy"),
     [
         (99, "the newer version 99", "Upgrade exactbatch."),
-        (None, "found version", "Run `exactbatch init` to migrate it."),
+        (None, "found version", "Run `exactbatch migrate` to upgrade it."),
     ],
     ids=["newer", "older"],
 )
@@ -275,7 +275,7 @@ def test_there_is_no_ledger(doctor, database):
     pipeline = Pipeline(name="p", topics=("t",), value=Json("id int"), sink=Append("public.p"))
     found = of(doctor(pipeline), "ledger")
     assert "has no ledger" in found["found"]
-    assert found["remedy"] == "If this is the right database, run `exactbatch init` once."
+    assert found["remedy"] == "If this is the right database, run `exactbatch migrate` once."
 
 
 def test_a_privilege_is_missing(doctor, deployment, make_topic):
@@ -294,7 +294,7 @@ def test_a_privilege_is_missing(doctor, deployment, make_topic):
         in found["found"]
     )
     assert found["remedy"].startswith(
-        "Run the statements of `exactbatch explain roles`, and grant exactbatch_job to 'test_job'"
+        "Run the statements of `exactbatch roles`, and grant exactbatch_job to 'test_job'"
     )
     deployment.execute(ROLES)
     deployment.execute("create table shop.item (id int)")
@@ -305,7 +305,7 @@ def test_a_privilege_is_missing(doctor, deployment, make_topic):
 
 def test_a_target_cannot_hold_the_rows(doctor, pipeline, connection):
     with transaction(connection) as cursor:
-        cursor.execute(f"create table {pipeline.sink.target} (id text)")
+        cursor.execute(f"create table {pipeline.traits.target} (id text)")
     found = of(doctor(pipeline), "targets")
     assert found["level"] == "problem"
     assert "expected" in found["found"] or "column" in found["found"]
@@ -315,7 +315,7 @@ def test_a_target_cannot_hold_the_rows(doctor, pipeline, connection):
 def test_a_check_of_targets_leaves_nothing_behind(doctor, pipeline, connection):
     doctor(pipeline)
     with transaction(connection) as cursor:
-        cursor.execute("select to_regclass(%s)", (pipeline.sink.target,))
+        cursor.execute("select to_regclass(%s)", (pipeline.traits.target,))
         assert cursor.fetchone()[0] is None
 
 
@@ -355,7 +355,7 @@ def test_a_pipeline_is_not_registered(doctor, pipeline):
     other = replace(pipeline, name="another", sink=Append("public.another"))
     found = of(doctor(pipeline, other), "pipelines")
     assert "pipeline 'another' is not in the ledger" in found["found"]
-    assert found["remedy"] == "Run `exactbatch init pipelines_to_examine:p1` once."
+    assert found["remedy"] == "Run `exactbatch register pipelines_to_examine:p1` once."
 
 
 def test_a_pipeline_has_changed(doctor, pipeline):
@@ -368,7 +368,7 @@ def test_a_freshness_that_is_not_registered(doctor, pipeline):
     found = of(doctor(replace(pipeline, freshness=timedelta(hours=1))), "pipelines")
     assert found["level"] == "warning"
     assert "freshness is 1:00:00 in its code and not set in the ledger" in found["found"]
-    assert found["remedy"].startswith("Store the new value in the ledger: exactbatch init ")
+    assert found["remedy"].startswith("Store the new value in the ledger: exactbatch register ")
 
 
 def test_a_registered_pipeline_has_no_code(doctor, pipeline):
@@ -376,7 +376,7 @@ def test_a_registered_pipeline_has_no_code(doctor, pipeline):
     assert [each["found"] for each in findings] == [
         f"pipeline {pipeline.name!r} is registered, and no module of the package 'pipelines' has it"
     ]
-    assert findings[0]["remedy"].endswith(f"`exactbatch init … --rename {pipeline.name}`.")
+    assert findings[0]["remedy"].endswith(f"`exactbatch register … --rename {pipeline.name}`.")
 
 
 def test_a_topic_is_missing(doctor, make_pipeline, pipeline, make_topic):
@@ -410,12 +410,12 @@ def test_a_pipeline_whose_log_cannot_be_read_concerns_no_other(doctor, make_pipe
     unread, near = make_topic(), make_topic(retention_ms=str(70 * 60_000))
     near.produce(record(1), timestamp=an_hour_ago())
 
-    def lag_of(broker, definition, stored):
+    def measure_lag(broker, definition, stored):
         if definition.name == unread.name:
             raise ConfigurationError("an ACL denies reading. Grant Read.")
-        return lag.lag_of(broker, definition, stored)
+        return lag.measure_lag(broker, definition, stored)
 
-    doctor.patch.setattr(examine, "lag_of", lag_of)
+    doctor.patch.setattr(examine, "measure_lag", measure_lag)
     findings = doctor(make_pipeline(unread), make_pipeline(near))
     assert of(findings, "topics")["found"] == f"pipeline {unread.name!r}: an ACL denies reading."
     retention = [each["found"] for each in findings if each["check"] == "retention"]
@@ -430,12 +430,12 @@ def test_pipelines_that_are_left_at_the_deadline_are_not_ok(doctor, make_pipelin
     first, second = sorted((make_topic(), make_topic()), key=lambda each: each.name)
     end = threading.Event()
 
-    def lag_of(broker, definition, stored):
+    def measure_lag(broker, definition, stored):
         if definition.name == second.name:
             end.wait(60)
-        return lag.lag_of(broker, definition, stored)
+        return lag.measure_lag(broker, definition, stored)
 
-    doctor.patch.setattr(examine, "lag_of", lag_of)
+    doctor.patch.setattr(examine, "measure_lag", measure_lag)
     doctor.patch.setattr(examine, "DEADLINE", 5.0)
     findings = doctor(make_pipeline(first), make_pipeline(second))
     end.set()
@@ -468,12 +468,12 @@ def test_pipelines_are_left_when_others_have_taken_the_time_of_a_check(doctor, m
     topics = sorted((make_topic() for _ in range(3)), key=lambda each: each.name)
     end = threading.Event()
 
-    def lag_of(broker, definition, stored):
+    def measure_lag(broker, definition, stored):
         if definition.name == topics[1].name:
             end.wait(60)
-        return lag.lag_of(broker, definition, stored)
+        return lag.measure_lag(broker, definition, stored)
 
-    doctor.patch.setattr(examine, "lag_of", lag_of)
+    doctor.patch.setattr(examine, "measure_lag", measure_lag)
     doctor.patch.setattr(examine, "DEADLINE", 5.0)
     findings = doctor(*map(make_pipeline, topics))
     end.set()
@@ -518,7 +518,7 @@ def test_a_topic_of_results_is_missing_or_compacted_and_results_wait(
     topic, compacted = make_topic(), make_topic(cleanup_policy="compact")
     missing = replace(make_pipeline(topic), forward=ToTopic("nowhere"))
     with transaction(connection):
-        Ledger(connection).register(missing)
+        Ledger(connection).registry.register(missing)
     found = of(doctor(missing), "forwarding")
     assert (found["level"], "'nowhere' of its results: it does not exist" in found["found"]) == (
         "problem",
@@ -526,7 +526,7 @@ def test_a_topic_of_results_is_missing_or_compacted_and_results_wait(
     )
     forwarding = replace(missing, forward=ToTopic(compacted.name))
     with transaction(connection) as cursor:
-        Ledger(connection).register(forwarding)
+        Ledger(connection).registry.register(forwarding)
         cursor.execute("update exactbatch.forward set last_sequence = 3")
     levels = [each for each in doctor(forwarding) if each["check"] == "forwarding"]
     assert [each["level"] for each in levels] == ["warning", "warning"]
@@ -643,4 +643,4 @@ def test_the_ledger_is_not_changed(doctor, pipeline, connection):
     with transaction(connection) as cursor:
         cursor.execute("select count(*) from exactbatch.batch")
         assert cursor.fetchone()[0] == 0
-        assert Ledger(connection).stored_offsets(pipeline) == ()
+        assert Ledger(connection).plans.read_stored_offsets(pipeline) == ()

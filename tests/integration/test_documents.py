@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from exactbatch import Append, Json, ToTopic
-from exactbatch.batch.staging import stager
 from exactbatch.postgres.connection import transaction
-from exactbatch.sinks import StagedRows
+from exactbatch.sinks.staged_rows import StagedRows
 from exactbatch.sinks.tables.lineage_table import LineageTable
+from exactbatch.sinks.writers import find_writer
 from support.batch_runner import BatchRunner
 from support.fuzzed_values import Fuzzer
 from support.killed_workers import KilledWorkers
@@ -55,7 +55,7 @@ def test_postgres_takes_every_checked_document_and_as_what_its_text_is(
     values = PlausibleValues(value.columns, {}, 3).values(3000)
     topic.produce(*values, *Fuzzer(4).values(1000, fuzzed=0.3, long=2))
     topic.produce(*(b'{"i":%d,"a":%s}' % (at, each.encode()) for at, each in enumerate([*GOOD, *BAD])))
-    pipeline = make_pipeline(topic, value=value, sink=Append(f'public."{topic.name}"'), max_rejects=1.0)
+    pipeline = make_pipeline(topic, value=value, sink=Append(f'public."{topic.name}"'), max_reject_share=1.0)
     task = staging_task_of(world, pipeline, checks_documents=True)
     staged_by_both(task, monkeypatch)
     table = f"exactbatch_staging.{task.tables.rows}"
@@ -80,7 +80,7 @@ def test_postgres_takes_every_checked_document_and_as_what_its_text_is(
     assert checked > 1000
 
 
-@pytest.mark.parametrize("layout", ["plain", "in parts", "by_batch"])
+@pytest.mark.parametrize("layout", ["plain", "by_batch"])
 def test_targets_and_rejects_are_those_of_the_text(
     world, make_topic, make_pipeline, compiled, monkeypatch, layout
 ):
@@ -88,8 +88,6 @@ def test_targets_and_rejects_are_those_of_the_text(
     topic.produce(*(value_of(number, each) for number, each in enumerate([*BAD, "{}"])))
     topic.produce(*(value_of(number, each) for number, each in enumerate(GOOD)), partition=1)
     options: Any = {"layout": layout} if layout == "by_batch" else {}
-    if layout == "in parts":
-        monkeypatch.setattr(stager, "IN_PARTS_FROM", 1)
     by_loop, strict = (
         make_pipeline(
             topic,
@@ -113,7 +111,7 @@ def test_targets_and_rejects_are_those_of_the_text(
         patch.setattr(LineageTable, "insert_staged", counting)
         batch = world.run(by_loop).batch
     assert sum(documents) > len(GOOD) // 2
-    assert len(documents) == (2 if layout == "in parts" else 1)
+    assert len(documents) == 1
     other = world.run(strict).batch
     assert (batch.rows, batch.rejected) == (other.rows, other.rejected) == (len(GOOD) + 1, len(BAD))
     columns = "id, doc::text, other::text, kafka_partition, kafka_offset"
@@ -148,7 +146,7 @@ def test_target_with_a_threshold_of_its_own_for_large_values_gets_the_text(
     pipeline = make_pipeline(topic, value=VALUE, sink=Append(f'public."{topic.name}"'))
     create_target(world, topic, options="with (toast_tuple_target = 8160)")
     with transaction(world.connection) as cursor:
-        assert pipeline.sink.checked_json(cursor, VALUE.columns) == ()
+        assert find_writer(pipeline.traits).checked_json(cursor, VALUE.columns) == ()
     with compiled.at(None):
         world.run(pipeline)
     assert world.target(pipeline, "doc->>'text'") == [(LONG["text"],)]

@@ -11,8 +11,8 @@ LINEAGE = "kafka_topic, kafka_partition, kafka_offset, kafka_timestamp"
 ROWS = {
     "decoded": {},
     "decoded and committed range by range": {"commit": "partition"},
-    "transformed in one pass": {"sql": f"select id + 1 as id, {LINEAGE} from records"},
-    "transformed": {"sql": f"select id, {LINEAGE} from records distribute by id"},
+    "transformed in one pass": {"transform": f"select id + 1 as id, {LINEAGE} from records"},
+    "transformed": {"transform": f"select id, {LINEAGE} from records distribute by id"},
 }
 
 

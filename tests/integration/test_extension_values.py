@@ -5,7 +5,7 @@ import json
 import pytest
 
 from exactbatch import Append, Debezium, Json, Upsert
-from exactbatch.audit.audit import audit
+from exactbatch.audit.run_audit import audit
 from exactbatch.errors import TargetMismatch
 from support.debezium_types import array, data, envelope, typed
 
@@ -79,7 +79,7 @@ def test_what_is_no_vector_of_the_column_is_a_reject_that_says_so(world, make_to
     topic.produce(*(f'{{"id":{at},"v":{value}}}'.encode() for at, (value, _) in enumerate(cases)))
     pipeline = make_pipeline(topic, value=Json("id int, v public.vector"), max_rejects=len(cases))
     lineage = "kafka_topic text, kafka_partition int, kafka_offset bigint, kafka_timestamp timestamptz"
-    world.execute(f"create table {pipeline.sink.target} (id int, v vector(2), {lineage}, batch_id bigint)")
+    world.execute(f"create table {pipeline.traits.target} (id int, v vector(2), {lineage}, batch_id bigint)")
     world.run(pipeline)
     assert world.target(pipeline, "id, v::text") == [(0, "[1,2]"), (1, "[1,2]"), (2, None)]
     found = reasons(world)
@@ -96,7 +96,7 @@ def test_an_array_of_real_into_a_vector_is_refused_with_the_recipe(world, make_t
     topic.produce(b'{"id":1,"v":[1,2]}')
     pipeline = make_pipeline(topic, value=Json("id int, v real[]"))
     lineage = "kafka_topic text, kafka_partition int, kafka_offset bigint, kafka_timestamp timestamptz"
-    world.execute(f"create table {pipeline.sink.target} (id int, v vector(2), {lineage}, batch_id bigint)")
+    world.execute(f"create table {pipeline.traits.target} (id int, v vector(2), {lineage}, batch_id bigint)")
     said = world.refused(TargetMismatch, pipeline)
     assert 'Declare it in the pipeline as "v public.vector"' in said
     recipe = make_pipeline(topic, value=Json("id int, v public.vector"))

@@ -1,4 +1,4 @@
-"""What compiled code stages is what ADBC stages, whatever is left to the strict decoder and wherever it is killed."""
+"""Compiled code stages the same rows, whatever it leaves to the strict decoder and wherever it is killed."""
 
 import logging
 from dataclasses import replace
@@ -9,9 +9,9 @@ import pytest
 from psycopg2 import sql
 
 from exactbatch import Append, Json, Upsert
+from exactbatch.batch.rows.copy import ArrowEncoder
 from exactbatch.batch.staging import stage as stage_module
 from exactbatch.batch.staging.stage import decode_range, stage, stage_rows
-from exactbatch.compiled.arrow_rows import ArrowRows
 from exactbatch.compiled.availability import VARIABLE
 from exactbatch.errors import StagedRowsDiffer
 from exactbatch.postgres.connection import transaction
@@ -75,17 +75,17 @@ def differences(world: BatchRunner, table: str) -> int:
 def test_both_paths_stage_the_same_rows_and_rejects(world, topic, make_pipeline, monkeypatch, sink):
     changes: dict[str, Any] = {"sink": Append(f'public."{topic.name}"')}
     if sink == "upsert":
-        changes = {"sink": Upsert(f'public."{topic.name}"', key=("i",)), "key": Json("i int")}
-    pipeline = make_pipeline(topic, value=Json(_SCHEMA), max_rejects=1.0, **changes)
+        changes = {"sink": Upsert(f'public."{topic.name}"', key=("i",)), "message_key": Json("i int")}
+    pipeline = make_pipeline(topic, value=Json(_SCHEMA), max_reject_share=1.0, **changes)
     task = staging_task_of(world, pipeline)
-    by_adbc, by_compiled = staged_by_both(task, monkeypatch)
-    assert (by_adbc.records, by_adbc.rows, by_adbc.rejects, by_adbc.tombstones) == (
+    by_format, by_compiled = staged_by_both(task, monkeypatch)
+    assert (by_format.records, by_format.rows, by_format.rejects, by_format.tombstones) == (
         by_compiled.records,
         by_compiled.rows,
         by_compiled.rejects,
         by_compiled.tombstones,
     )
-    assert by_adbc.taken == 0
+    assert by_format.taken == 0
     assert 300 < by_compiled.taken < by_compiled.rows
     assert by_compiled.rejects > 50
     assert differences(world, task.tables.rows) == 0
@@ -95,15 +95,15 @@ def test_both_paths_stage_the_same_rows_and_rejects(world, topic, make_pipeline,
 def test_both_paths_give_a_transform_the_same_records_and_stage_its_rows(
     world, topic, make_pipeline, monkeypatch
 ):
-    pipeline = make_pipeline(topic, value=Json(_SCHEMA), max_rejects=1.0)
-    task, columns = staging_task_of(world, pipeline), pipeline.sink.staged_columns(pipeline.value.columns)
+    pipeline = make_pipeline(topic, value=Json(_SCHEMA), max_reject_share=1.0)
+    task, columns = staging_task_of(world, pipeline), pipeline.traits.staged_columns(pipeline.value.columns)
     decoded = []
     for attempt, value in ((1, "off"), (2, "0")):
         monkeypatch.setenv(VARIABLE, value)
         rejects: list[pa.RecordBatch] = []
         *batches, outcome = decode_range(task, 0, rejects.extend)
         table = pa.Table.from_batches(batches).combine_chunks()
-        rows = ArrowRows(table.schema).write(table.to_batches()[0])
+        rows = ArrowEncoder(table.schema).encode(table.to_batches()[0]).data
         decoded.append((rows, pa.Table.from_batches(rejects), replace(outcome, taken=0)))
         assert (outcome.taken > 300) == (value == "0")
         assert stage_rows(batches, task.tables, task.postgres, columns, attempt) == outcome.rows
@@ -132,7 +132,7 @@ def test_a_batch_of_spark_tasks_says_how_many_records_compiled_code_took(
 def test_a_killed_worker_is_replaced(world, make_topic, make_pipeline, killed_workers, moment, sql):
     topic = make_topic()
     topic.produce(*(b'{"id":%d,"name":"a"}' % number for number in range(100)))
-    pipeline = make_pipeline(topic, sql=sql)
+    pipeline = make_pipeline(topic, transform=sql)
     with killed_workers.at(moment):
         assert world.run(pipeline).batch.rows == 100
     assert world.is_exact(pipeline)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from exactbatch import Append, Json, Pipeline
+from exactbatch import Append, Json, Pipeline, Tuning
 from exactbatch.batch.by_partition.partition_commit import Committed, commit_batch, commit_range
 from exactbatch.columns import LINEAGE_NAMES
 from exactbatch.compiled.availability import VARIABLE
@@ -73,7 +73,7 @@ def test_both_paths_write_the_same_rows_and_rejects(world, make_topic, make_pipe
             f"create table {name}_other partition of {target} default"
         )
         pipeline = make_pipeline(
-            topic, name=name, value=value, sink=Append(target), commit="partition", max_rejects=1.0
+            topic, name=name, value=value, sink=Append(target), commit="partition", max_reject_share=1.0
         )
         monkeypatch.setenv(VARIABLE, path)
         task = task_of(world, pipeline, world.plan(pipeline))
@@ -99,14 +99,14 @@ def test_both_paths_write_the_same_rows_and_rejects(world, make_topic, make_pipe
 
 
 def test_a_refusal_is_the_same_error_on_both_paths(world, pipeline, monkeypatch):
-    target = pipeline.sink.target
+    target = pipeline.traits.target
     world.execute(
         f"create table {target} (id int, name text, {LINEAGE}, constraint not_three check (id <> 3))"
     )
     one, other = on_both_paths(world, pipeline, monkeypatch)
     assert type(one) is type(other) is TargetMismatch
     assert str(one) == str(other)
-    topic = pipeline.topics[0]
+    topic = pipeline.topic_names[0]
     assert f"pipeline '{topic}', {topic}[0] 0..5, target {target}: it refuses what the range writes" in str(
         other
     )
@@ -121,7 +121,7 @@ def test_a_type_that_is_changed_after_the_check_is_the_same_error_on_both_paths(
     task = task_of(world, pipeline, batch_id)
     for type_ in ("real", "date", "smallint", "bigint", "text"):
         world.execute(
-            f"alter table {pipeline.sink.target} drop id; alter table {pipeline.sink.target} add id {type_}"
+            f"alter table {pipeline.traits.target} drop id; alter table {pipeline.traits.target} add id {type_}"
         )
         errors = []
         for path in (ADBC, COMPILED):
@@ -139,7 +139,7 @@ def test_a_type_that_is_changed_after_the_check_is_the_same_error_on_both_paths(
 
 def test_a_row_that_a_trigger_replaces_is_noticed(world, pipeline, compiled):
     """The target then has the right number of new rows; the COPY has stored one fewer."""
-    target = pipeline.sink.target
+    target = pipeline.traits.target
     batch_id = world.plan(pipeline)
     world.execute(
         f"create table {target} (id int, name text, {LINEAGE}); "
@@ -160,11 +160,11 @@ def test_a_postgres_that_does_not_respond_is_given_up(world, make_topic, make_pi
     """Another session locks the target; the COPY that waits for it writes nothing afterwards either."""
     topic = make_topic()
     topic.produce(*map(record, range(5)))
-    pipeline = make_pipeline(topic, commit="partition", statement_timeout=1)
+    pipeline = make_pipeline(topic, commit="partition", tuning=Tuning(statement_timeout="1 second"))
     task = task_of(world, pipeline, world.plan(pipeline))
     holder = connect(world.settings.postgres, application="tests", timeout=30)
     with transaction(holder) as cursor, ThreadPoolExecutor(1) as pool:
-        cursor.execute(f"lock table {pipeline.sink.target}")
+        cursor.execute(f"lock table {pipeline.traits.target}")
         running = pool.submit(commit_range, task, 1)
         with pytest.raises(PostgresUnavailable, match="Postgres did not respond within 1 s"):
             running.result(30)

@@ -6,7 +6,7 @@ import struct
 import pytest
 
 from exactbatch import Append, Flattened, Json, Raw, Text, Upsert
-from exactbatch.audit.audit import audit
+from exactbatch.audit.run_audit import audit
 from support.connect_avro import avro_body, avro_schema
 from support.debezium_types import decimal, typed, unscaled
 from support.registry import registry_server
@@ -64,7 +64,7 @@ def test_the_target_is_the_source_in_both_modes_of_deletes(world, make_topic, ma
     pipeline = make_pipeline(
         topic,
         value=Flattened(form, decimals=None if schema else "string"),
-        key=Flattened("id int"),
+        message_key=Flattened("id int"),
         sink=Upsert(f'public."{topic.name}"', key=("id",), history=history),
     )
     batch = world.run(pipeline).batch
@@ -144,7 +144,7 @@ def test_tombstones_of_plain_keys_delete_rows(world, make_topic, make_pipeline, 
     pipeline = make_pipeline(
         topic,
         value=Json("id bigint, name text"),
-        key=key,
+        message_key=key,
         sink=Upsert(table, key=("id",)),
         max_rejects=1,
     )

@@ -17,6 +17,7 @@ from pyspark import cloudpickle
 
 from exactbatch import Avro, Csv, Custom, Json, Pipeline, Raw, Text, Upsert, WithMessage
 from exactbatch.errors import ConfigurationError, TasksFailed
+from exactbatch.sinks.writers import find_writer
 from support.batch_runner import BatchRunner
 from support.registry import registry_server
 
@@ -61,7 +62,7 @@ def registry():
 
 def target(world: BatchRunner, pipeline: Pipeline, order: str = "kafka_offset") -> list[tuple[Any, ...]]:
     """The pipeline's own columns, in the order of the records."""
-    table = pipeline.sink.table.as_string(world.connection)
+    table = find_writer(pipeline.traits).tables[-1].identifier.as_string(world.connection)
     names = ", ".join(f'"{column.name}"' for column in pipeline.value.columns)
     return world.rows(f"select {names} from {table} order by {order}")
 
@@ -90,7 +91,7 @@ def test_avro_bodies_are_loaded_exactly(world, make_topic, make_pipeline):
 def test_avro_with_a_registry_is_loaded_exactly(world, make_topic, make_pipeline, registry):
     topic = make_topic()
     topic.produce(*(b"\0\0\0\0\7" + body(number) for number in range(100)), b"\0\0\0\0\10", b"{}")
-    value = Avro(registry=registry, columns="id bigint, note text, amount numeric(10,2)")
+    value = Avro(registry=registry, fields="id bigint, note text, amount numeric(10,2)")
     pipeline = make_pipeline(topic, value=value, max_rejects=2)
     batch_id = world.plan(pipeline)
     # Without the secret, and without the registry, the batch fails, and nothing is a reject.
@@ -196,7 +197,7 @@ def test_an_upsert_takes_its_key_from_the_message(world, make_topic, make_pipeli
         topic,
         value=WithMessage(Json("name text"), key=Json("id int"), header={"h": Text("h")}),
         sink=Upsert(f'public."{topic.name}"', key=("id",)),
-        key=Json("id int"),
+        message_key=Json("id int"),
     )
     world.run(pipeline)
     assert target(world, pipeline, order="id") == [("c", 1, "c"), ("d", 3, "d")]
@@ -242,7 +243,8 @@ def test_function_that_does_not_reach_what_it_asks_is_named_with_what_it_raised(
 
 def test_a_mistake_of_ours_is_told_with_its_type_and_text(world, make_topic, make_pipeline):
     class Broken(Raw):
-        def decode(self, values: Any) -> Any:
+        @property
+        def reads_schema_ids(self) -> bool:
             raise LookupError("no such thing. " + "x" * 2000)
 
     topic = make_topic()

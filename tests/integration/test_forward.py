@@ -17,11 +17,10 @@ from airflow.sdk import DAG
 from confluent_kafka import OFFSET_END, KafkaException, TopicPartition
 from kafka import KafkaProducer
 
-from exactbatch import Aggregate, Append, Count, Json, Pipeline, Sum, ToTopic, Upsert, Window
+from exactbatch import Aggregate, Append, Count, Json, Pipeline, Sum, ToTopic, Tuning, Upsert, Window
 from exactbatch.airflow.connections import Connections
-from exactbatch.airflow.forward_task import forward_task
+from exactbatch.airflow.task_definitions import forward_task
 from exactbatch.airflow.versions import AirflowSkipException
-from exactbatch.batch.staging import stager
 from exactbatch.errors import (
     ConfigurationError,
     Fenced,
@@ -40,7 +39,7 @@ from exactbatch.forwarding.forward import Forwarded, forward_results
 from exactbatch.forwarding.producer import ResultProducer
 from exactbatch.forwarding.sent import settled_partitions
 from exactbatch.kafka.broker import KafkaBroker
-from exactbatch.ledger import Ledger, PendingResult
+from exactbatch.ledger import Ledger, PendingResult, Streams
 from exactbatch.operations.measurement import measure
 from exactbatch.operations.status import load_status
 from exactbatch.postgres.connection import connect, transaction
@@ -90,7 +89,7 @@ class Forwarding:
 
     def stream(self) -> Any:
         with transaction(self.connection):
-            return Ledger(self.connection).stream("p")
+            return Streams(self.connection).read("p")
 
     def start(self, *arguments: str, failpoints: str = "") -> subprocess.Popen[str]:
         """Start `exactbatch forward` as a process of its own."""
@@ -118,7 +117,7 @@ def make(connection, settings, make_topic, tmp_path):
             topics=("t",),
             value=Json(columns),
             sink=sink,
-            publish_timeout=10,
+            tuning=Tuning(lock_timeout="10 seconds"),
             forward=ToTopic(topic.name, **options),
         )
         return Forwarding(Batches(connection, pipeline), settings, topic, tmp_path)
@@ -129,7 +128,7 @@ def make(connection, settings, make_topic, tmp_path):
 @pytest.fixture
 def late(make):
     """Flights that go back to a topic with their carrier as the key."""
-    return make(Append("public.late"), key=("carrier",), value=("flight", "late"), key_format="text")
+    return make(Append("public.late"), keyed_by=("carrier",), value=("flight", "late"), key_format="text")
 
 
 @pytest.fixture
@@ -169,7 +168,7 @@ def test_rows_of_an_append_reach_the_topic_in_the_order_of_their_offsets(late, s
 
 def test_a_key_has_the_partition_that_producers_of_java_choose(make):
     """Murmur2 of the key, as org.apache.kafka.common.utils.Utils has it: known values of its own tests."""
-    forwarding = make(Append("public.late"), "name text", partitions=7, key=("name",), key_format="text")
+    forwarding = make(Append("public.late"), "name text", partitions=7, keyed_by=("name",), key_format="text")
     hashes = {"21": -973932308, "foobar": -790332482, "a-little-bit-long-string": -985981536}
     forwarding.batches.run(*((name,) for name in hashes))
     forwarding.send()
@@ -528,12 +527,12 @@ def test_a_topic_that_does_not_exist_is_never_created(late, admin):
 
 def test_a_result_that_the_topic_does_not_take_is_named_before_anything_is_sent(make, admin, make_topic):
     topic = make_topic(1, max_message_bytes="5000")
-    forwarding = make(Append("public.late"), "id int, name text", key=("id",))
+    forwarding = make(Append("public.late"), "id int, name text", keyed_by=("id",))
     forwarding.batches.pipeline = replace(
         forwarding.pipeline, forward=replace(forwarding.pipeline.forward, topic=topic.name)
     )
     with transaction(forwarding.connection):
-        Ledger(forwarding.connection).register(forwarding.pipeline)
+        Ledger(forwarding.connection).registry.register(forwarding.pipeline)
     forwarding.topic = topic
     forwarding.batches.run((1, "x"), (2, "y" * 6000), (3, "z"))
     with pytest.raises(ResultTooLarge, match=r'result 2 .* with the key \{"id":2\}, has 6,02\d bytes'):
@@ -542,7 +541,7 @@ def test_a_result_that_the_topic_does_not_take_is_named_before_anything_is_sent(
 
 
 def test_a_batch_with_a_result_that_is_too_large_writes_nothing(make):
-    forwarding = make(Append("public.late"), "id int, name text", key=("id",), max_bytes=100)
+    forwarding = make(Append("public.late"), "id int, name text", keyed_by=("id",), max_bytes=100)
     with pytest.raises(
         ResultTooLarge, match=r'the key \{"id":2\} .* has 12\d bytes, and max_bytes of ToTopic'
     ):
@@ -561,7 +560,7 @@ def test_a_row_from_before_that_has_a_null_key_is_retracted_without_a_message(la
     before = Batches(late.batches.connection, replace(late.batches.pipeline, forward=None))
     before.run((None, 1, True), ("A", 2, True))
     with transaction(late.connection):
-        Ledger(late.connection).register(late.pipeline)
+        Ledger(late.connection).registry.register(late.pipeline)
     late.batches.log = {0: [("B", 1, True), ("A", 2, True)]}
     late.batches.replay((0, 0, 2))
     late.send()
@@ -695,7 +694,7 @@ def test_a_replay_that_has_fewer_of_equal_rows_retracts_the_difference(late):
 
 
 def test_a_target_that_is_partitioned_by_batch_is_forwarded_and_corrected(make):
-    forwarding = make(Append("public.late", layout="by_batch", smallest_partition=2), key=("carrier",))
+    forwarding = make(Append("public.late", layout="by_batch", min_offsets=2), keyed_by=("carrier",))
     forwarding.batches.run(*flights(0, 6))
     forwarding.batches.log[0] = flights(3, 6)
     forwarding.batches.replay()
@@ -706,7 +705,9 @@ def test_a_target_that_is_partitioned_by_batch_is_forwarded_and_corrected(make):
 
 
 def test_lineage_can_be_part_of_the_value(make):
-    forwarding = make(Append("public.late"), value=("flight", "kafka_offset", "batch_id"), key=("carrier",))
+    forwarding = make(
+        Append("public.late"), value=("flight", "kafka_offset", "batch_id"), keyed_by=("carrier",)
+    )
     forwarding.batches.run(*flights(5, 2))
     forwarding.send()
     assert sorted(each.row["kafka_offset"] for each in forwarding.check()) == [0, 1]
@@ -850,7 +851,7 @@ def test_a_shared_target_of_changes_is_not_forwarded(make, connection):
         transaction(connection),
         pytest.raises(ConfigurationError, match="pipelines 'p' and 'q' share the target"),
     ):
-        Ledger(connection).register(other)
+        Ledger(connection).registry.register(other)
 
 
 def test_a_pipeline_is_registered_with_its_topic(late, connection):
@@ -860,15 +861,15 @@ def test_a_pipeline_is_registered_with_its_topic(late, connection):
         transaction(connection),
         pytest.raises(NotRegistered, match="forwards its results to no topic, but is reg"),
     ):
-        Ledger(connection).check_registered(without)
+        Ledger(connection).registry.check(without)
     with (
         transaction(connection),
         pytest.raises(ConfigurationError, match="3 results are waiting for the topic"),
     ):
-        Ledger(connection).register(without)
+        Ledger(connection).registry.register(without)
     late.send()
     with transaction(connection):
-        assert Ledger(connection).register(without)
+        assert Ledger(connection).registry.register(without)
     assert late.stream() is None
 
 
@@ -883,21 +884,21 @@ def test_a_stream_is_not_changed_while_a_batch_is_published(late, connection, se
         "another topic": (late.pipeline, elsewhere),
     }[change]
     with transaction(connection):
-        Ledger(connection).register(registered)
-    other = connect(settings.postgres, application="exactbatch init", timeout=10)
+        Ledger(connection).registry.register(registered)
+    other = connect(settings.postgres, application="exactbatch register", timeout=10)
 
     def register(pipeline: Pipeline) -> bool:
         with transaction(other) as cursor:
             cursor.execute("set local lock_timeout = 200")
-            return Ledger(other).register(pipeline)
+            return Ledger(other).registry.register(pipeline)
 
     with closing(other):
         with transaction(connection):
-            Ledger(connection).lock(registered)
+            Ledger(connection).registry.lock(registered)
             assert not register(registered)  # a deployment that changes nothing need not wait
             with pytest.raises(PostgresUnavailable, match="a lock was not granted"):
                 register(changed)
-            Ledger(connection).check_stream(registered)
+            Streams(connection).check(registered)
         assert register(changed)
 
 
@@ -907,7 +908,7 @@ def test_a_renamed_pipeline_goes_on_with_its_stream(late, connection):
     killed.communicate(timeout=60)
     renamed = replace(late.pipeline, name="renamed")
     with transaction(connection):
-        Ledger(connection).register(renamed, rename="p")
+        Ledger(connection).registry.register(renamed, rename="p")
     assert forward_results(connection, late.settings, renamed).sent == 0
     check_once_in_order(late.messages(), 3)
 
@@ -919,7 +920,7 @@ def test_each_stream_has_a_name_of_its_own(late, connection):
     without = replace(late.pipeline, forward=None)
     for pipeline in (without, late.pipeline):
         with transaction(connection):
-            Ledger(connection).register(pipeline)
+            Ledger(connection).registry.register(pipeline)
     again = late.stream()
     assert (first.stream, again.stream) == tuple(
         f"exactbatch.p.{late.topic.name}.{stream.stream_id}" for stream in (first, again)
@@ -930,9 +931,9 @@ def test_each_stream_has_a_name_of_its_own(late, connection):
     assert len(late.messages()) == 5
     renamed = replace(late.pipeline, name="renamed")
     with transaction(connection):
-        Ledger(connection).register(renamed, rename="p")
-        assert Ledger(connection).stream("renamed").stream == again.stream
-        Ledger(connection).register(replace(late.pipeline, sink=Append("public.other")))
+        Ledger(connection).registry.register(renamed, rename="p")
+        assert Streams(connection).read("renamed").stream == again.stream
+        Ledger(connection).registry.register(replace(late.pipeline, sink=Append("public.other")))
     assert late.stream().stream not in (first.stream, again.stream)
 
 
@@ -978,7 +979,7 @@ def test_roles_can_do_what_forwarding_needs(deployment, connection, settings, ma
         topics=("t",),
         value=Json(COLUMNS),
         sink=Append("shop.late"),
-        forward=ToTopic(topic.name, key=("carrier",)),
+        forward=ToTopic(topic.name, keyed_by=("carrier",)),
     )
     deployment.execute(
         "drop schema if exists exactbatch cascade; drop schema if exists exactbatch_staging cascade"
@@ -1004,9 +1005,8 @@ TRANSFORMED = "select carrier, count(*) as flights from records group by carrier
 
 
 @pytest.mark.parametrize("kind", ["append", "by_batch", "transform", "aggregate"])
-def test_a_batch_of_spark_reaches_the_topic(world, replays, make_topic, make_pipeline, kind, monkeypatch):
-    """Also where rows would otherwise be inserted in parts, or attached as a partition."""
-    monkeypatch.setattr(stager, "IN_PARTS_FROM", 1)
+def test_a_batch_of_spark_reaches_the_topic(world, replays, make_topic, make_pipeline, kind):
+    """Even where rows would otherwise be attached as a partition."""
     topic, target = make_topic(2), make_topic(3)
     for partition in range(2):
         topic.produce(
@@ -1016,7 +1016,7 @@ def test_a_batch_of_spark_reaches_the_topic(world, replays, make_topic, make_pip
     table = f'public."{topic.name}"'
     sinks = {
         "append": Append(table),
-        "by_batch": Append(table, layout="by_batch", smallest_partition=10),
+        "by_batch": Append(table, layout="by_batch", min_offsets=10),
         "transform": Append(table, lineage="batch"),
         "aggregate": Aggregate(table, group_by=("carrier",), aggregates={"flights": Count()}),
     }
@@ -1024,8 +1024,8 @@ def test_a_batch_of_spark_reaches_the_topic(world, replays, make_topic, make_pip
         topic,
         value=Json("carrier text, flight int"),
         sink=sinks[kind],
-        sql=TRANSFORMED if kind == "transform" else None,
-        forward=ToTopic(target.name, key=("carrier",)),
+        transform=TRANSFORMED if kind == "transform" else None,
+        forward=ToTopic(target.name, keyed_by=("carrier",)),
     )
     world.run(pipeline)
     replays.run(pipeline, ranges((10, 20), topic=topic))
@@ -1067,7 +1067,7 @@ def test_the_status_says_what_waits(world, make_topic, make_pipeline):
 
 
 def test_the_task_of_the_dag_sends_what_waits_and_is_skipped_then(late, monkeypatch, capsys):
-    monkeypatch.setattr("exactbatch.discovery.load_pipeline", lambda _: late.pipeline)
+    monkeypatch.setattr("exactbatch.airflow.tasks.forward_results.load_pipeline", lambda _: late.pipeline)
     monkeypatch.setattr(Connections, "settings", lambda _: late.settings)
     with DAG("p"):
         task = forward_task("pipelines.p:p", Connections()).operator
@@ -1088,7 +1088,7 @@ def test_the_task_is_skipped_if_another_forwarder_takes_over(late, small, monkey
             for send in others:
                 send()
 
-    monkeypatch.setattr("exactbatch.discovery.load_pipeline", lambda _: late.pipeline)
+    monkeypatch.setattr("exactbatch.airflow.tasks.forward_results.load_pipeline", lambda _: late.pipeline)
     monkeypatch.setattr(Connections, "settings", lambda _: late.settings)
     monkeypatch.setattr(forwarding, "failpoint", at)
     with DAG("p"):

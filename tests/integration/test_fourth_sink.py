@@ -3,57 +3,94 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import pytest
 from psycopg2 import sql
 
-from exactbatch import Json, Pipeline, sinks
-from exactbatch.audit.audit import audit
+from exactbatch import Json, Pipeline
+from exactbatch.audit.run_audit import audit
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError
 from exactbatch.ledger import definition
-from exactbatch.ledger.definition import definition_of
+from exactbatch.ledger.definition import build_definition
+from exactbatch.model import Evolve
 from exactbatch.operations.compact import compact_changes
 from exactbatch.planning.freeze_replay import freeze_replay, preview_replay
 from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.postgres.connection import Cursor
-from exactbatch.sinks import RejectRule, Sink, StagedRows
-from exactbatch.sinks.base import Comparison, SinkIdentity
-from exactbatch.sinks.sink_defaults import SinkDefaults
+from exactbatch.sinks.capabilities import Comparison
+from exactbatch.sinks.sink import (
+    KINDS,
+    FormatFacts,
+    Sink,
+    SinkIdentity,
+    SinkKind,
+    SinkTraits,
+    check_lineage_names,
+    refuse_truncates,
+)
+from exactbatch.sinks.staged_rows import Part, StagedRows
 from exactbatch.sinks.tables.counted_writes import delete_rows, write_rows
-from exactbatch.sinks.tables.lineage_table import LineageTable, Part
+from exactbatch.sinks.tables.lineage_table import LineageTable
 from exactbatch.sinks.tables.target import TargetTable
-from exactbatch.sinks.tables.target_definition import Evolve, prepare_table
-from exactbatch.sinks.values.cast import reject_rules
+from exactbatch.sinks.tables.target_definition import prepare_table
+from exactbatch.sinks.values.cast import RejectRule, reject_rules
 from exactbatch.sinks.values.null_safe_groups import column_list
+from exactbatch.sinks.writers import WRITERS, find_writer
 from support.batch_runner import BatchRunner, MakePipeline
 from support.topics import Topic, record
 
 _PLACE = (Column("kafka_topic", "text"), Column("kafka_partition", "integer"))
 
 
-@dataclass(frozen=True)
-class LastOfPartition(SinkDefaults):
-    """Keep the last row of each partition in `target`, derived from all rows in `<target>_record`."""
+LAST = SinkKind("last", ("_record",), is_derived=True)
 
-    kind: ClassVar[str] = "last"
-    lineage: ClassVar[Literal["record"]] = "record"
-    companion_suffixes: ClassVar[tuple[str, ...]] = ("_record",)
-    is_derived: ClassVar[bool] = True
-    needs_lineage: ClassVar[bool] = True
-    not_copyable: ClassVar[str] = "a last row, which only the last range has"
-    values_follow_from_records: ClassVar[bool] = True
+
+@dataclass(frozen=True)
+class LastOfPartition:
+    """Keep the last row of each partition in `target`, derived from all rows in `<target>_record`."""
 
     target: str
 
     @property
+    def kind(self) -> SinkKind:
+        return LAST
+
+    @property
     def identity(self) -> SinkIdentity:
-        return SinkIdentity(self.target, self.kind, key=(), version="", lineage=self.lineage)
+        return SinkIdentity(self.target, LAST.name, key=(), version="", lineage="record")
+
+    def find_traits(self, facts: FormatFacts) -> SinkTraits:
+        refuse_truncates("LastOfPartition", facts)
+        return SinkTraits(
+            sink=self,
+            target=self.target,
+            key_columns=tuple(column.name for column in _PLACE),
+            not_copyable="a last row, which only the last range has",
+        )
+
+    def check(self, columns: Sequence[Column], traits: SinkTraits) -> None:
+        check_lineage_names(self.target, columns)
+
+    def result_columns(self, columns: Sequence[Column]) -> tuple[Column, ...]:
+        return tuple(columns)
+
+
+@dataclass(frozen=True)
+class LastWriter:
+    """The writer of a LastOfPartition."""
+
+    sink: LastOfPartition
+    traits: SinkTraits
+
+    @property
+    def parts(self) -> "tuple[LastWriter, ...]":
+        return (self,)
 
     @cached_property
     def _target(self) -> TargetTable:
-        return TargetTable(self.target)
+        return TargetTable(self.sink.target)
 
     @cached_property
     def lineage_table(self) -> LineageTable:
@@ -63,17 +100,13 @@ class LastOfPartition(SinkDefaults):
     def tables(self) -> tuple[TargetTable, ...]:
         return (self.lineage_table.table, self._target)
 
-    @property
-    def key_columns(self) -> tuple[str, ...]:
-        return tuple(column.name for column in _PLACE)
-
-    def check(self, columns: Sequence[Column]) -> None:
-        self.lineage_table.check(columns)
-
     def prepare(self, cursor: Cursor, columns: Sequence[Column], *, evolve: Evolve = "refuse") -> None:
         self._target.lock(cursor)
-        prepare_table(cursor, self._target, (*_PLACE, *columns), key=self.key_columns, evolve=evolve)
+        prepare_table(cursor, self._target, (*_PLACE, *columns), key=self.traits.key_columns, evolve=evolve)
         self.lineage_table.prepare(cursor, columns, evolve=evolve)
+
+    def check_replay(self, cursor: Cursor) -> None:
+        self.lineage_table.check_replay(cursor)
 
     def reject_rules(
         self, cursor: Cursor, columns: Sequence[Column], *, batch_id: int, evolve: Evolve | None = None
@@ -85,14 +118,16 @@ class LastOfPartition(SinkDefaults):
         inserted = self.lineage_table.insert_staged(cursor, staged, columns)
         # All columns, not only those of this batch: an earlier batch may have written others.
         names = column_list(self._target.columns(cursor))
-        delete_rows(cursor, self._target, sql.SQL("delete from {}").format(self.table), remaining=None)
+        delete_rows(
+            cursor, self._target, sql.SQL("delete from {}").format(self._target.identifier), remaining=None
+        )
         write_rows(
             cursor,
             self._target,
             sql.SQL(
                 "insert into {} ({}) select distinct on (kafka_topic, kafka_partition) {} from {} "
                 "order by kafka_topic, kafka_partition, kafka_offset desc"
-            ).format(self.table, names, names, self.lineage_table.identifier),
+            ).format(self._target.identifier, names, names, self.lineage_table.identifier),
         )
         return inserted
 
@@ -112,8 +147,8 @@ class LastOfPartition(SinkDefaults):
                 "select {} from {} r where not exists (select from {} l where l.kafka_topic = r.kafka_topic "
                 "and l.kafka_partition = r.kafka_partition and l.kafka_offset > r.kafka_offset)"
             ).format(column_list(names), self.lineage_table.identifier, self.lineage_table.identifier),
-            actual=sql.SQL("select {} from {}").format(column_list(names), self.table),
-            actual_count=sql.SQL("select count(*) from {}").format(self.table),
+            actual=sql.SQL("select {} from {}").format(column_list(names), self._target.identifier),
+            actual_count=sql.SQL("select count(*) from {}").format(self._target.identifier),
             same_row=sql.SQL("m.kafka_topic = t.kafka_topic and m.kafka_partition = t.kafka_partition"),
             compared=names,
         )
@@ -121,8 +156,9 @@ class LastOfPartition(SinkDefaults):
 
 @pytest.fixture(autouse=True)
 def known_to_the_ledger(monkeypatch):
-    """List the sink, which for a sink of the package is its export."""
-    monkeypatch.setitem(sinks.SINKS, LastOfPartition.kind, LastOfPartition)  # type: ignore[arg-type]
+    """List the kind of the sink, and its writer."""
+    monkeypatch.setitem(KINDS, LAST.name, LAST)  # type: ignore[arg-type]
+    monkeypatch.setitem(WRITERS, LastOfPartition, LastWriter)  # type: ignore[arg-type]
 
 
 def make(topic: Topic, make_pipeline: MakePipeline, **changes: Any) -> Pipeline:
@@ -131,7 +167,7 @@ def make(topic: Topic, make_pipeline: MakePipeline, **changes: Any) -> Pipeline:
 
 
 def state(world: BatchRunner, pipeline: Pipeline) -> list[tuple[Any, ...]]:
-    table = pipeline.sink.table.as_string(world.connection)
+    table = find_writer(pipeline.traits).tables[-1].identifier.as_string(world.connection)
     return world.rows(f"select kafka_partition, id, name from {table} order by 1")
 
 
@@ -178,8 +214,8 @@ def test_an_audit_finds_what_was_altered(world, make_topic, make_pipeline, state
     topic.produce(record(3, "c"), record(4, "d"), partition=1)
     world.run(pipeline)
     tables = {
-        "{target}": pipeline.sink.table,
-        "{records}": pipeline.sink.lineage_table.identifier,
+        "{target}": find_writer(pipeline.traits).tables[-1].identifier,
+        "{records}": find_writer(pipeline.traits).lineage_table.identifier,
     }
     for name, table in tables.items():
         statement = statement.replace(name, table.as_string(world.connection))
@@ -206,8 +242,8 @@ def test_what_it_cannot_do_is_refused_in_its_own_words(world, make_topic, make_p
 def test_tables_of_an_unknown_sink_are_not_guessed(monkeypatch):
     """A pipeline that another version of exactbatch has registered may write to tables that nobody knows here."""
     pipeline = Pipeline(name="p", topics=("t",), value=Json("id int"), sink=LastOfPartition("public.t"))
-    assert definition_of(pipeline).tables == {("public", "t"), ("public", "t_record")}
-    monkeypatch.delitem(sinks.SINKS, LastOfPartition.kind)  # type: ignore[arg-type]
+    assert build_definition(pipeline).tables == {("public", "t"), ("public", "t_record")}
+    monkeypatch.delitem(KINDS, LAST.name)  # type: ignore[arg-type]
     definition._tables.cache_clear()
     with pytest.raises(ConfigurationError, match="registered with the sink 'last', which this version"):
-        _ = definition_of(pipeline).tables
+        _ = build_definition(pipeline).tables

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from exactbatch import Json, Pipeline
+from exactbatch import Json, Pipeline, Tuning
 from support.batch_runner import BatchRunner
 from support.environment import LONG, draw_seed
 from support.fuzzed_values import COLUMNS, LABELS, Fuzzer
-from support.strict_decoder import SHOWN, Refused, as_expected, rows_of
+from support.strict_decoder import SHOWN, Refused, as_expected, select_rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -38,7 +38,9 @@ def test_every_fuzzed_value_is_a_row_a_reject_or_a_tombstone(world, make_topic, 
     columns = ", ".join(
         f'"{name}" {"public.mood" if type_ == "mood" else type_}' for name, type_ in COLUMNS.items()
     )
-    pipeline = make_pipeline(topic, value=Json(columns), max_rejects=VALUES, read_timeout=60)
+    pipeline = make_pipeline(
+        topic, value=Json(columns), max_rejects=VALUES, tuning=Tuning(read_timeout="60 seconds")
+    )
     batch = world.run(pipeline).batch
     expected, tombstones = outcomes_of(values)
     found = outcomes_in(world, pipeline)
@@ -53,7 +55,7 @@ def test_every_fuzzed_value_is_a_row_a_reject_or_a_tombstone(world, make_topic, 
 
 def outcomes_of(values: list[bytes | None]) -> tuple[Outcomes, int]:
     """What the strict decoder says, and how many tombstones there are."""
-    row_of = rows_of(COLUMNS, frozenset(LABELS))
+    row_of = select_rows(COLUMNS, frozenset(LABELS))
     outcomes: Outcomes = {}
     for number, value in enumerate(values):
         if value is None:

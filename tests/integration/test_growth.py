@@ -10,14 +10,14 @@ from typing import Any, Final
 import pytest
 from psycopg2 import sql
 
-from exactbatch import Aggregate, Append, Count, Json, Max, OffsetRange, Pipeline, Together, Upsert
-from exactbatch.audit.batches import counts_of_batches
-from exactbatch.batch.publishing.publish import _records_of
+from exactbatch import Aggregate, Append, Count, Json, Max, OffsetRange, Pipeline, Upsert
+from exactbatch.audit.batch_counts import counts_of_batches
+from exactbatch.batch.publishing.publish import _count_records
 from exactbatch.batch.staging.task import Staged
 from exactbatch.columns import Column
 from exactbatch.coverage import Coverage
 from exactbatch.errors import BatchLost, ConfigurationError
-from exactbatch.ledger import Ledger, registration
+from exactbatch.ledger import Ledger, TimeBoundaries, registry
 from exactbatch.model import Covered, FoundRecord, LogPartition, Plan, StoredOffset
 from exactbatch.planning.plan_tables import _requests
 from exactbatch.planning.request import ReplayRequest
@@ -25,11 +25,13 @@ from exactbatch.planning.resolve_window import resolve_window
 from exactbatch.planning.situation import BEGINNING, Situation, ranges_of_batches
 from exactbatch.postgres import connection as connections
 from exactbatch.postgres.connection import transaction
-from exactbatch.sinks import StagedRows
 from exactbatch.sinks.aggregate.watermark import Watermark
+from exactbatch.sinks.staged_rows import StagedRows
 from exactbatch.sinks.tables.target import TargetTable
+from exactbatch.sinks.writers import find_writer
 from support.query_plans import executed_plans
 from support.staged_batches import ID, Batches
+from support.writers import writer_of
 
 MANY: Final = 200
 WIDE: Final = Pipeline(name="wide", topics=("w",), value=Json("id int"), sink=Append("public.wide"))
@@ -70,26 +72,26 @@ def test_partitions_are_planned_committed_and_resolved_in_few_statements(connect
         for each in range(MANY)
     )
     with transaction(connection):
-        ledger.register(WIDE)
+        ledger.registry.register(WIDE)
     with few(), transaction(connection):
         plan = Plan(seeds=seeds, losses=ranges(5, 10), ranges=ranges(10, 20))
-        batch_id = ledger.write_advance(WIDE, plan, origin="cli", run=None)
+        batch_id = ledger.plans.write_advance(WIDE, plan, origin="cli", run=None)
     assert batch_id is not None
     with few(), transaction(connection):
-        batch = ledger.batch(batch_id)
-        assert len(ledger.advance_stored_offsets(batch)) == MANY
-        ledger.add_coverage(batch)
-        assert len(ledger.coverage_of(batch)) == MANY
-        counts = [(each, each.partition) for each in ledger.ranges(batch_id)]
-        ledger.mark_committed(batch, rows=0, rejected=0, tombstones=0, records=counts)
+        batch = ledger.batches.read(batch_id)
+        assert len(ledger.plans.advance_stored_offsets(batch)) == MANY
+        ledger.coverage.add(batch)
+        assert len(ledger.coverage.read_batch(batch)) == MANY
+        counts = [(each, each.partition) for each in ledger.batches.read_ranges(batch_id)]
+        ledger.batches.mark_committed(batch, rows=0, rejected=0, tombstones=0, records=counts)
     with transaction(connection):
-        assert ledger.stored_offsets(WIDE)[7] == StoredOffset(
+        assert ledger.plans.read_stored_offsets(WIDE)[7] == StoredOffset(
             topic="w", partition=7, next_offset=20, leader_epoch=0, topic_id=ID
         )
-        assert [count for _, count in ledger.ranges_with_records(batch_id)] == list(range(MANY))
-        kinds = [(each.from_offset, each.until_offset, each.kind) for each in ledger.coverage(WIDE)]
+        assert [count for _, count in ledger.batches.read_ranges_with_records(batch_id)] == list(range(MANY))
+        kinds = [(each.from_offset, each.until_offset, each.kind) for each in ledger.coverage.read_all(WIDE)]
         assert kinds == [(5, 10, "loss"), (10, 20, "batch")] * MANY
-        stored = ledger.stored_offsets(WIDE)
+        stored = ledger.plans.read_stored_offsets(WIDE)
     window = datetime(2026, 1, 5, tzinfo=UTC), datetime(2026, 1, 6, tzinfo=UTC)
     found = {
         at: {("w", each.partition): FoundRecord(offset, 0) for each in LOG}
@@ -98,10 +100,12 @@ def test_partitions_are_planned_committed_and_resolved_in_few_statements(connect
     situation = Situation(stored=stored, partitions=LOG, first_records=found)
     for _ in range(2):
         with few(), transaction(connection):
-            asked, _ = resolve_window(ledger, WIDE, ReplayRequest(window=window), situation, pin=True)
+            asked, _ = resolve_window(
+                TimeBoundaries(connection), WIDE, ReplayRequest(window=window), situation, pin=True
+            )
         assert [(each.from_offset, each.until_offset) for each in asked] == [(12, 18)] * MANY
     with transaction(connection):
-        assert len(ledger.time_boundaries(WIDE, limit=9999)) == 2 * MANY
+        assert len(TimeBoundaries(connection).read(WIDE, limit=9999)) == 2 * MANY
 
 
 def test_scattered_ranges_of_replay_are_taken_back_in_few_statements(connection, few):
@@ -118,15 +122,15 @@ def test_scattered_ranges_of_replay_are_taken_back_in_few_statements(connection,
         )
     for batch_id in (2, 3):
         with few(), transaction(connection) as cursor:
-            covering = Coverage(ledger.coverage_of_ranges("s", scattered))
+            covering = Coverage(ledger.coverage.read("s", scattered))
             parts = [(each, tuple(covering.batches(each))) for each in scattered]
-            assert pipeline.sink.count_retracted_by_part(cursor, parts) == [1] * MANY
-            assert ledger.count_rejects(pipeline, parts) == ([1] * 5 if batch_id == 2 else []) + [0] * (
+            assert find_writer(pipeline.traits).lineage_table.count_by_part(cursor, parts) == [1] * MANY
+            assert ledger.rejects.count(pipeline, parts) == ([1] * 5 if batch_id == 2 else []) + [0] * (
                 MANY - 5 if batch_id == 2 else MANY
             )
         batches.replay(*((0, each.from_offset, each.until_offset) for each in scattered))
         with transaction(connection):
-            rows = [(each.from_offset, each.batch_id) for each in ledger.coverage(pipeline)]
+            rows = [(each.from_offset, each.batch_id) for each in ledger.coverage.read_all(pipeline)]
         assert rows == [(each, batch_id if each % 2 else 1) for each in range(2 * MANY)]
 
 
@@ -149,7 +153,7 @@ def test_requested_batches_are_looked_up_in_few_statements(connection, few):
 def test_counts_of_scattered_ranges_are_found_in_their_order():
     first, second = (OffsetRange("t", 0, each, each + 5, ID) for each in (0, 10))
     pieces = [Staged(OffsetRange("t", 0, *each, ID), 0, 1, 1, 0, 0) for each in ((10, 12), (0, 5), (12, 15))]
-    assert _records_of([second, first], pieces) == [(first, 1), (second, 2)]
+    assert _count_records([second, first], pieces) == [(first, 1), (second, 2)]
 
 
 def test_what_ranges_leave_of_the_coverage():
@@ -168,11 +172,15 @@ def test_what_ranges_leave_of_the_coverage():
 def test_the_audit_of_a_transform_looks_for_no_batch_by_itself(connection):
     """A scan for each batch makes a year of batches take days."""
     pipeline = Pipeline(
-        name="s", topics=("t",), value=Json("id int"), sink=Append("public.s"), sql="select * from records"
+        name="s",
+        topics=("t",),
+        value=Json("id int"),
+        sink=Append("public.s"),
+        transform="select * from records",
     )
     Batches(connection, pipeline, Json("id int").columns).run((1,))
     with transaction(connection) as cursor:
-        query = counts_of_batches(pipeline).as_string(cursor).replace("$1", "'s'")
+        query = counts_of_batches(find_writer(pipeline.traits)).as_string(cursor).replace("$1", "'s'")
         cursor.execute(
             f"select * from ({query}) counts (batch_id, expected, rows, records_expected, records)"
         )
@@ -211,7 +219,7 @@ def test_a_batch_of_an_aggregate_costs_what_it_changes(connection, batches):
     sink = Aggregate("public.sums", group_by=("id",), aggregates={"n": Count(), "most": Max("id")})
     columns = (Column("id", "integer"),)
     with transaction(connection) as cursor:
-        sink.prepare(cursor, columns)
+        writer_of(sink).prepare(cursor, columns)
         cursor.execute(
             "insert into public.sums_partial (id, n, most, records, batch_id) "
             "select id, 1, id, 1, b from generate_series(1, %s) b, generate_series(1, 2) id",
@@ -231,7 +239,7 @@ def test_a_batch_of_an_aggregate_costs_what_it_changes(connection, batches):
         cursor.execute("analyze public.sums_partial")
     staged = StagedRows(sql.Identifier("public", "staged"), 50_000, {7: 4})
     with executed_plans(connection) as plans, transaction(connection) as cursor:
-        assert sink.insert_staged(cursor, staged, columns) == 4
+        assert writer_of(sink).insert_staged(cursor, staged, columns) == 4
         cursor.execute("select n from public.sums order by id")
         assert [row.n for row in cursor.fetchall()] == [batches + 1] * 2 + [2, 1]
     own = [
@@ -253,7 +261,9 @@ def test_compaction_passes_over_each_change_a_few_times(connection):
     sink = Upsert("public.t", key=("id",), version="v")
     keys, changes = 500, 2_000
     with transaction(connection) as cursor:
-        sink.prepare(cursor, (Column("id", "integer"), Column("v", "integer"), Column("doc", "text")))
+        writer_of(sink).prepare(
+            cursor, (Column("id", "integer"), Column("v", "integer"), Column("doc", "text"))
+        )
         cursor.execute("alter table public.t_change add column if not exists unchanged_columns text[]")
         cursor.execute(
             "insert into public.t_change (id, v, doc, deleted, unchanged_columns, kafka_topic, kafka_partition, "
@@ -264,7 +274,7 @@ def test_compaction_passes_over_each_change_a_few_times(connection):
     part = (OffsetRange("t", 0, 0, changes, ID), (1,))
     with executed_plans(connection) as plans, transaction(connection) as cursor:
         # Of each key, the latest change and the one that has its value stay.
-        assert sink.compactor.compact(cursor, [part]) == {("t", 0): (changes - 2 * keys, 2 * keys)}
+        assert writer_of(sink).compactor.compact(cursor, [part]) == {("t", 0): (changes - 2 * keys, 2 * keys)}
     [compaction] = [plan for plan in plans if "judged" in plan.statement]
     for node in compaction.nodes():
         removed = sum(node.get(f"Rows Removed by {step}", 0) for step in ("Filter", "Join Filter"))
@@ -279,7 +289,7 @@ def test_a_check_of_one_pipeline_reads_the_registrations_that_may_share_its_tabl
         "its_changes": Append('"t_change"'),
         "spelled_otherwise": Upsert('"t"', key=("id",)),
         "another": Upsert("public.t_other", key=("id",)),
-        "with_others": Together((Append("public.a"), Append("public.b"))),
+        "with_others": [Append("public.a"), Append("public.b")],
     }
     pipelines = {
         name: Pipeline(name=name, topics=(name,), value=Json("id int"), sink=sink)
@@ -287,7 +297,7 @@ def test_a_check_of_one_pipeline_reads_the_registrations_that_may_share_its_tabl
     }
     with transaction(connection) as cursor:
         for pipeline in pipelines.values():
-            ledger.register(pipeline, accept_identity=True)
+            ledger.registry.register(pipeline, accept_identity=True)
         cursor.execute(
             "insert into exactbatch.pipeline (name, target, sink, key, lineage, version, topics, shares_topics) "
             "select 'p' || n, 'public.of_' || n, sink, key, lineage, version, topics, shares_topics "
@@ -300,9 +310,9 @@ def test_a_check_of_one_pipeline_reads_the_registrations_that_may_share_its_tabl
         )
         cursor.execute("analyze exactbatch.pipeline")
     read: list[int] = []
-    conversions = registration.read_rows
+    conversions = registry.read_rows
     monkeypatch.setattr(
-        registration,
+        registry,
         "read_rows",
         lambda kind, rows: (found := conversions(kind, rows), read.append(len(found)))[0],
     )
@@ -310,14 +320,14 @@ def test_a_check_of_one_pipeline_reads_the_registrations_that_may_share_its_tabl
         transaction(connection),
         pytest.raises(ConfigurationError, match="'of_a_later_version' is registered with"),
     ):
-        ledger.sharing(pipelines["history"])
+        ledger.registry.find_sharing(pipelines["history"])
     with transaction(connection) as cursor:
         cursor.execute("delete from exactbatch.pipeline where name = 'of_a_later_version'")
         read.clear()
-        assert ledger.sharing(pipelines["history"]) == ["its_changes", "spelled_otherwise"]
-        assert ledger.sharing(pipelines["its_changes"]) == ["history", "spelled_otherwise"]
-        assert ledger.sharing(pipelines["another"]) == []
+        assert ledger.registry.find_sharing(pipelines["history"]) == ["its_changes", "spelled_otherwise"]
+        assert ledger.registry.find_sharing(pipelines["its_changes"]) == ["history", "spelled_otherwise"]
+        assert ledger.registry.find_sharing(pipelines["another"]) == []
         assert read == [3, 3, 1]
     with executed_plans(connection) as plans, transaction(connection):
-        ledger.sharing(pipelines["history"])
+        ledger.registry.find_sharing(pipelines["history"])
     assert "pipeline_by_table" in {node.get("Index Name") for plan in plans for node in plan.nodes()}

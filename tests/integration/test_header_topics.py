@@ -8,7 +8,7 @@ import fastavro
 import pytest
 
 from exactbatch import Append, Avro, Debezium, JsonSchema, Protobuf, Upsert, WithMessage
-from exactbatch.audit.audit import audit
+from exactbatch.audit.run_audit import audit
 from exactbatch.kafka.sample import Bounds
 from exactbatch.operations.try_records import try_records
 from support.connect_avro import avro_body, avro_schema
@@ -75,7 +75,7 @@ def event(number: int, op: str = "c") -> bytes:
 
 # For each format: how it is made, a value, the number of its schema, and the indexes of its message type.
 FORMATS = {
-    "Avro": (lambda at: Avro(registry=at, columns="id bigint"), six, 1, b""),
+    "Avro": (lambda at: Avro(registry=at, fields="id bigint"), six, 1, b""),
     "JsonSchema": (lambda at: JsonSchema("id bigint", registry=at), lambda n: b'{"id": %d}' % n, 3, b""),
     "JsonSchema by paths": (
         lambda at: JsonSchema("id bigint from 'a.id'", registry=at),
@@ -99,7 +99,7 @@ def test_the_bytes_of_an_id_in_a_bare_body_are_no_prefix(world, make_topic, make
     topic = make_topic(1)
     topic.produce(body, headers=[(VALUE, header(1))])
     pipeline = make_pipeline(
-        topic, value=Avro(registry=registry, columns="id bigint"), sink=Append(f'public."{topic.name}"')
+        topic, value=Avro(registry=registry, fields="id bigint"), sink=Append(f'public."{topic.name}"')
     )
     world.run(pipeline)
     assert world.rows(f'select id from public."{topic.name}"') == [(0,)]
@@ -148,10 +148,10 @@ def test_keys_and_tombstones(world, make_topic, make_pipeline, registry):
     topic.produce(None, key=avro(ONE, id=3), headers=both[:1])
     topic.produce(None, key=prefix(2) + avro(ONE, id=4))
     topic.produce(None, key=avro(ONE, id=5), headers=[(KEY, b"bad")])
-    value = Avro(registry=registry, columns="id bigint, a bigint")
-    key = Avro(registry=registry, columns="id bigint")
+    value = Avro(registry=registry, fields="id bigint, a bigint")
+    key = Avro(registry=registry, fields="id bigint")
     sink = Upsert(f'public."{topic.name}"', key=("id",))
-    pipeline = make_pipeline(topic, value=value, key=key, sink=sink, max_rejects=1)
+    pipeline = make_pipeline(topic, value=value, message_key=key, sink=sink, max_rejects=1)
     world.run(pipeline)
     assert [row for (row,) in world.rows(f'select id from public."{topic.name}" order by 1')] == [
         number for number in range(10) if number not in (3, 4)
@@ -160,7 +160,7 @@ def test_keys_and_tombstones(world, make_topic, make_pipeline, registry):
     with_key = make_pipeline(
         topic,
         name=f"{pipeline.name}_key",
-        value=WithMessage(value, key=Avro(registry=registry, columns="key bigint"), headers="all_headers"),
+        value=WithMessage(value, key=Avro(registry=registry, fields="key bigint"), headers="all_headers"),
         sink=Append(f'public."{topic.name}_key"'),
     )
     assert try_records(with_key, world.settings, Bounds(100)).with_rows == 10
@@ -186,6 +186,6 @@ def test_events_without_a_row_are_known_to_an_audit(world, make_topic, make_pipe
 def test_the_newest_records_are_tried_by_their_headers(world, make_topic, make_pipeline, registry):
     topic = make_topic(1)
     topic.produce(*map(six, range(5)), headers=[(VALUE, header(1))])
-    value = Avro(registry=registry, columns="id bigint")
+    value = Avro(registry=registry, fields="id bigint")
     trial = try_records(make_pipeline(topic, value=value), world.settings, Bounds(100))
     assert trial.rows.column("id").to_pylist() == [0, 1, 2, 3, 4]

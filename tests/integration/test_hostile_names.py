@@ -12,13 +12,13 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from exactbatch import Aggregate, Append, Count, Json, Max, Sum, Upsert, Window
-from exactbatch.audit.audit import audit
+from exactbatch.audit.run_audit import audit
 from exactbatch.errors import ConfigurationError, ExactbatchError, ReplayRefused, TargetMismatch
 from exactbatch.ledger import Ledger
 from exactbatch.operations.report import load_report
 from exactbatch.operations.status import load_status
 from exactbatch.planning.freeze_replay import freeze_replay
-from exactbatch.planning.request import ReplayRequest, parse_range, request_of
+from exactbatch.planning.request import ReplayRequest, parse_range, parse_request
 from exactbatch.postgres.connection import transaction
 from support.batch_runner import BatchRunner
 from support.topics import Topic
@@ -78,7 +78,7 @@ KINDS: Final = {
         (ID, NAME),
         RECORDS,
         ("_change",),
-        {"key": Json(f'"{ID}" int')},
+        {"message_key": Json(f'"{ID}" int')},
     ),
     "upsert by text": Kind(lambda target: Upsert(target, key=(NAME,)), (ID, NAME), RECORDS, ("_change",)),
     "aggregate": Kind(
@@ -99,7 +99,7 @@ KINDS: Final = {
         (ID, NAME, QUOTED),
         [(number, text, "it's; --%s") for number, text in RECORDS],
         ("_change",),
-        {"sql": from_sql().replace("kafka_timestamp from", "kafka_timestamp, deleted from")},
+        {"transform": from_sql().replace("kafka_timestamp from", "kafka_timestamp, deleted from")},
     ),
 }
 
@@ -161,7 +161,7 @@ def test_hostile_names_and_values_are_names_and_values(world, topic, make_pipeli
     assert (batch.records, batch.rejected) == (len(TEXTS) + 1, 1)
     assert selected(world, name, it.columns) == sorted(it.expected)
 
-    asked = request_of(
+    asked = parse_request(
         {"ranges": [{"topic": topic.name, "partition": 0, "from_offset": 1, "until_offset": len(TEXTS) + 1}]}
     )
     assert asked is not None
@@ -172,7 +172,7 @@ def test_hostile_names_and_values_are_names_and_values(world, topic, make_pipeli
 
     assert audit(pipeline, world.settings).is_exact
     with transaction(world.connection):
-        (reject,) = Ledger(world.connection).rejects(pipeline, limit=None)
+        (reject,) = Ledger(world.connection).rejects.read(pipeline, limit=None)
     assert reject.offset == len(TEXTS)
     assert world.rows("select key = %s and value = %s from exactbatch.rejected_record", BAD, BAD) == [(True,)]
     load_report(world.settings.postgres, world.log, pipeline, batch_id).as_json()
@@ -250,7 +250,7 @@ def test_hostile_parameters_of_a_run_are_refused(world, topic, make_pipeline, pa
     pipeline = make_pipeline(topic)
     given = json.loads(json.dumps(parameters).replace("{topic}", topic.name))
     with pytest.raises(ExactbatchError) as refused:
-        plan(world, pipeline, request_of(given))
+        plan(world, pipeline, parse_request(given))
     assert isinstance(refused.value, ConfigurationError | ReplayRefused), refused
     assert ("public", "canary") in tables(world)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from exactbatch import Aggregate, Count, Json, Max, Min, Sum, Window
+from exactbatch import Aggregate, Count, Json, Max, Min, Sum, Tuning, Window
 from exactbatch.local.demo.flights import COUNT, flights
 from exactbatch.local.topics import send
 from exactbatch.planning.freeze_replay import freeze_replay
@@ -67,8 +67,7 @@ def test_hourly_delays_are_those_of_the_file(world, make_topic, make_pipeline, f
                 "worst": Max("dep_delay"),
             },
         ),
-        read_timeout=60,
-        publish_timeout=60,
+        tuning=Tuning(read_timeout="60 seconds", lock_timeout="60 seconds"),
     )
 
     def found() -> dict[tuple[Any, ...], tuple[Any, ...]]:

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from exactbatch import Append, Json, Upsert
-from exactbatch.audit.audit import audit
+from exactbatch.audit.run_audit import audit
+from exactbatch.sinks.writers import find_writer
 from support.replays import ranges
 
 ORDERS = Json(
@@ -33,7 +34,7 @@ COLUMNS = "order_id, sku, quantity, place, kafka_offset"
 
 
 def stored(world: Any, pipeline: Any) -> list[tuple[Any, ...]]:
-    table = pipeline.sink.lineage_table.identifier.as_string(world.connection)
+    table = find_writer(pipeline.traits).lineage_table.identifier.as_string(world.connection)
     return world.rows(f"select {COLUMNS} from {table} order by kafka_offset, sku")
 
 
@@ -46,7 +47,7 @@ def changed(world: Any, pipeline: Any) -> dict[str, int]:
 def test_elements_become_rows_that_name_their_record(world, replays, make_topic, make_pipeline, layout):
     topic = make_topic(1)
     sink = Append(
-        f'public."{topic.name}"', **({} if layout == "plain" else {"layout": layout, "smallest_partition": 1})
+        f'public."{topic.name}"', **({} if layout == "plain" else {"layout": layout, "min_offsets": 1})
     )
     pipeline = make_pipeline(topic, value=ORDERS, sink=sink, max_rejects=2)
     topic.produce(*RECORDS, None)
@@ -82,7 +83,9 @@ def test_an_audit_finds_a_wrong_row_among_those_of_a_record(world, make_topic, m
     topic.produce(*RECORDS)
     world.run(pipeline)
     assert changed(world, pipeline) == {}
-    world.execute(fault.replace("{t}", pipeline.sink.table.as_string(world.connection)))
+    world.execute(
+        fault.replace("{t}", find_writer(pipeline.traits).tables[-1].identifier.as_string(world.connection))
+    )
     assert changed(world, pipeline)["changed"] >= 1
 
 
@@ -94,7 +97,7 @@ def test_an_upsert_takes_several_changes_of_a_record(world, make_topic, make_pip
     topic.produce(b'{"id": 1, "items": [{"sku": "a", "quantity": 9}]}')
     batch = world.run(pipeline).batch
     assert (batch.records, batch.rows, batch.rejected, batch.dropped) == (7, 5, 2, 2)
-    table = pipeline.sink.table.as_string(world.connection)
+    table = find_writer(pipeline.traits).tables[-1].identifier.as_string(world.connection)
     assert world.rows(f"select order_id, sku, quantity from {table} order by 1, 2") == [
         (1, "a", 9),
         (1, "b", 1),
@@ -119,7 +122,7 @@ def test_an_upsert_takes_several_changes_of_a_record(world, make_topic, make_pip
 def test_a_transform_gets_a_row_for_each_element(world, make_topic, make_pipeline, sql):
     topic = make_topic(1)
     pipeline = make_pipeline(
-        topic, value=ORDERS, sink=Append(f'public."{topic.name}"'), max_rejects=2, sql=sql
+        topic, value=ORDERS, sink=Append(f'public."{topic.name}"'), max_rejects=2, transform=sql
     )
     topic.produce(*RECORDS)
     batch = world.run(pipeline).batch

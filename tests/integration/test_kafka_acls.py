@@ -25,8 +25,8 @@ from confluent_kafka.admin import (
 from psycopg2.extensions import parse_dsn
 
 from exactbatch import Append, Json, Pipeline, ToTopic, Upsert
-from exactbatch.audit.audit import audit
-from exactbatch.audit.report import AuditReport
+from exactbatch.audit.audit_result import AuditReport
+from exactbatch.audit.run_audit import audit
 from exactbatch.batch.engines import driver_engine
 from exactbatch.batch.engines.driver_engine import DriverEngine
 from exactbatch.batch.job import process_batch
@@ -36,7 +36,7 @@ from exactbatch.errors import ConfigurationError
 from exactbatch.forwarding.forward import forward_results
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.kafka.reader import read_range
-from exactbatch.ledger import Batch, Ledger, Run, check_schema
+from exactbatch.ledger import Batch, DagRun, Ledger, check_schema
 from exactbatch.local import LocalStack
 from exactbatch.local.ports import HOST, find_port
 from exactbatch.offsets import OffsetRange
@@ -195,16 +195,16 @@ def world(
 
 def read(world: AuditedTarget, batch_id: int) -> int:
     """How many records the ranges of a batch have, as its tasks read them, with either reader."""
-    ranges = ranges_of(world, batch_id)
+    ranges = describe_ranges(world, batch_id)
     log = KafkaBroker(world.settings.kafka)
     assert log.topic_ids([TOPIC]) == {each.topic: each.topic_id for each in ranges}
     [count] = {read_ranges(ranges, world.settings.kafka, reader) for reader in READERS}
     return count
 
 
-def ranges_of(world: AuditedTarget, batch_id: int) -> Sequence[OffsetRange]:
+def describe_ranges(world: AuditedTarget, batch_id: int) -> Sequence[OffsetRange]:
     with transaction(world.connection):
-        return Ledger(world.connection).ranges(batch_id)
+        return Ledger(world.connection).batches.read_ranges(batch_id)
 
 
 def read_ranges(ranges: Sequence[OffsetRange], kafka: Mapping[str, Any], reader: str) -> int:
@@ -271,7 +271,7 @@ def test_what_documentation_lists_is_enough_and_no_more_than_that(
     batch_id = world.load()
     refusal(READ, lambda: log.partitions([TOPIC]), denied=DESCRIBE)
     assert read(world, batch_id) == 10
-    ranges = ranges_of(world, batch_id)
+    ranges = describe_ranges(world, batch_id)
     for missing, allowed, denied in (
         ("Read", (DESCRIBE, CONFIGS, LAG), None),
         ("Read", NEEDED, READ),
@@ -312,7 +312,7 @@ def test_status_without_the_acl_to_read_says_that_it_does_not_know_whether_the_p
 ) -> None:
     late = replace(world.pipeline, freshness=timedelta(microseconds=1))
     with transaction(world.connection):
-        Ledger(world.connection).register(late)
+        Ledger(world.connection).registry.register(late)
     log = KafkaBroker(world.settings.kafka)
     assert load_status(world.connection, log, late).overdue is True
     guarded.grant(DESCRIBE, CONFIGS, LAG, START)
@@ -349,7 +349,10 @@ def test_the_reader_needs_no_group(guarded: Guarded, world: AuditedTarget) -> No
 
 
 def test_both_readers_say_that_a_password_is_wrong(guarded: Guarded, world: AuditedTarget) -> None:
-    ranges, wrong = ranges_of(world, world.load()), {**guarded.job, "sasl.password": "planted-wr0ng-word"}
+    ranges, wrong = (
+        describe_ranges(world, world.load()),
+        {**guarded.job, "sasl.password": "planted-wr0ng-word"},
+    )
     refused = refusals(partial(read_ranges, ranges, wrong))
     assert "Check, in the Kafka connection, sasl.mechanism, sasl.username and sasl.password." in str(refused)
     assert "planted-wr0ng-word" not in str(refused)
@@ -395,7 +398,9 @@ class Documented:
             connection.close()
 
     def plan(self, request: ReplayRequest | None = None) -> Batch:
-        run = Run("dag", f"replay {time.monotonic_ns()}" if request else "run", started_at=datetime.now(UTC))
+        run = DagRun(
+            "dag", f"replay {time.monotonic_ns()}" if request else "run", started_at=datetime.now(UTC)
+        )
         with self.connected() as connection:
             found = plan_run(
                 connection, self.log, self.pipeline, run, request, origin="manual" if request else "schedule"
@@ -412,7 +417,7 @@ class Documented:
         """As report_batch does, but that an ACL that is missing is no warning."""
         report = load_report(self.job.postgres, self.log, self.pipeline, batch.batch_id, batch.plan_id)
         with self.connected() as connection, transaction(connection):
-            Ledger(connection).announce([batch.plan_id])
+            Ledger(connection).batches.announce([batch.plan_id])
         self.log.commit_group(f"exactbatch.{TOPIC}", report.stored)
         return report
 
@@ -523,7 +528,7 @@ def test_each_right_that_is_missing_is_named(
         state["batch"] = documented.plan()
 
     def nothing() -> None:
-        run = Run("dag", "nothing", started_at=datetime.now(UTC))
+        run = DagRun("dag", "nothing", started_at=datetime.now(UTC))
         with documented.connected() as connection:
             planned = plan_run(connection, documented.log, documented.pipeline, run, None, origin="schedule")
         assert planned.batch is None
@@ -540,7 +545,7 @@ def test_each_right_that_is_missing_is_named(
 
     def rejects() -> None:
         with documented.connected() as connection, transaction(connection):
-            Ledger(connection).rejects(documented.pipeline)
+            Ledger(connection).rejects.read(documented.pipeline)
 
     steps = {
         "plan": plan,
@@ -581,7 +586,7 @@ def test_forwarding_needs_the_acls_of_the_documentation(guarded, connection, dat
     guarded.grant(*OF_RESULTS)
     guarded.admin.create_topics([NewTopic(RESULTS, 1, 1)])[RESULTS].result(30)
     await_leaders(guarded.admin, RESULTS, 1)
-    forward = ToTopic(RESULTS, key=("id",))
+    forward = ToTopic(RESULTS, keyed_by=("id",))
     pipeline = Pipeline(
         name="p", topics=("t",), value=Json("id int"), sink=Append("public.p"), forward=forward
     )

@@ -18,7 +18,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from typer.testing import CliRunner
 
 from exactbatch import Pipeline
-from exactbatch.audit.audit import audit
+from exactbatch.audit.run_audit import audit
 from exactbatch.cli.app import app
 from exactbatch.errors import ConfigurationError, ExactbatchError, KafkaUnavailable, ReadFailed
 from exactbatch.kafka.broker import KafkaBroker
@@ -79,7 +79,7 @@ def check_path(world: BatchRunner, pipeline: Pipeline) -> None:
     """Plan, batch, replay, audit and the group for lag tools, with the properties of `world` alone."""
     batch = world.run(pipeline).batch
     assert (batch.records, batch.rows) == (10, 10)
-    request = ReplayRequest(ranges=(RequestedRange(pipeline.topics[0], 0, 2, 5),))
+    request = ReplayRequest(ranges=(RequestedRange(pipeline.topic_names[0], 0, 2, 5),))
     batch_id = freeze_replay(world.connection, world.log, pipeline, request, origin="cli").batch_id
     assert batch_id is not None
     assert world.process(pipeline, batch_id).batch.rows == 3
@@ -87,9 +87,9 @@ def check_path(world: BatchRunner, pipeline: Pipeline) -> None:
     results = audit(pipeline, world.settings)
     assert results.is_exact
     assert len(results.partitions) == 2
-    stored = {(pipeline.topics[0], partition): end for partition, end in ((0, 6), (1, 4))}
+    stored = {(pipeline.topic_names[0], partition): end for partition, end in ((0, 6), (1, 4))}
     world.log.commit_group("exactbatch.secure", stored)
-    assert world.log.group_offsets("exactbatch.secure", pipeline.topics) == stored
+    assert world.log.group_offsets("exactbatch.secure", pipeline.topic_names) == stored
 
 
 @pytest.mark.parametrize(("mechanism", "reader"), list(zip(MECHANISMS, READERS, strict=True)))
@@ -119,7 +119,9 @@ def test_a_batch_is_exact_over_ssl_with_a_client_certificate(
     make_pipeline: MakePipeline,
 ) -> None:
     settings = Settings(kafka=broker.by_certificate, postgres=database)
-    check_path(BatchRunner(spark, connection, settings), make_pipeline(topic, sql="select * from records"))
+    check_path(
+        BatchRunner(spark, connection, settings), make_pipeline(topic, transform="select * from records")
+    )
 
 
 def test_the_command_line_takes_it_from_the_environment(
@@ -134,7 +136,7 @@ def test_the_command_line_takes_it_from_the_environment(
     pipeline = make_pipeline(topic)
     settings = Settings(kafka=broker.scram(), postgres=database)
     (tmp_path / "pipeline_over_tls.py").write_text(
-        f"from exactbatch import Append, Json, Limits, Pipeline\nsecure = {pipeline!r}\n"
+        f"from exactbatch import Append, Json, Limits, Pipeline, Tuning\nsecure = {pipeline!r}\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     for name, value in settings.as_environment().items():

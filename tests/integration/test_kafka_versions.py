@@ -20,7 +20,7 @@ from confluent_kafka.admin import (
 )
 
 from exactbatch import Append, Pipeline, ToTopic
-from exactbatch.audit.audit import audit
+from exactbatch.audit.run_audit import audit
 from exactbatch.errors import ConfigurationError, LogTruncated, OffsetsLost, TopicRecreated
 from exactbatch.forwarding.forward import forward_results
 from exactbatch.kafka.broker import KafkaBroker
@@ -100,6 +100,7 @@ def remove(admin: AdminClient, topic: Topic, before: int) -> None:
     admin.delete_records([at])[at].result(30)
 
 
+@pytest.mark.slow
 def test_a_batch_its_replay_and_the_audit_are_exact(
     world: BatchRunner, replays: Replays, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:
@@ -258,7 +259,7 @@ def test_results_reach_a_topic_once(
 ) -> None:
     topic, results = make_topic(), make_topic(2)
     topic.produce(*map(record, range(5)))
-    pipeline = make_pipeline(topic, forward=ToTopic(results.name, key=("id",)))
+    pipeline = make_pipeline(topic, forward=ToTopic(results.name, keyed_by=("id",)))
     world.run(pipeline)
     assert forward_results(world.connection, world.settings, pipeline).sent == 5
     replays.run(pipeline, ranges((0, 2), topic=topic))

@@ -106,7 +106,7 @@ def run(api, world, make_topic, tmp_path, monkeypatch):
         monkeypatch.syspath_prepend(tmp_path)
         pipeline = getattr(__import__(module.stem), name)
         with transaction(world.connection):
-            Ledger(world.connection).register(pipeline)
+            Ledger(world.connection).registry.register(pipeline)
         files = manifests("ConfigMap")["exactbatch-spark"]["data"]
         (template := tmp_path / "executor.yaml").write_text(files["executor.yaml"])
         documented = "/etc/exactbatch/spark/executor.yaml"
@@ -120,7 +120,7 @@ def run(api, world, make_topic, tmp_path, monkeypatch):
             f"k8s://{api.url}",
             tmp_path,
             files["spark-defaults.conf"].replace(documented, str(template)),
-            ["--pipeline", f"{module.stem}:{name}", "--batch-id", str(world.plan(pipeline))],
+            ["--pipeline", f"{module.stem}:{name}", "--batches", f"{pipeline.name}:{world.plan(pipeline)}:"],
             world.settings,
             tmp_path,
             POD_NAME=DRIVER["metadata"]["name"],

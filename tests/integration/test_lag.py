@@ -16,9 +16,9 @@ from exactbatch.cli.app import app
 from exactbatch.kafka import timestamps
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger
-from exactbatch.ledger.registration import Registration
+from exactbatch.ledger.registry import Registry
 from exactbatch.model import Plan, StoredOffset
-from exactbatch.operations.doctor.topics import check_freshness
+from exactbatch.operations.doctor.source_topics import check_freshness
 from exactbatch.operations.lag import load_lag
 from exactbatch.operations.status import load_status
 from exactbatch.postgres.connection import transaction
@@ -47,7 +47,7 @@ def stand(connection, settings):
     """Let a pipeline stand at these offsets, by partition."""
 
     def store(pipeline, *offsets: int) -> None:
-        topic = pipeline.topics[0]
+        topic = pipeline.topic_names[0]
         log = KafkaBroker(settings.kafka).partitions([topic])
         seeds = tuple(
             StoredOffset(
@@ -56,7 +56,7 @@ def stand(connection, settings):
             for each, offset in enumerate(offsets)
         )
         with transaction(connection):
-            Ledger(connection).write_advance(
+            Ledger(connection).plans.write_advance(
                 pipeline, Plan(seeds=seeds, losses=(), ranges=()), origin="cli", run=None
             )
 
@@ -176,7 +176,7 @@ def test_all_registered_pipelines_are_shown_and_a_missing_topic_hides_none(lag, 
     assert "'absent'" in done.stderr
     assert "! third: " in done.stdout
     done = CliRunner().invoke(app, ["lag", "nobody"])
-    assert (done.exit_code, "has one, other, third" in " ".join(done.stderr.split())) == (42, True)
+    assert (done.exit_code, "has one, other, third" in " ".join(done.stderr.split())) == (2, True)
 
 
 def test_offsets_that_retention_removed_are_told(lag, stand, make_topic, make_pipeline):
@@ -218,6 +218,6 @@ def test_the_lag_of_one_does_not_read_all_registrations(
 ):
     """The gauges of many tables ask for each of them."""
     pipeline = make_pipeline(make_topic())
-    monkeypatch.delattr(Registration, "registered")
+    monkeypatch.delattr(Registry, "read_all")
     (found,) = load_lag(connection, KafkaBroker(settings.kafka), [pipeline.name])
     assert found.pipeline == pipeline.name

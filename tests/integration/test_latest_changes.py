@@ -478,13 +478,13 @@ class Narrowed:
         return db.rows(f"select id, {columns} from {where} order by id")
 
 
-def columns_of(types: list[str]) -> str:
+def find_columns(types: list[str]) -> str:
     return ", ".join(["id int", *(f"v{number} {type_}" for number, type_ in enumerate(types))])
 
 
 def narrowed(db: Database, batches: Any, values: list[tuple[int, str]]) -> Narrowed:
     db.execute(DOMAINS)
-    made = batches(columns_of([case[0] for case in NARROWED]), BY_OFFSET)
+    made = batches(find_columns([case[0] for case in NARROWED]), BY_OFFSET)
 
     def row(key: int, number: int | None = None, value: str | None = None, *, deleted: bool = False) -> Any:
         return (key, *(value if each == number else None for each in range(len(NARROWED))), deleted)
@@ -523,7 +523,7 @@ def test_an_earlier_change_that_the_target_cannot_hold_any_more_is_refused(db, b
     kept = [case[4] or case[0] for case in NARROWED]
     for number, type_ in enumerate(kept):
         db.execute(f"alter table t alter v{number} type {type_} using null")
-    made.pipeline = batches(columns_of(kept), BY_OFFSET).pipeline
+    made.pipeline = batches(find_columns(kept), BY_OFFSET).pipeline
     made.columns = made.pipeline.value.columns
     made.replay((0, len(them.values), 2 * len(them.values)))
     assert them.stored(db) == them.stored(db, kept_as="it is")

@@ -19,7 +19,7 @@ from exactbatch.errors import (
     PostgresUnavailable,
     StatementRefused,
 )
-from exactbatch.ledger import Ledger, Run, check_schema, migrate
+from exactbatch.ledger import DagRun, Ledger, check_schema, migrate
 from exactbatch.ledger.schema import migrations
 from exactbatch.model import Plan, StoredOffset
 from exactbatch.postgres.connection import connect, transaction
@@ -32,8 +32,8 @@ def ledger(connection):
     """A ledger with one registered pipeline, whose only partition stands at 0."""
     ledger = Ledger(connection)
     with transaction(connection):
-        ledger.register(pipeline())
-        ledger.write_advance(pipeline(), plan(seed=True), origin="cli", run=None)
+        ledger.registry.register(pipeline())
+        ledger.plans.write_advance(pipeline(), plan(seed=True), origin="cli", run=None)
     return ledger
 
 
@@ -150,63 +150,65 @@ def test_an_empty_database_is_not_taken_for_a_first_run(empty):
     with pytest.raises(NotRegistered) as caught:
         check_schema(empty)
     assert f"the database '{empty.info.dbname}' has no ledger" in str(caught.value)
-    assert "Check the connection string. If this is the right database, run `exactbatch init`" in str(
+    assert "Check the connection string. If this is the right database, run `exactbatch migrate`" in str(
         caught.value
     )
 
 
 def test_a_pipeline_is_registered_once(connection, ledger):
     with transaction(connection):
-        assert ledger.register(pipeline("other"), share_topics=True) is True
-        assert ledger.register(pipeline("other"), share_topics=True) is False
-        ledger.check_registered(pipeline("other"))
+        assert ledger.registry.register(pipeline("other"), share_topics=True) is True
+        assert ledger.registry.register(pipeline("other"), share_topics=True) is False
+        ledger.registry.check(pipeline("other"))
 
 
 def test_an_unknown_pipeline_is_told_which_there_are(connection, ledger):
     with transaction(connection), pytest.raises(NotRegistered) as caught:
-        ledger.check_registered(pipeline("flihgts", target="public.another"))
+        ledger.registry.check(pipeline("flihgts", target="public.another"))
     assert "pipeline 'flihgts' is not in the ledger of database" in str(caught.value)
-    assert "which has flights. If this is the right database, run `exactbatch init`" in str(caught.value)
+    assert "which has flights. If this is the right database, run `exactbatch register`" in str(caught.value)
     with transaction(connection) as cursor:
         cursor.execute("set local session_replication_role to replica; truncate exactbatch.pipeline cascade")
     with transaction(connection), pytest.raises(NotRegistered, match="which has no pipeline at all"):
-        ledger.lock(pipeline())
+        ledger.registry.lock(pipeline())
 
 
 def test_another_target_is_refused_until_it_is_accepted(connection, ledger):
     moved = pipeline(target="public.elsewhere")
-    for check in (ledger.register, ledger.check_registered, ledger.lock):
+    for check in (ledger.registry.register, ledger.registry.check, ledger.registry.lock):
         with transaction(connection), pytest.raises(IdentityChanged) as caught:
             check(moved)
         assert "expected target 'public.flight', as registered, found 'public.elsewhere'" in str(caught.value)
-        assert "`exactbatch init --accept-identity`" in str(caught.value)
+        assert "`exactbatch register --accept-identity`" in str(caught.value)
     with transaction(connection):
-        assert ledger.register(moved, accept_identity=True) is True
-        ledger.check_registered(moved)
+        assert ledger.registry.register(moved, accept_identity=True) is True
+        ledger.registry.check(moved)
 
 
 def test_the_database_refuses_to_count_an_offset_twice(connection, ledger):
     with transaction(connection):
-        first = ledger.write_advance(pipeline(), plan((0, 10)), origin="cli", run=None)
-        ledger.add_coverage(ledger.batch(first))
-        second = ledger.write_advance(pipeline(), plan((9, 12)), origin="cli", run=None)
+        first = ledger.plans.write_advance(pipeline(), plan((0, 10)), origin="cli", run=None)
+        ledger.coverage.add(ledger.batches.read(first))
+        second = ledger.plans.write_advance(pipeline(), plan((9, 12)), origin="cli", run=None)
     with (
         pytest.raises(StatementRefused, match="coverage_counts_once"),
         transaction(connection),
     ):
-        ledger.add_coverage(ledger.batch(second))
-    assert [(each.from_offset, each.until_offset) for each in ledger.coverage(pipeline())] == [(0, 10)]
+        ledger.coverage.add(ledger.batches.read(second))
+    assert [(each.from_offset, each.until_offset) for each in ledger.coverage.read_all(pipeline())] == [
+        (0, 10)
+    ]
 
 
 def test_two_pipelines_and_two_lives_of_topic_are_counted_apart(connection, ledger):
     with transaction(connection) as cursor:
-        ledger.register(pipeline("other"), share_topics=True)
+        ledger.registry.register(pipeline("other"), share_topics=True)
         for name, life in (("flights", 1), ("flights", 2), ("other", 1)):
             cursor.execute(
                 "insert into exactbatch.coverage values (%s, 't', %s, 0, '[0,10)', 'loss')",
                 (name, UUID(int=life)),
             )
-    assert len(ledger.coverage(pipeline())) == 2
+    assert len(ledger.coverage.read_all(pipeline())) == 2
 
 
 def test_an_empty_coverage_is_refused(connection, ledger):
@@ -219,10 +221,11 @@ def test_an_empty_coverage_is_refused(connection, ledger):
 def test_new_plan_supersedes_one_planned_advance_there_can_be(connection, ledger):
     with transaction(connection):
         first, second = (
-            ledger.write_advance(pipeline(), plan((0, 10)), origin="cli", run=Run("dag", run)) for run in "ab"
+            ledger.plans.write_advance(pipeline(), plan((0, 10)), origin="cli", run=DagRun("dag", run))
+            for run in "ab"
         )
-        assert [ledger.batch(each).status for each in (first, second)] == ["superseded", "planned"]
-        assert ledger.successor(ledger.batch(first)) == second
+        assert [ledger.batches.read(each).status for each in (first, second)] == ["superseded", "planned"]
+        assert ledger.batches.find_successor(ledger.batches.read(first)) == second
     with (
         pytest.raises(StatementRefused, match="batch_planned_advance"),
         transaction(connection) as c,
@@ -236,19 +239,19 @@ def test_new_plan_supersedes_one_planned_advance_there_can_be(connection, ledger
 
 
 def test_one_life_of_a_run_has_one_batch(connection, ledger):
-    run = Run("dag", "run", 0, datetime(2026, 1, 1, tzinfo=UTC))
+    run = DagRun("dag", "run", 0, datetime(2026, 1, 1, tzinfo=UTC))
     cleared, anew = replace(run, clear_number=1), replace(run, started_at=datetime(2026, 1, 2, tzinfo=UTC))
     with transaction(connection):
-        first = ledger.write_advance(pipeline(), plan((0, 10)), origin="schedule", run=run)
-        assert ledger.batch_of_run(pipeline(), run) == first
-        assert ledger.batch_of_run(pipeline(), cleared) is None
-        assert ledger.batch_of_run(pipeline(), anew) is None
-        second = ledger.write_advance(pipeline(), plan((0, 10)), origin="schedule", run=cleared)
+        first = ledger.plans.write_advance(pipeline(), plan((0, 10)), origin="schedule", run=run)
+        assert ledger.plans.find_batch(pipeline(), run) == first
+        assert ledger.plans.find_batch(pipeline(), cleared) is None
+        assert ledger.plans.find_batch(pipeline(), anew) is None
+        second = ledger.plans.write_advance(pipeline(), plan((0, 10)), origin="schedule", run=cleared)
     with pytest.raises(StatementRefused, match="batch_of_run"), transaction(connection):
-        ledger.write_advance(pipeline(), plan((0, 10)), origin="schedule", run=run)
+        ledger.plans.write_advance(pipeline(), plan((0, 10)), origin="schedule", run=run)
     with transaction(connection):
-        assert [each.generation for each in ledger.batches_of_run(pipeline(), run)] == [1, 0]
-        assert [each.batch_id for each in ledger.batches_of_run(pipeline(), run)] == [second, first]
+        assert [each.generation for each in ledger.plans.read_all_batches(pipeline(), run)] == [1, 0]
+        assert [each.batch_id for each in ledger.plans.read_all_batches(pipeline(), run)] == [second, first]
 
 
 def test_a_batch_that_is_not_there_is_told(connection, ledger):
@@ -256,12 +259,12 @@ def test_a_batch_that_is_not_there_is_told(connection, ledger):
         transaction(connection),
         pytest.raises(BatchLost, match="batch 999 is not in the ledger of database"),
     ):
-        ledger.batch(999)
+        ledger.batches.read(999)
 
 
 def test_a_committed_batch_has_its_counts(connection, ledger):
     with transaction(connection):
-        first = ledger.write_advance(pipeline(), plan((0, 10)), origin="cli", run=None)
+        first = ledger.plans.write_advance(pipeline(), plan((0, 10)), origin="cli", run=None)
     with pytest.raises(StatementRefused, match="SQLSTATE 23514"), transaction(connection) as cursor:
         cursor.execute("update exactbatch.batch set status = 'committed' where batch_id = %s", (first,))
 
@@ -270,8 +273,8 @@ def test_plan_waits_for_lock_of_its_pipeline_no_longer_than_it_may(connection, l
     other = connect(database, application="tests", timeout=0.3)
     begin = time.monotonic()
     with transaction(connection):
-        ledger.lock(pipeline())
-        with pytest.raises(PostgresUnavailable, match="a lock was not granted within the publish_timeout"):
+        ledger.registry.lock(pipeline())
+        with pytest.raises(PostgresUnavailable, match="a lock was not granted within the lock_timeout"):
             lock(other)
     assert time.monotonic() - begin < 30
     lock(other)
@@ -281,7 +284,7 @@ def test_plan_waits_for_lock_of_its_pipeline_no_longer_than_it_may(connection, l
 def lock(connection: Any, *, sit_idle: float = 0) -> None:
     """Hold the pipeline's lock for some seconds."""
     with transaction(connection) as cursor:
-        Ledger(connection).lock(pipeline())
+        Ledger(connection).registry.lock(pipeline())
         time.sleep(sit_idle)
         cursor.execute("select 1")
 

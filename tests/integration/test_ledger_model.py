@@ -63,7 +63,7 @@ OUTCOMES = (
 
 
 @pytest.mark.timeout(1200)  # an example that fails is made smaller first
-@pytest.mark.parametrize("lineage", ["record", "batch"])
+@pytest.mark.parametrize("lineage", ["record", pytest.param("batch", marks=pytest.mark.slow)])
 def test_the_ledger_is_its_model_after_every_step(connection, lineage):
     number = draw_seed()
     rounds = int(os.environ.get("EXACTBATCH_MODEL_ROUNDS") or ROUNDS)

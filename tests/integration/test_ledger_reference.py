@@ -1,8 +1,6 @@
 """docs/reference/ledger.md has the ledger's tables as they are after all migrations."""
 
-import re
-
-from support.environment import DOCS
+from support.ledger_page import documented
 
 COLUMNS = """
 select c.relname, a.attname, replace(format_type(a.atttypid, a.atttypmod), 'timestamp with time zone', 'timestamptz')
@@ -13,19 +11,8 @@ order by c.relname, a.attnum
 """
 
 
-def documented():
-    """Return the page's columns as [(table, column, type)], in the order of the page."""
-    found, table = [], ""
-    for line in (DOCS / "reference" / "ledger.md").read_text(encoding="utf-8").splitlines():
-        if heading := re.fullmatch(r"## `exactbatch\.(\w+)`", line):
-            table = heading[1]
-        elif row := re.match(r"\| `(\w+)` \| ([^|]+) \|", line):
-            found.append((table, row[1], row[2]))
-    return found
-
-
 def test_the_reference_has_every_table_and_column_with_its_type(connection):
     with connection.cursor() as cursor:
         cursor.execute(COLUMNS)
         real = cursor.fetchall()
-    assert sorted(documented(), key=lambda each: each[0]) == [tuple(row) for row in real]
+    assert sorted(documented("## "), key=lambda each: each[0]) == [tuple(row) for row in real]

@@ -18,7 +18,7 @@ kafka_timestamp timestamp, outcome binary"
 
 @pytest.fixture(scope="module")
 def decoded(spark):
-    """As batch/transform/transform.py reads records."""
+    """As batch/transform/transform_stager.py reads records."""
     read = spark.range(0, 1, 1, 1).mapInArrow(lambda batches: batches, SCHEMA)
     return read.where(F.col("outcome").isNull()).drop("outcome")
 

@@ -8,7 +8,7 @@ from airflow.providers.openlineage.extractors.manager import ExtractorManager
 from airflow.utils.state import TaskInstanceState
 from psycopg2.extensions import make_dsn, parse_dsn
 
-from exactbatch import Append, Together, Upsert
+from exactbatch import Append, Upsert
 from exactbatch.airflow import Connections
 from exactbatch.airflow.connect_operator import ProcessBatchOnServerOperator
 from exactbatch.airflow.openlineage_facets import OFFSET_RANGES
@@ -42,7 +42,7 @@ def test_provider_extracts_ranges_before_a_batch_and_counts_after_it(
     batch_id = freeze_advance(connection, KafkaBroker(settings.kafka), pipeline, origin="schedule")
     assert batch_id is not None
     operator = operator_type(
-        task_id="process_batch", connections=Connections(), pipeline="x:x", batch_id=str(batch_id)
+        task_id="process_batch", connections=Connections(), pipeline="x:x", batches=f'["x:{batch_id}:"]'
     )
 
     before = extracted(operator, TaskInstanceState.RUNNING)
@@ -57,8 +57,10 @@ def test_provider_extracts_ranges_before_a_batch_and_counts_after_it(
 
     with transaction(connection):
         ledger = Ledger(connection)
-        counts = [(range_, len(range_)) for range_ in ledger.ranges(batch_id)]
-        ledger.mark_committed(ledger.batch(batch_id), rows=2, rejected=1, tombstones=0, records=counts)
+        counts = [(range_, len(range_)) for range_ in ledger.batches.read_ranges(batch_id)]
+        ledger.batches.mark_committed(
+            ledger.batches.read(batch_id), rows=2, rejected=1, tombstones=0, records=counts
+        )
     after = extracted(operator, TaskInstanceState.SUCCESS)
     assert after.inputs[0].inputFacets["inputStatistics"].rowCount == 3
     assert [each.outputFacets["outputStatistics"].rowCount for each in after.outputs] == [2, 1]
@@ -68,12 +70,12 @@ def test_provider_extracts_ranges_before_a_batch_and_counts_after_it(
 def test_all_targets_of_a_batch_are_outputs(connection, settings, make_topic, make_pipeline, monkeypatch):
     topic = make_topic()
     topic.produce(record(1))
-    both = Together((Append("raw.event"), Upsert('sales."Odd Name"', key=("id",))))
+    both = [Append("raw.event"), Upsert('sales."Odd Name"', key=("id",))]
     pipeline = make_pipeline(topic, sink=both)
     monkeypatch.setattr(Connections, "settings", lambda _: settings)
     batch_id = freeze_advance(connection, KafkaBroker(settings.kafka), pipeline, origin="schedule")
     operator = ProcessBatchOperator(
-        task_id="process_batch", connections=Connections(), pipeline="x:x", batch_id=str(batch_id)
+        task_id="process_batch", connections=Connections(), pipeline="x:x", batches=f'["x:{batch_id}:"]'
     )
     database = connection.info.dbname
     outputs = [each.name for each in extracted(operator, TaskInstanceState.RUNNING).outputs]

@@ -15,8 +15,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from typer.testing import CliRunner
 
 from exactbatch.local import LocalStack, LocalStackError
+from exactbatch.local.child_process import wait_until_ended
 from exactbatch.local.commands import app
-from exactbatch.local.process import wait_until_ended
 from support.environment import HOME
 
 pytestmark = pytest.mark.slow

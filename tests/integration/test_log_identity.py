@@ -19,8 +19,8 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from exactbatch import Append, Limits, Pipeline
-from exactbatch.audit.audit import audit
-from exactbatch.audit.report import AuditReport
+from exactbatch.audit.audit_result import AuditReport
+from exactbatch.audit.run_audit import audit
 from exactbatch.batch.engines import driver_engine
 from exactbatch.batch.engines.driver_engine import DriverEngine
 from exactbatch.batch.job import process_batch
@@ -298,7 +298,7 @@ def test_executors_that_reach_another_cluster_than_planner_write_nothing(
     monkeypatch.setattr(driver_engine, "launch_timeout", lambda *_: nullcontext())
     context = SimpleNamespace(defaultParallelism=1, applicationId="local-1", setLocalProperty=lambda *_: None)
     spark = SimpleNamespace(sparkContext=context)
-    limits = Limits(max_records=10)
+    limits = Limits(max_offsets=10)
     pipeline, log = make_pipeline(topic, commit=commit, limits=limits), KafkaBroker(settings.kafka)
 
     def process() -> int | None:
@@ -441,7 +441,7 @@ def test_an_audit_jumps_over_the_gaps_of_a_sparse_log(
     broker.stop()
     move_segment(broker.data_dir / "sparse-0", 5, FAR)
     broker.start()
-    pipeline = make_pipeline(topic, sink=Append("public.sparse"))
+    pipeline = make_pipeline(topic, sink=Append("public.sparse"), limits=Limits(max_offsets=None))
     world = AuditedTarget(connection, Settings(topic.properties, database), pipeline)
     far = range(FAR, FAR + 5)
     batch_id = world.load(only=[*range(5), *far])

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from exactbatch import Aggregate, Append, Count, Json, Max, Pipeline, Upsert
-from exactbatch.audit.audit import audit
+from exactbatch.audit.run_audit import audit
 from exactbatch.cli.app import app
 from exactbatch.errors import StatementRefused
 from exactbatch.ledger import migrate
@@ -80,7 +80,7 @@ def test_no_look_alike_is_called(spark: Any, planted: Deployment, make_topic: An
             name=topic.name,
             topics=(topic.name,),
             value=Json("id int, name text"),
-            key=Json("id int, name text") if kind == "upsert" else None,
+            message_key=Json("id int, name text") if kind == "upsert" else None,
             sink=sink,
             max_rejects=1,
         )
@@ -92,9 +92,9 @@ def test_no_look_alike_is_called(spark: Any, planted: Deployment, make_topic: An
                 "grant select, insert, delete on shop.appended to exactbatch_job; "
                 "grant usage on schema shop to exactbatch_owner; grant select on shop.appended to exactbatch_owner"
             )
-        command("owner", "init", f"{module.__name__}:{kind}")
+        command("owner", "register", f"{module.__name__}:{kind}")
         planted.execute(ROLES)
-        command(None, "init", f"{module.__name__}:{kind}")
+        command(None, "register", f"{module.__name__}:{kind}")
         planted.execute(ROLES)
         command("job", "plan", f"{module.__name__}:{kind}")
         planted.run(spark, pipeline)

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import pytest
 
-from exactbatch import Json, Pipeline, Upsert
-from exactbatch.audit.audit import audit
+from exactbatch import Json, Pipeline, Tuning, Upsert
+from exactbatch.audit.run_audit import audit
 from exactbatch.batch import job as batch_job
 from exactbatch.batch.staging import shares
 from exactbatch.batch.staging.task import StagedBatch
@@ -21,7 +21,7 @@ WAYS: Final[dict[str, Any]] = {
     "append": {},
     "upsert": {"sink": lambda name: Upsert(name, key=("id",))},
     "partition": {"commit": "partition"},
-    "transform": {"sql": "select /*+ repartition(40) */ * from records"},
+    "transform": {"transform": "select /*+ repartition(40) */ * from records"},
 }
 
 
@@ -46,7 +46,7 @@ def topic(loaded, make_topic):
 
 @pytest.mark.parametrize("way", WAYS if LONG else ("upsert", "transform"))
 def test_many_partitions_share_few_tasks(world, topic, make_pipeline, way, monkeypatch):
-    changes = {"name": f"{topic.name}-{way}", "max_connections": 5, **WAYS[way]}
+    changes = {"name": f"{topic.name}-{way}", "tuning": Tuning(max_connections=5), **WAYS[way]}
     if "sink" in changes:
         changes["sink"] = changes["sink"](f'public."{topic.name}-{way}"')
     pipeline = make_pipeline(topic, value=Json("id int, name text"), **changes)
@@ -96,7 +96,7 @@ def test_the_largest_ranges_are_spread_over_the_tasks(world, make_topic, make_pi
     topic = make_topic(6)
     for partition, count in enumerate((1, 90, 2, 80, 3, 70)):
         topic.produce(*map(record, range(count)), partition=partition)
-    pipeline: Pipeline = make_pipeline(topic, max_connections=3)
+    pipeline: Pipeline = make_pipeline(topic, tuning=Tuning(max_connections=3))
     staged: list[StagedBatch] = []
     publish = batch_job.publish
     monkeypatch.setattr(shares, "_WORTH_A_TASK", 1)

@@ -13,9 +13,9 @@ from psycopg2.errors import LockNotAvailable
 
 from exactbatch import Pipeline, failpoints
 from exactbatch.errors import ConfigurationError, PostgresUnavailable, TargetMismatch
-from exactbatch.operations import merge as merge_module
+from exactbatch.operations import merge_partitions as merge_module
 from exactbatch.operations import status as status_module
-from exactbatch.operations.merge import merge_partitions, preview_merge
+from exactbatch.operations.merge_partitions import merge_partitions, preview_merge
 from exactbatch.operations.status import load_status
 from exactbatch.planning.request import RequestedRange
 from exactbatch.postgres.connection import connect

@@ -15,7 +15,7 @@ from confluent_kafka import Consumer
 from psycopg2.extensions import parse_dsn
 
 from exactbatch import Json, Pipeline, Upsert
-from exactbatch.audit.audit import audit
+from exactbatch.audit.run_audit import audit
 from exactbatch.local import LocalStack
 from exactbatch.local.jars import fetch_jars
 from support.batch_runner import BatchRunner
@@ -127,7 +127,7 @@ def test_an_upsert_goes_on_in_the_old_table_and_a_replay_accounts_for_the_old_ro
     pipeline = make_pipeline(
         topic,
         sink=Upsert(table, key=("id",), history=history),
-        key=Json("id int"),
+        message_key=Json("id int"),
         start={topic.name: {0: 4}},
     )
     world.run(pipeline)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from exactbatch import Append, Together, ToTopic, Upsert
+from exactbatch import Append, ToTopic, Upsert
 from exactbatch.errors import TargetMismatch
 from support.environment import LONG, draw_seed
 from support.staged_batches import Batches, Database, trigger
@@ -20,7 +20,7 @@ SINKS = {
     "history and version": Upsert("public.t", key=("id",), version="version"),
     "latest only": Upsert("public.t", key=("id",), history=False),
     "latest only and version": Upsert("public.t", key=("id",), version="version", history=False),
-    "together": Together((Append("public.log"), Upsert("public.t", key=("id",)))),
+    "together": [Append("public.log"), Upsert("public.t", key=("id",))],
 }
 INDEXES = {
     "a unique constraint": "alter table t add constraint one_each unique (email)",
@@ -120,6 +120,7 @@ def test_values_move_between_the_rows_of_a_batch(db, batches, sink, index):
     assert emails(db) == source.state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sink", SINKS)
 def test_random_transactions_of_a_source_that_is_valid_after_each(db, batches, sink):
     """A transaction gives any rows any e-mails; its changes come in any order, as with a deferrable constraint."""

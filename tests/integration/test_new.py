@@ -108,10 +108,10 @@ def test_the_pipeline_loads_the_whole_topic_without_a_reject(
     pipeline = project.pipeline(topic.name)
     types = {column.name: column.type for column in pipeline.value.columns}
     assert {column: types.get(column) for column in topic.types} == topic.types
-    assert pipeline.sink.key_columns == topic.key
+    assert pipeline.traits.key_columns == topic.key
 
     with transaction(connection):
-        Ledger(connection).register(pipeline)
+        Ledger(connection).registry.register(pipeline)
     world.settle(pipeline)
     batch = world.run(pipeline).batch
     assert (batch.status, batch.records, batch.rejected) == ("committed", len(topic.pairs), 0)

@@ -11,10 +11,10 @@ from pyspark import cloudpickle
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from exactbatch import Json
-from exactbatch.batch.transform import transform
+from exactbatch import Json, Tuning
+from exactbatch.batch.transform import transform_stager
 from exactbatch.batch.transform.decoded_records import decoded_in_one_pass
-from exactbatch.batch.transform.one_pass import PLACE, OnePass, RecordsInOrder, can_pack
+from exactbatch.batch.transform.one_pass import PLACE, OnePass, RecordsInOrder
 from exactbatch.compiled.availability import VARIABLE
 from exactbatch.errors import ConfigurationError, OffsetsLost, TooManyRejects
 from exactbatch.transforms.narrow_plan import columns_of_records, computed_from, is_narrow
@@ -52,7 +52,7 @@ WIDE = {
 }
 
 
-def rows_of(spark: Any, change: Any) -> tuple[DataFrame, DataFrame]:
+def select_rows(spark: Any, change: Any) -> tuple[DataFrame, DataFrame]:
     """Return rows of a transform, and the records that it gets."""
     read = spark.range(0, 2, 1, 2).mapInArrow(lambda batches: batches, SCHEMA)
     records = read.where(F.col("outcome").isNull()).drop("outcome")
@@ -60,8 +60,8 @@ def rows_of(spark: Any, change: Any) -> tuple[DataFrame, DataFrame]:
 
 
 def staged(spark: Any, change: Any) -> DataFrame:
-    """As batch/transform/transform.py has it: decode, transform, stage."""
-    rows, _ = rows_of(spark, change)
+    """As batch/transform/transform_stager.py has it: decode, transform, stage."""
+    rows, _ = select_rows(spark, change)
     return rows.mapInArrow(lambda batches: batches, "outcome binary")
 
 
@@ -109,20 +109,26 @@ def topic(make_topic):
 
 def test_one_pass_has_the_rows_rejects_and_counts_of_several(world, topic, make_pipeline, monkeypatch):
     asked: list[bool] = []
-    monkeypatch.setattr(transform, "is_narrow", lambda frame: (asked.append(is_narrow(frame)), asked[-1])[1])
+    monkeypatch.setattr(
+        transform_stager, "is_narrow", lambda frame: (asked.append(is_narrow(frame)), asked[-1])[1]
+    )
     seen = []
     for way in ("one pass", "counted by Postgres", "two jobs"):
         if way == "counted by Postgres":
-            monkeypatch.setattr(transform, "RecordsInOrder", Uncounted)
+            monkeypatch.setattr(transform_stager, "RecordsInOrder", Uncounted)
         if way == "two jobs":
-            monkeypatch.setattr(transform, "is_narrow", lambda _: False)
+            monkeypatch.setattr(transform_stager, "is_narrow", lambda _: False)
         pipeline = make_pipeline(
-            topic, sql=QUERY, max_rejects=40, max_connections=2, name=f"{topic.name}.{way}".replace(" ", "_")
+            topic,
+            transform=QUERY,
+            max_rejects=40,
+            tuning=Tuning(max_connections=2),
+            name=f"{topic.name}.{way}".replace(" ", "_"),
         )
-        world.execute(f"drop table if exists {pipeline.sink.target}")
+        world.execute(f"drop table if exists {pipeline.traits.target}")
         batch = world.run(pipeline).batch
         rows = world.rows(
-            f"select id, part, kafka_partition, kafka_offset from {pipeline.sink.target} order by 3, 4, 2"
+            f"select id, part, kafka_partition, kafka_offset from {pipeline.traits.target} order by 3, 4, 2"
         )
         rejects = world.rows(
             'select partition, "offset", value, reason from exactbatch.rejected_record '
@@ -153,16 +159,16 @@ SOME = (
 
 
 @pytest.mark.parametrize(
-    ("types", "fast_path", "some", "packs_some"),
+    ("types", "fast_path", "some"),
     [
-        (EVERY_TYPE, "off", f"{SOME}, n from records lateral view explode(numbers) as n", True),
-        (ATOMIC_TYPES, "0", f"{SOME}, size(split(word, 'ö')) as n from records", True),
-        (ATOMIC_TYPES, "0", f"{SOME}, array(id, small) as n from records", False),
+        (EVERY_TYPE, "off", f"{SOME}, n from records lateral view explode(numbers) as n"),
+        (ATOMIC_TYPES, "0", f"{SOME}, size(split(word, 'ö')) as n from records"),
+        (ATOMIC_TYPES, "0", f"{SOME}, array(id, small) as n from records"),
     ],
     ids=["arrow", "packed", "compiled but for computed columns"],
 )
 def test_unchanged_columns_of_every_type_are_those_that_spark_returns(
-    world, make_topic, make_pipeline, monkeypatch, types, fast_path, some, packs_some
+    world, make_topic, make_pipeline, monkeypatch, types, fast_path, some
 ):
     """In one pass they do not go through the JVM."""
     topic = make_topic(2, retention_ms="-1")
@@ -190,8 +196,6 @@ def test_unchanged_columns_of_every_type_are_those_that_spark_returns(
             value["double"] = 1e300  # the compiled loop leaves it to the format
         topic.produce(json.dumps(value).encode() if number % 16 else b"bad", partition=number % 2)
     monkeypatch.setitem(world.spark.sparkContext.environment, VARIABLE, fast_path)
-    packs: list[bool] = []
-    monkeypatch.setattr(transform, "can_pack", lambda *given: (packs.append(can_pack(*given)), packs[-1])[1])
     for name, query in {
         "all": "select * from records where id % 7 <> 0",
         "some": f"{some} where double is not null",
@@ -200,33 +204,32 @@ def test_unchanged_columns_of_every_type_are_those_that_spark_returns(
         for one_pass in (True, False):
             with monkeypatch.context() as patch:
                 if not one_pass:
-                    patch.setattr(transform, "is_narrow", lambda _: False)
+                    patch.setattr(transform_stager, "is_narrow", lambda _: False)
                 pipeline = make_pipeline(
                     topic,
                     value=Json(types),
-                    sql=query,
+                    transform=query,
                     name=f"{topic.name}.{name}.{one_pass}",
                     max_rejects=10,
                 )
-                world.execute(f"drop table if exists {pipeline.sink.target}")
+                world.execute(f"drop table if exists {pipeline.traits.target}")
                 batch = world.run(pipeline).batch
                 assert batch.rows > 0
                 assert batch.rejected == 4
             columns = world.rows(
                 "select attname, atttypid::regtype::text, atttypmod from pg_attribute "
-                f"where attrelid = '{pipeline.sink.target}'::regclass and attnum > 0"
+                f"where attrelid = '{pipeline.traits.target}'::regclass and attnum > 0"
             )
             names = ", ".join(f'"{column[0]}"' for column in columns if column[0] != "batch_id")
-            rows = world.rows(f"select row({names})::text from {pipeline.sink.target} order by 1")
+            rows = world.rows(f"select row({names})::text from {pipeline.traits.target} order by 1")
             contents.append((columns, rows))
             assert world.is_exact(pipeline)
         assert contents[0] == contents[1]
-    assert packs == [types is ATOMIC_TYPES] * 2 + [packs_some] * 2
 
 
 def test_columns_of_records_are_traced(spark):
     def traced(change: Any) -> tuple[dict[str, str], set[str]] | None:
-        found = columns_of_records(*rows_of(spark, change))
+        found = columns_of_records(*select_rows(spark, change))
         return None if found is None else (dict(found.unchanged), set(found.used) - {"outcome"})
 
     lineage = {name: name for name in LINEAGE.split(", ")}
@@ -275,7 +278,7 @@ REPLACED = NARROW | {
 @pytest.mark.parametrize("change", REPLACED.values(), ids=REPLACED)
 def test_rows_are_computed_from_other_records(spark, change):
     """These are what the transform returns for them."""
-    rows, records = rows_of(spark, change)
+    rows, records = select_rows(spark, change)
     others = spark.createDataFrame(ROWS, SCHEMA)
     expected = (
         change(others.drop("outcome"))
@@ -291,7 +294,7 @@ def test_rows_are_computed_from_other_records(spark, change):
 
 
 def test_columns_without_a_record_of_them_are_null(spark):
-    rows, records = rows_of(spark, f"select id, name, {LINEAGE} from {{records}}")
+    rows, records = select_rows(spark, f"select id, name, {LINEAGE} from {{records}}")
     given = spark.createDataFrame([("t", 7), ("u", 8)], "`0` string, `1` int")
     computed = computed_from(rows, records, given, [3, 0])
     assert [tuple(row) for row in computed.collect()] == [
@@ -311,14 +314,14 @@ def test_a_task_that_reads_one_partition_sends_only_offsets_through_the_jvm(
         used.append(set(one_pass.used))
         return decoded_in_one_pass(spark, bins, one_pass)
 
-    monkeypatch.setattr(transform, "decoded_in_one_pass", seen)
+    monkeypatch.setattr(transform_stager, "decoded_in_one_pass", seen)
     query = "select * from records where kafka_offset <> 3"
-    pipeline = make_pipeline(topic, sql=query, max_rejects=40, max_connections=tasks)
+    pipeline = make_pipeline(topic, transform=query, max_rejects=40, tuning=Tuning(max_connections=tasks))
     assert world.run(pipeline).batch.rows == 3 * (40 - 5 - 1)
     assert used == [of_records]
     assert world.is_exact(pipeline)
     places = world.rows(
-        f"select distinct kafka_topic, kafka_partition from {pipeline.sink.target} order by 2"
+        f"select distinct kafka_topic, kafka_partition from {pipeline.traits.target} order by 2"
     )
     assert places == [(topic.name, partition) for partition in range(3)]
 
@@ -333,13 +336,13 @@ def test_a_transform_is_called_once(world, topic, make_pipeline):
 
     pipeline = make_pipeline(topic, transform=numbered, max_rejects=40)
     world.run(pipeline)
-    assert {row[0] for row in world.rows(f"select call from {pipeline.sink.target}")} == {len(calls)} == {1}
+    assert {row[0] for row in world.rows(f"select call from {pipeline.traits.target}")} == {len(calls)} == {1}
 
 
 def test_errors_of_reading_end_a_batch_in_one_pass(world, topic, make_pipeline):
-    few = make_pipeline(topic, sql=QUERY, max_rejects=5)
+    few = make_pipeline(topic, transform=QUERY, max_rejects=5)
     assert "offset 7: " in world.refused(TooManyRejects, few)
-    pipeline = make_pipeline(topic, sql=QUERY, max_rejects=40)
+    pipeline = make_pipeline(topic, transform=QUERY, max_rejects=40)
     batch_id = world.plan(pipeline)
     admin = AdminClient(dict(topic.properties))
     for future in admin.delete_records([TopicPartition(topic.name, 1, 20)]).values():
@@ -350,7 +353,7 @@ def test_errors_of_reading_end_a_batch_in_one_pass(world, topic, make_pipeline):
 
 def test_a_wrong_setting_of_the_executors_ends_a_batch_in_one_pass(world, topic, make_pipeline, monkeypatch):
     monkeypatch.setitem(world.spark.sparkContext.environment, VARIABLE, "fast")
-    pipeline = make_pipeline(topic, sql=QUERY, max_rejects=40)
+    pipeline = make_pipeline(topic, transform=QUERY, max_rejects=40)
     message = world.refused(ConfigurationError, pipeline)
     assert message.startswith(
         "EXACTBATCH_FAST_PATH is 'fast', which is neither a number of offsets nor 'off'"
@@ -359,10 +362,12 @@ def test_a_wrong_setting_of_the_executors_ends_a_batch_in_one_pass(world, topic,
 
 def test_disks_that_spark_encrypts_hold_no_file_of_a_hand_over(world, topic, make_pipeline, monkeypatch):
     monkeypatch.setattr(
-        transform, "settings_of", lambda spark: {**dict(spark.sparkContext.getConf().getAll()), **ENCRYPTED}
+        transform_stager,
+        "read_settings",
+        lambda spark: {**dict(spark.sparkContext.getConf().getAll()), **ENCRYPTED},
     )
-    monkeypatch.setattr(transform, "is_narrow", lambda _: pytest.fail("it would run in one pass"))
-    pipeline = make_pipeline(topic, value=Json("id int, name text"), sql=QUERY, max_rejects=40)
+    monkeypatch.setattr(transform_stager, "is_narrow", lambda _: pytest.fail("it would run in one pass"))
+    pipeline = make_pipeline(topic, value=Json("id int, name text"), transform=QUERY, max_rejects=40)
     assert world.run(pipeline).batch.dropped == 27
 
 

@@ -23,8 +23,9 @@ from psycopg2.extensions import make_dsn, parse_dsn
 from exactbatch import Append, Json, Pipeline, ToTopic
 from exactbatch.airflow import Connections
 from exactbatch.airflow.links import BatchLink
+from exactbatch.airflow.page.airflow_versions import browsers_send_session
 from exactbatch.airflow.page.databases import Databases
-from exactbatch.airflow.versions import BaseHook, browsers_send_session
+from exactbatch.airflow.versions import BaseHook
 from exactbatch.errors import PostgresUnavailable
 from exactbatch.ledger import migrate
 from exactbatch.local import LocalStackError
@@ -250,7 +251,7 @@ def test_links_and_notes_work_below_the_path_of_airflow(airflow, viewer, user, m
     task = f"/dags/story/dagRuns/{quote(run)}/taskInstances/process_batch"
     # A task pushes this when it has ended.
     key = SimpleNamespace(dag_id="story", run_id=run)
-    pushed = BatchLink().get_link(SimpleNamespace(batch_id=7, plan_id=""), ti_key=key)
+    pushed = BatchLink().get_link(SimpleNamespace(batches='["story:7:"]'), ti_key=key)
     airflow.request("POST", f"{task}/xcomEntries", json={"key": BatchLink().xcom_key, "value": pushed})
     links = viewer.get(f"/api/v2{task}/links").json()["extra_links"]
     # What a browser makes of it on any page of Airflow.

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from exactbatch import Append, Json, Pipeline
-from exactbatch.audit.audit import audit
+from exactbatch import Append, Json, Pipeline, Tuning
+from exactbatch.audit.run_audit import audit
 from exactbatch.batch import job as batch_job
 from exactbatch.batch.by_partition import partition_commit
 from exactbatch.batch.by_partition.partition_commit import Committed, commit_batch, commit_range
@@ -31,6 +31,7 @@ from exactbatch.operations.status import load_status
 from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.planning.request import ReplayRequest
 from exactbatch.postgres.connection import connect, transaction
+from exactbatch.sinks.writers import find_writer
 from support.batch_runner import LINEAGE, BatchRunner, recreate
 from support.range_commits import committed, task_of
 from support.replays import ranges
@@ -73,7 +74,7 @@ def half_done(world: BatchRunner, pipeline: Pipeline) -> int:
 
 def status_of(world: BatchRunner, batch_id: int) -> str:
     with transaction(world.connection):
-        return Ledger(world.connection).batch(batch_id).status
+        return Ledger(world.connection).batches.read(batch_id).status
 
 
 def waiting(world: BatchRunner) -> bool:
@@ -138,7 +139,7 @@ def test_each_range_is_a_transaction_and_the_batch_has_the_sums(world, make_topi
         (2, None, topic.name, 0, 2, "1700000000.123000", batch.batch_id),
     ]
     assert found[2][:5] == (3, "ü", topic.name, 1, 1)
-    table = pipeline.sink.table.as_string(world.connection)
+    table = find_writer(pipeline.traits).tables[-1].identifier.as_string(world.connection)
     assert world.rows(f"select count(distinct xmin::text) from {table}") == [(2,)]
     rejects = world.rows("select topic, topic_id, partition, \"offset\", value, headers, batch_id "
                          "from exactbatch.rejected_record")  # fmt: skip
@@ -186,9 +187,9 @@ def test_range_with_too_many_rejects_keeps_others_and_retry_goes_on_with_it(worl
 def test_a_share_of_rejects_holds_for_each_range_by_itself(world, topic, pipeline):
     """1 of 4 in the second partition is more than 0.2, although it is less than 0.2 of all 9."""
     batch_id = world.plan(pipeline)
-    with pytest.raises(TooManyRejects, match="of the 4 records .* max_rejects=0.2 allows 0"):
-        world.process(replace(pipeline, max_rejects=0.2), batch_id)
-    assert world.process(replace(pipeline, max_rejects=0.25), batch_id).batch.rejected == 1
+    with pytest.raises(TooManyRejects, match="of the 4 records .* max_reject_share=0.2 allows 0"):
+        world.process(replace(pipeline, max_reject_share=0.2), batch_id)
+    assert world.process(replace(pipeline, max_reject_share=0.25), batch_id).batch.rejected == 1
     assert world.is_exact(pipeline)
 
 
@@ -240,7 +241,7 @@ def test_batch_superseded_in_middle_is_fenced_and_next_advance_goes_on(world, to
     assert [row[0] for row in world.target(pipeline, "id")] == [0, 1, 2, 3, 4, 8, 5, 6, 7]
     assert world.is_exact(pipeline)
     # What the superseded batch has committed is not history that no batch has to account for.
-    table = pipeline.sink.table.as_string(world.connection)
+    table = find_writer(pipeline.traits).tables[-1].identifier.as_string(world.connection)
     world.execute(f"update exactbatch.coverage set offsets = '[0,2)' where batch_id = {older}")
     world.execute(f"delete from {table} where batch_id = {older} and kafka_offset >= 2")
     first, _ = audit(pipeline, world.settings).partitions
@@ -273,7 +274,7 @@ def test_plan_waits_for_range_about_to_commit_and_goes_on_behind_it(world, topic
     )
     assert one.result() == Committed(5)
     with transaction(world.connection):
-        planned = Ledger(world.connection).ranges(newer.result())
+        planned = Ledger(world.connection).batches.read_ranges(newer.result())
     assert [(each.partition, each.from_offset, each.until_offset) for each in planned] == [
         (0, 5, 6),
         (1, 0, 4),
@@ -325,7 +326,7 @@ def test_replay_is_one_transaction_also_of_part_of_batch_that_goes_on(world, rep
     assert world.is_exact(pipeline)
     everything = replays.run(tolerant(pipeline), ReplayRequest(batch_ids=(batch_id,))).batch
     assert (everything.rows, everything.rejected) == (8, 1)
-    table = pipeline.sink.table.as_string(world.connection)
+    table = find_writer(pipeline.traits).tables[-1].identifier.as_string(world.connection)
     assert world.rows(f"select count(distinct xmin::text), count(*) as rows from {table}") == [(1, 8)]
     assert world.is_exact(pipeline)
 
@@ -396,10 +397,10 @@ def test_rows_that_do_not_arrive_and_rows_refused_fail_their_range(world, topic,
     partition's rows stay."""
     batch_id = world.plan(pipeline)
     world.execute(
-        f"create table {pipeline.sink.target} (id int, name text, {LINEAGE}); "
+        f"create table {pipeline.traits.target} (id int, name text, {LINEAGE}); "
         "create function swallow() returns trigger language plpgsql as "
-        f"$$ begin delete from {pipeline.sink.target} where id = 3; return null; end $$; "
-        f"create trigger swallow after insert on {pipeline.sink.target} for each row execute function swallow()"
+        f"$$ begin delete from {pipeline.traits.target} where id = 3; return null; end $$; "
+        f"create trigger swallow after insert on {pipeline.traits.target} for each row execute function swallow()"
     )
     with pytest.raises(TargetMismatch) as caught:
         world.process(tolerant(pipeline), batch_id)
@@ -411,28 +412,28 @@ def test_rows_that_do_not_arrive_and_rows_refused_fail_their_range(world, topic,
     assert "because of trigger swallow (AFTER INSERT)" in message
     assert [row[0] for row in world.target(pipeline, "id")] == [5, 6, 7]
     world.execute(
-        f"drop trigger swallow on {pipeline.sink.target}; "
-        f"alter table {pipeline.sink.target} add constraint not_three check (id <> 3)"
+        f"drop trigger swallow on {pipeline.traits.target}; "
+        f"alter table {pipeline.traits.target} add constraint not_three check (id <> 3)"
     )
     with pytest.raises(TargetMismatch, match='violates check constraint "not_three"'):
         world.process(pipeline, batch_id)
     world.execute(
-        f"alter table {pipeline.sink.target} drop constraint not_three; "
+        f"alter table {pipeline.traits.target} drop constraint not_three; "
         "create function refuse() returns trigger language plpgsql as "
         "$$ begin if new.id = 3 then raise 'not on a Sunday'; end if; return new; end $$; "
-        f"create trigger refuse after insert on {pipeline.sink.target} for each row execute function refuse()"
+        f"create trigger refuse after insert on {pipeline.traits.target} for each row execute function refuse()"
     )
     with pytest.raises(TargetMismatch, match="not on a Sunday"):
         world.process(pipeline, batch_id)
     assert world.is_exact(pipeline)
-    world.execute(f"drop trigger refuse on {pipeline.sink.target}")
+    world.execute(f"drop trigger refuse on {pipeline.traits.target}")
     assert world.process(tolerant(pipeline), batch_id).batch.rows == 8
     assert world.is_exact(pipeline)
 
 
 def test_what_waits_for_commit_is_done_before_rows_are_counted(world, topic, pipeline, path):
     """Deferred triggers of the target and of a table that it logs into, and a deferred foreign key."""
-    target = pipeline.sink.target
+    target = pipeline.traits.target
     batch_id = world.plan(pipeline)
     world.execute(
         f"create table {target} (id int, name text, more int, {LINEAGE}); create table log (id int); "
@@ -484,7 +485,7 @@ def test_what_waits_for_commit_is_done_before_rows_are_counted(world, topic, pip
 
 def test_a_truncate_behind_which_the_counts_are_right_is_noticed(world, topic, pipeline, path):
     """It takes older rows away, and writes those of the range again."""
-    target = pipeline.sink.target
+    target = pipeline.traits.target
     batch_id = world.plan(pipeline)
     world.execute(
         f"create table {target} (id int, name text, {LINEAGE}); create table log (id int); "
@@ -511,14 +512,14 @@ def test_a_type_that_is_changed_after_the_check_is_noticed(world, topic, pipelin
 
     def change(moment: str) -> None:
         if moment == "job.before_ranges":
-            world.execute(f"alter table {pipeline.sink.target} alter id type real")
+            world.execute(f"alter table {pipeline.traits.target} alter id type real")
 
     monkeypatch.setattr(batch_job, "failpoint", change)
     message = world.refused(StagedRowsDiffer, tolerant(pipeline), batch_id)
     assert "it was changed while the batch ran: " in message
     assert ": column id is now real, was integer" in message
     monkeypatch.undo()
-    world.execute(f"alter table {pipeline.sink.target} alter id type int")
+    world.execute(f"alter table {pipeline.traits.target} alter id type int")
     assert world.process(tolerant(pipeline), batch_id).batch.rows == 8
     assert world.is_exact(pipeline)
 
@@ -526,7 +527,7 @@ def test_a_type_that_is_changed_after_the_check_is_noticed(world, topic, pipelin
 def test_a_partition_that_is_attached_meanwhile_with_a_trigger_takes_no_rows(
     world, topic, pipeline, monkeypatch, path
 ):
-    target = pipeline.sink.target
+    target = pipeline.traits.target
     world.execute(
         f"create table {target} (id int, name text, {LINEAGE}) partition by list (kafka_partition); "
         f"create table others partition of {target} default; "
@@ -577,7 +578,7 @@ def test_topic_created_again_while_it_is_read_gives_no_rows(
     monkeypatch.setattr(batch_job, "failpoint", at)
     # The new topic has one partition, so that the second range cannot even be read.
     with pytest.raises(TopicRecreated, match="created again since the batch was planned"):
-        world.process(replace(pipeline, read_timeout=2), batch_id)
+        world.process(replace(pipeline, tuning=Tuning(read_timeout="2 seconds")), batch_id)
     assert isinstance(commit_range(task_of(world, pipeline, batch_id), 1), TopicRecreated)
     assert world.target(pipeline, "id") == []
     assert world.rows("select count(*) from exactbatch.coverage") == [(0,)]

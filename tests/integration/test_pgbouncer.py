@@ -11,7 +11,7 @@ from psycopg2.extensions import make_dsn
 
 from exactbatch.batch.staging.staging_tables import StagingTables, hold_launch
 from exactbatch.errors import ConfigurationError, PostgresUnavailable
-from exactbatch.ledger import Ledger
+from exactbatch.ledger import list_staging_tables
 from exactbatch.postgres.arrow import connect_arrow
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
@@ -64,23 +64,35 @@ def pooled(database: str, mode: str, more: str = DROPPED, size: int = 20, **sett
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("opener", OPENERS)
-def test_pgbouncer_as_it_is_installed_is_refused_with_line_that_it_needs(database, mode, opener):
-    with pooled(database, mode, more="") as dsn, pytest.raises(ConfigurationError) as caught:
-        opener(dsn, application="tests")
-    assert "PgBouncer in front of it, refuses the startup parameter `options`" in str(caught.value)
-    assert "Set ignore_startup_parameters = options in pgbouncer.ini" in str(caught.value)
+def test_pgbouncer_as_it_is_installed_gets_no_options_and_each_transaction_has_all_settings(
+    database, mode, opener
+):
+    contrary = {name: value for name, value in CONTRARY.items() if name != "synchronous_commit"}
+    with pooled(database, mode, more="", **contrary) as dsn, closing(opener(dsn, application="tests")) as own:
+        for _ in range(2):
+            with own.cursor() as cursor:
+                cursor.execute(
+                    "select current_setting('TimeZone') as zone, current_setting('DateStyle') as style, "
+                    "current_setting('row_security')"
+                )
+                assert tuple(cursor.fetchone()) == ("UTC", "ISO, YMD", "off")
+            own.rollback()
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("opener", OPENERS)
+@pytest.mark.parametrize("more", [DROPPED, ""], ids=["dropped", "refused"])
 @pytest.mark.parametrize(
     ("setting", "value"), [("idle_session_timeout", "5min"), ("quote_all_identifiers", "on")]
 )
-def test_what_a_transaction_cannot_set_is_refused_by_its_name(database, mode, opener, setting, value):
-    with pooled(database, mode, **{setting: value}) as dsn, pytest.raises(ConfigurationError) as caught:
+def test_what_a_transaction_cannot_set_is_refused_by_its_name(database, mode, opener, more, setting, value):
+    with (
+        pooled(database, mode, more=more, **{setting: value}) as dsn,
+        pytest.raises(ConfigurationError) as caught,
+    ):
         opener(dsn, application="tests")
     assert f"the connection to Postgres has {setting} = " in str(caught.value)
-    assert "a pooler dropped it, as PgBouncer does with ignore_startup_parameters" in str(caught.value)
+    assert "a pooler dropped or refused it as a startup option" in str(caught.value)
     assert f"alter role … set {setting} = " in str(caught.value)
 
 
@@ -137,7 +149,7 @@ def test_launch_keeps_its_tables_and_leaves_nothing_on_pools_connections(
 
 def staging(connection: Any) -> set[str]:
     with transaction(connection):
-        return set(Ledger(connection).staging_tables())
+        return set(list_staging_tables(connection))
 
 
 def locks(connection: Any) -> list[Any]:

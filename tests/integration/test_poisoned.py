@@ -11,7 +11,7 @@ from exactbatch.cli import status as cli_status
 from exactbatch.cli.app import app
 from exactbatch.errors import Fenced, PostgresUnavailable, TargetMismatch, TransformFailed
 from exactbatch.ledger import session as ledger_session
-from exactbatch.operations.status import Status, load_status
+from exactbatch.operations.status import PipelineStatus, load_status
 from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.postgres.connection import connect
@@ -27,13 +27,13 @@ def topic(make_topic):
     return topic
 
 
-def status(world: BatchRunner, pipeline: Pipeline) -> Status:
+def status(world: BatchRunner, pipeline: Pipeline) -> PipelineStatus:
     return load_status(world.connection, world.log, pipeline)
 
 
 def replay_all(world: BatchRunner, pipeline: Pipeline) -> int:
     """Plan a replay of the first ten offsets."""
-    request = ReplayRequest(ranges=(RequestedRange(pipeline.topics[0], 0, 0, 10),))
+    request = ReplayRequest(ranges=(RequestedRange(pipeline.topic_names[0], 0, 0, 10),))
     batch_id = freeze_replay(world.connection, world.log, pipeline, request, origin="cli").batch_id
     assert batch_id is not None
     return batch_id
@@ -43,7 +43,7 @@ def test_poisoned_batch_is_seen_in_status_and_blocks_no_replay(world, topic, mak
     pipeline = make_pipeline(topic)
     world.run(pipeline)
     assert status(world, pipeline).failing == ()
-    world.execute(f"alter table {pipeline.sink.target} add constraint small check (id < 100)")
+    world.execute(f"alter table {pipeline.traits.target} add constraint small check (id < 100)")
     topic.produce(record(10), record(1000))
     poisoned = world.plan(pipeline)
     for _ in range(2):
@@ -75,7 +75,7 @@ def test_poisoned_batch_is_seen_in_status_and_blocks_no_replay(world, topic, mak
     assert later.failed_at > failing.failed_at
     assert said(world, pipeline, monkeypatch).count("has failed 3 times since") == 1
     # Mended, nothing is left of it.
-    world.execute(f"alter table {pipeline.sink.target} drop constraint small")
+    world.execute(f"alter table {pipeline.traits.target} drop constraint small")
     assert world.process(pipeline, successor).batch.records == 2
     assert status(world, pipeline).failing == ()
     assert "failed" not in said(world, pipeline, monkeypatch)
@@ -113,7 +113,7 @@ def test_records_that_become_gigabytes_are_rejects_and_poison_no_batch(world, ma
 def test_a_transform_that_fails_and_a_replay_that_fails_are_told(world, topic, make_pipeline):
     pipeline = make_pipeline(topic)
     world.run(pipeline)
-    broken = replace(pipeline, sql="select * from records where cast(name as int) > 0")
+    broken = replace(pipeline, transform="select * from records where cast(name as int) > 0")
     batch_id = replay_all(world, pipeline)
     with pytest.raises(TransformFailed):
         world.process(broken, batch_id)

@@ -12,14 +12,15 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import NewPartitions
 from typer.testing import CliRunner
 
-from exactbatch import Append, Debezium, Together, Upsert
-from exactbatch.audit.audit import audit
+from exactbatch import Append, Debezium, Upsert
+from exactbatch.audit.run_audit import audit
 from exactbatch.cli.app import app
 from exactbatch.errors import ConfigurationError, KeyOnTwoPartitions, PositionsWentBack
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.operations.compact import compact_changes
 from exactbatch.operations.new_epoch import begin_epoch
 from exactbatch.planning.request import ReplayRequest, RequestedRange
+from exactbatch.sinks.writers import find_writer
 from support.topics import await_leaders
 
 VERSION = ("commit_lsn", "lsn")
@@ -64,7 +65,7 @@ def load(world, make_topic, make_pipeline):
 
 def rows(world, pipeline):
     world.connection.rollback()
-    return world.rows(f"select id, name from {pipeline.sink.target} order by id")
+    return world.rows(f"select id, name from {pipeline.traits.target} order by id")
 
 
 def is_exact(world, pipeline):
@@ -138,7 +139,7 @@ def test_positions_that_went_back_are_an_error_until_an_epoch_begins(
         offset, events = 3, [after]
     with pytest.raises(PositionsWentBack, match=r"the position of the change \(id = 1") as caught:
         run(*events)
-    topic = pipeline.topics[0]
+    topic = pipeline.topic_names[0]
     assert (caught.value.topic, caught.value.from_offset) == (topic, offset)
     assert f"exactbatch new-epoch {pipeline.name} --from {topic}:0:{offset}" in str(caught.value)
     assert rows(world, pipeline) == ([] if in_one_batch else [(1, "b"), (2, "c")])
@@ -227,7 +228,7 @@ def test_a_replay_of_changes_that_a_connector_repeated(world, load, replays, his
     events = [event("u", 1, f"at {lsn}", lsn - 1, lsn) for lsn in range(10, 60, 10)]
     run(*events, *events[2:4])
     run(*events[4:], event("u", 2, "b", 99, 100))
-    topic = pipeline.topics[0]
+    topic = pipeline.topic_names[0]
     for first, until in ((0, 9), (5, 7), (2, 4), (0, 3)):
         replays.run(pipeline, ReplayRequest(ranges=(RequestedRange(topic, 0, first, until),)))
         expected = "at 30" if not history and until == 3 else "at 50"
@@ -240,7 +241,7 @@ def test_changes_of_a_batch_that_are_behind_and_no_repeats_leave_nothing_in_any_
 ):
     topic = make_topic()
     target = f'public."{topic.name}"'
-    sink = Together((Append(f'public."{topic.name}_raw"'), Upsert(target, key=("id",), version=VERSION)))
+    sink = [Append(f'public."{topic.name}_raw"'), Upsert(target, key=("id",), version=VERSION)]
     pipeline = make_pipeline(topic, value=Debezium("id int, name text", version="postgres"), sink=sink)
     topic.produce(event("c", 1, "a", 900, 1000))
     world.run(pipeline)
@@ -282,7 +283,7 @@ def test_an_epoch_begins_in_all_pipelines_that_share_a_target(world, make_topic,
 @HISTORIES
 def test_changes_of_a_partition_that_was_added_after_an_epoch_began_belong_to_it(world, load, admin, history):
     pipeline, run = load(history=history)
-    topic = pipeline.topics[0]
+    topic = pipeline.topic_names[0]
     run(event("c", 1, "a", 900, 1000))
     broker = KafkaBroker(world.settings.kafka)
     begin_epoch(world.connection, broker, pipeline)
@@ -305,7 +306,9 @@ def test_compaction_keeps_the_latest_change_of_the_latest_epoch(world, load):
     begin_epoch(world.connection, broker, pipeline)
     run(event("u", 1, "d", 10, 20), event("d", 2, None, 10, 30))
     assert compact_changes(world.connection, broker, pipeline, before=None).dropped == 3
-    left = world.rows(f"select kafka_offset from {pipeline.sink.lineage_table.table.spec} order by 1")
+    left = world.rows(
+        f"select kafka_offset from {find_writer(pipeline.traits).lineage_table.table.spec} order by 1"
+    )
     assert left == [(3,), (4,)]
     assert rows(world, pipeline) == [(1, "d")]
     run(event("u", 1, "e", 30, 40))
@@ -336,7 +339,7 @@ def test_a_repeat_of_a_record_that_the_log_no_longer_has_is_not_known_to_be_one(
     pipeline, run = load(history=history)
     first = event("c", 1, "a", 900, 1000)
     run(first, event("u", 1, "b", 1900, 2000), event("u", 1, "c", 2900, 3000))
-    for future in admin.delete_records([TopicPartition(pipeline.topics[0], 0, 1)]).values():
+    for future in admin.delete_records([TopicPartition(pipeline.topic_names[0], 0, 1)]).values():
         future.result(30)
     with pytest.raises(PositionsWentBack, match="as far as the log goes back, to offset 1"):
         run(first)
@@ -346,7 +349,7 @@ def test_an_epoch_begins_at_no_processed_record_and_only_where_positions_order_c
     pipeline, run = load(history=True)
     run(event("c", 1, "a", 900, 1000), event("u", 1, "b", 1900, 2000))
     broker = KafkaBroker(world.settings.kafka)
-    at = pipeline.topics[0], 0
+    at = pipeline.topic_names[0], 0
     for wrong in (0, 1, 3):
         with pytest.raises(ConfigurationError, match=rf"from 2, which is stored, to 2.*found {wrong}"):
             begin_epoch(world.connection, broker, pipeline, starts={at: wrong})
@@ -373,7 +376,7 @@ def test_the_command_begins_an_epoch(world, load, settings, monkeypatch):
     run(event("c", 1, "a", 900, 1000))
     with pytest.raises(PositionsWentBack):
         run(event("u", 1, "b", 10, 20))
-    topic = pipeline.topics[0]
+    topic = pipeline.topic_names[0]
     shown = CliRunner().invoke(app, ["status", f"{module.__name__}:p"])
     said_by_status = " ".join(shown.output.split())
     assert "PositionsWentBack" in said_by_status

@@ -9,7 +9,7 @@ import pytest
 from psycopg2.extensions import make_dsn
 
 from exactbatch import Json, Upsert
-from exactbatch.audit.audit import audit
+from exactbatch.audit.run_audit import audit
 from exactbatch.batch import job as batch_job
 from exactbatch.batch.staging.stager import stage_tasks
 from exactbatch.batch.staging.task import StageTask
@@ -77,9 +77,9 @@ def test_every_connection_of_a_batch_is_encrypted(
     topic.produce(*(record(n) for n in range(5, 9)), partition=1)
     changes: dict[str, Any] = {
         "append": {},
-        "upsert": {"sink": Upsert(f'public."{topic.name}"', key=("id",)), "key": Json("id int")},
+        "upsert": {"sink": Upsert(f'public."{topic.name}"', key=("id",)), "message_key": Json("id int")},
         "partition": {"commit": "partition"},
-        "transform": {"sql": "select * from records"},
+        "transform": {"transform": "select * from records"},
     }[kind]
     pipeline = make_pipeline(topic, max_rejects=1, **changes)
     encrypted = Settings(kafka=settings.kafka, postgres=dsn())

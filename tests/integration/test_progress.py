@@ -90,7 +90,7 @@ def test_a_batch_is_followed_from_another_connection(
     pipeline = make_pipeline(topic)
     batch_id = world.plan(pipeline)
     with transaction(world.connection):
-        batch = Ledger(world.connection).batch(batch_id)
+        batch = Ledger(world.connection).batches.read(batch_id)
     assert accounted_offsets(world.connection, batch_id) == 500
     seen: list[tuple[int, int]] = []
     with progress.following(batch, settings, lambda done, total: seen.append((done, total))):
@@ -105,7 +105,7 @@ def test_a_lost_ledger_does_not_fail_the_batch(terminal, world, make_topic, make
     pipeline = make_pipeline(topic)
     batch_id = world.plan(pipeline)
     with transaction(world.connection):
-        batch = Ledger(world.connection).batch(batch_id)
+        batch = Ledger(world.connection).batches.read(batch_id)
     unreachable = type(settings)(kafka=settings.kafka, postgres="host=127.0.0.1 port=1")
     with progress.following(batch, unreachable, lambda *_: None):
         assert world.process(pipeline, batch_id).wrote

@@ -13,7 +13,7 @@ import pytest
 
 from exactbatch import Append, Json, OffsetRange, Pipeline, Upsert
 from exactbatch.errors import Fenced, PruneRefused, ReplayRefused, StatementRefused, TargetMismatch
-from exactbatch.ledger import Ledger
+from exactbatch.ledger import Ledger, find_parts
 from exactbatch.operations import prune as pruning
 from exactbatch.operations.prune import preview_pruning, prune_history
 from exactbatch.operations.withdraw import withdraw_replay
@@ -26,6 +26,7 @@ from support.large_ledger import History
 from support.staged_batches import ID, Batches
 from support.topics import record
 from support.waiting import wait_for
+from support.writers import writer_of
 
 EVER: Final = datetime(2999, 1, 1, tzinfo=UTC)
 Made = Callable[..., Batches]
@@ -171,7 +172,7 @@ def test_whole_batches_cannot_be_replayed_below(connection, make):
     planned: list[int] = []
     with transaction(connection):
         planned.append(
-            Ledger(connection).write_replay(
+            Ledger(connection).plans.write_replay(
                 batches.pipeline, [OffsetRange("t", 0, 0, 3, ID)], origin="cli", run=None
             )
         )
@@ -208,7 +209,7 @@ def test_a_folded_batch_is_not_replayed_by_its_number(connection, make):
 def test_a_planned_replay_blocks_until_it_is_overtaken(connection, make):
     batches = make(4)
     with transaction(connection):
-        early = Ledger(connection).write_replay(
+        early = Ledger(connection).plans.write_replay(
             batches.pipeline, [OffsetRange("t", 0, 1, 4, ID)], origin="cli", run=None
         )
     with pytest.raises(PruneRefused):
@@ -226,7 +227,7 @@ def test_a_planned_replay_blocks_until_it_is_overtaken(connection, make):
 def test_a_planned_replay_blocks_until_it_is_withdrawn(connection, settings, make, tmp_path):
     batches = make(4)
     with transaction(connection):
-        early = Ledger(connection).write_replay(
+        early = Ledger(connection).plans.write_replay(
             batches.pipeline, [OffsetRange("t", 0, 1, 4, ID)], origin="cli", run=None
         )
     withdraw = ("replay", batches.pipeline, "--withdraw", str(early))
@@ -252,7 +253,7 @@ def test_a_planned_replay_blocks_until_it_is_withdrawn(connection, settings, mak
 def test_an_old_replay_does_not_overwrite_folded_results(connection, make):
     batches = make(4)
     with transaction(connection):
-        early = Ledger(connection).write_replay(
+        early = Ledger(connection).plans.write_replay(
             batches.pipeline, [OffsetRange("t", 0, 0, 4, ID)], origin="cli", run=None
         )
     batches.replay((0, 0, 2))
@@ -281,7 +282,7 @@ def test_a_replay_that_is_planned_between_two_portions_blocks_the_second(connect
     def plan(done: int) -> None:
         if done == 2:
             with transaction(connection):
-                Ledger(connection).write_replay(
+                Ledger(connection).plans.write_replay(
                     batches.pipeline, [OffsetRange("t", 0, 0, 1, ID)], origin="cli", run=None
                 )
 
@@ -303,7 +304,7 @@ def test_unannounced_and_uncommitted_batches_stay(connection, make):
         from exactbatch.model import Plan
 
         plan = Plan(seeds=(), losses=(), ranges=(OffsetRange("t", 0, 3, 5, ID),))
-        Ledger(connection).write_advance(batches.pipeline, plan, origin="cli", run=None)
+        Ledger(connection).plans.write_advance(batches.pipeline, plan, origin="cli", run=None)
     assert prune_history(connection, batches.pipeline, before=EVER).batches == 1
     assert ranges_left(connection) == [1, 3]
 
@@ -403,14 +404,14 @@ def test_a_publish_waits_for_a_portion_and_then_goes_on(connection, make, comman
 
 def test_the_command_says_what_is_not_possible_afterwards(connection, make, command):
     batches = make(2)
-    told, problems = command(batches.pipeline, "--keep", "90m", "--dry-run").communicate(timeout=60)
+    told, problems = command(batches.pipeline, "--keep", "90 minutes", "--dry-run").communicate(timeout=60)
     assert "no batch from before" in told, problems
     told, _ = command(batches.pipeline, "--all", "--dry-run").communicate(timeout=60)
     assert "2 batches with 2 ranges" in told
     assert "Replays by --batch" in told
     assert "which of these batches covers an offset" in told
     assert pruned(connection) == [(1, None), (2, None)]
-    wrong = command(batches.pipeline, "--all", "--keep", "1d")
+    wrong = command(batches.pipeline, "--all", "--keep", "1 day")
     _, problems = wrong.communicate(timeout=60)
     assert wrong.returncode == 42
     assert "expected one of --before, --keep and --all" in problems
@@ -460,6 +461,6 @@ def test_markers_of_folded_batches_are_replaced_and_compacted(connection, make):
     prune_history(connection, batches.pipeline, before=EVER)
     ranges, ledger = [OffsetRange("t", 0, 0, 3, ID)], Ledger(connection)
     with transaction(connection) as cursor:
-        parts = ledger.parts(cursor, batches.pipeline, ranges, ledger.coverage(batches.pipeline))
-        assert sink.compactor.compact(cursor, parts) == {("t", 0): (1, 0)}
+        parts = find_parts(cursor, batches.pipeline, ranges, ledger.coverage.read_all(batches.pipeline))
+        assert writer_of(sink).compactor.compact(cursor, parts) == {("t", 0): (1, 0)}
     assert query(connection, "select id from public.p_deleted") == []

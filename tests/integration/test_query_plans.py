@@ -12,15 +12,14 @@ import pytest
 from psycopg2.extensions import make_dsn
 
 from exactbatch import Append, Json, Pipeline
-from exactbatch.audit.rows import LocatedRows
+from exactbatch.audit.located_rows import LocatedRows
 from exactbatch.audit.snapshot import Snapshot
 from exactbatch.audit.units import Slice, Unit
 from exactbatch.batch.publishing.fences import check_results_exist
-from exactbatch.ledger import Ledger, Run, overview
-from exactbatch.ledger.overview import OverviewRows
-from exactbatch.ledger.partition_commit import ACCOUNT_RANGE, LOCK_STORED_OFFSET, RANGE_STATE, SHARE_BATCH
+from exactbatch.ledger import DagRun, Ledger, RangeCommits, overview_rows
+from exactbatch.ledger.overview_rows import OverviewRows
 from exactbatch.operations import report
-from exactbatch.operations.batches import load_batches
+from exactbatch.operations.batch_history import load_batches
 from exactbatch.operations.coverage_strip import load_strips, look_for_gaps
 from exactbatch.operations.overview import load_summaries
 from exactbatch.operations.status import load_status
@@ -30,6 +29,7 @@ from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.planning.run import plan_run
 from exactbatch.postgres.arrow import connect_arrow
 from exactbatch.postgres.connection import connect, transaction
+from exactbatch.sinks.writers import find_writer
 from support.dashboard import VIEWS, queries
 from support.environment import LONG
 from support.large_ledger import BEGAN, EVERY, ID, History, analyze, fill
@@ -113,7 +113,7 @@ def history(request) -> History:
 
 def requests(history: History) -> list[ReplayRequest]:
     middle = history.end // 2
-    at = history.time_of(middle)
+    at = history.convert_time(middle)
     oldest = 1 + sum(
         each.batches for each in list(HISTORIES.values())[: list(HISTORIES.values()).index(history)]
     )
@@ -133,7 +133,7 @@ def test_plans_and_replays_read_a_bounded_part_of_the_history(bounded, history):
             assert preview_replay(connection, log, pipeline, request).plan.ranges
             freeze_replay(connection, log, pipeline, request, origin="cli")
         for number in range(2):
-            run = Run("records", f"manual__{number}", clear_number=number)
+            run = DagRun("records", f"manual__{number}", clear_number=number)
             assert plan_run(connection, log, pipeline, run, None, origin="manual").batch is not None
 
 
@@ -155,22 +155,16 @@ def test_batches_read_a_bounded_part_of_the_history(bounded, history):
 
 
 def test_ranges_that_commit_one_by_one_read_a_bounded_part_of_the_history(bounded, history):
-    with bounded() as connection, connection.cursor() as cursor:
+    with bounded() as connection:
         batch_id = freeze_advance(connection, history.log(30), history.pipeline, origin="cli")
         with transaction(connection):
-            first = Ledger(connection).ranges(batch_id)[0]
-        place = (batch_id, first.topic, first.partition, first.from_offset)
-        for number, (statement, parameters) in enumerate(
-            (
-                (RANGE_STATE, place),
-                (SHARE_BATCH, place[:1]),
-                (LOCK_STORED_OFFSET, (history.pipeline.name, *place[1:3])),
-                (ACCOUNT_RANGE, (*place, 1, 1, 0, 0, 0)),
-            )
-        ):
-            cursor.execute(f"prepare statement{number} as {statement}")
-            cursor.execute(f"execute statement{number} ({', '.join(['%s'] * len(parameters))})", parameters)
-            assert cursor.rowcount == 1
+            first = Ledger(connection).batches.read_ranges(batch_id)[0]
+        commits = RangeCommits(connection)
+        batch = Ledger(connection).batches.read(batch_id, lock="share")
+        assert not commits.is_committed(batch_id, first)
+        assert commits.lock_stored_offset(batch.pipeline, first)
+        counts = {"records": 1, "rows": 1, "rejected": 0, "tombstones": 0, "replaced": 0}
+        assert commits.account(batch, first, **counts) == (1, 1, 1)
         connection.rollback()
 
 
@@ -202,7 +196,7 @@ def test_each_answer_of_the_page_reads_a_bounded_part_of_the_history(bounded, hi
             assert len(drawn) == history.partitions
     with bounded(rows=_LAG_BATCHES * 24, blocks=_LAG_BATCHES * 60) as connection, transaction(connection):
         assert OverviewRows(connection).page_of_batches(name, before=2**62, limit=_LAG_BATCHES)
-    monkeypatch.setattr(overview, "_SAMPLE", 100)
+    monkeypatch.setattr(overview_rows, "_SAMPLE", 100)
     with bounded() as connection, transaction(connection):
         rows = OverviewRows(connection)
         assert rows.reject_reasons(name, limit=50)[0].kind == "not a JSON object"
@@ -231,7 +225,8 @@ def test_a_slice_of_an_audit_reads_its_own_coverage(bounded, history, large):
     slice_ = Slice(3, history.end // 2, history.end // 2 + 100)
     unit = Unit(history.topic, ID, (slice_,))
     with connect_arrow(large, application="tests", read_only=True) as arrow, bounded() as connection:
-        rows = LocatedRows(Explained(arrow, connection), history.pipeline, unit, [], is_shared=False)
+        table = find_writer(history.pipeline.traits).lineage_table
+        rows = LocatedRows(Explained(arrow, connection), history.pipeline, table, unit, [], is_shared=False)
         covering = rows.covering(slice_)
     assert covering.starts[0] <= slice_.start < slice_.end <= covering.ends[-1]
 
@@ -265,8 +260,8 @@ def test_status_and_report_read_a_bounded_part_of_the_history(bounded, history, 
         batch_id = freeze_advance(connection, history.log(50), history.pipeline, origin="cli")
         with transaction(connection):
             ledger = Ledger(connection)
-            batch = ledger.batch(batch_id)
-            ledger.record_failure(batch, ValueError("x"))
+            batch = ledger.batches.read(batch_id)
+            ledger.batches.record_failure(batch, ValueError("x"))
             connection.cursor().execute(
                 "update exactbatch.batch set planned_at = '2020-01-01' "
                 "where status = 'planned' and kind = 'replay' and pipeline = %s",
@@ -278,15 +273,15 @@ def test_status_and_report_read_a_bounded_part_of_the_history(bounded, history, 
         assert len(report.load_report("", history.log(50), history.pipeline, newest.batch_id).ranges) > 0
         with transaction(connection) as cursor:
             check_results_exist(cursor, ledger, history.pipeline, batch)
-            ledger.batches_of_plans(history.pipeline, [newest.plan_id])
-            ledger.unannounced_of_plans([newest.plan_id])
-            ledger.announce([newest.plan_id])
+            ledger.batches.find_finished(history.pipeline, [newest.plan_id])
+            ledger.batches.find_unannounced_plans([newest.plan_id])
+            ledger.batches.announce([newest.plan_id])
 
 
 def test_a_pipeline_that_has_failed_for_long_costs_a_dashboard_no_more(bounded, large):
     connection = connect(large, application="tests", timeout=60)
     with transaction(connection) as cursor:
-        Ledger(connection).register(pipeline("stuck"))
+        Ledger(connection).registry.register(pipeline("stuck"))
         cursor.execute(
             "insert into exactbatch.batch (pipeline, kind, origin, status) "
             "select 'stuck', 'advance', 'cli', 'superseded' from generate_series(1, 5000)"

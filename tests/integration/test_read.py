@@ -4,10 +4,9 @@ import itertools
 import json
 import os
 import socket
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
@@ -19,9 +18,9 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from kafka import KafkaProducer
 
-from exactbatch.audit import log_records, log_windows
-from exactbatch.audit.log_windows import LogWindows, Read
-from exactbatch.batch.rows.decode import rejects_of
+from exactbatch.audit import log_records
+from exactbatch.audit.log_windows import LogWindows
+from exactbatch.batch.rows.decode import build_rejects
 from exactbatch.errors import (
     ExactbatchError,
     LogEndedEarly,
@@ -31,12 +30,13 @@ from exactbatch.errors import (
     TopicMissing,
 )
 from exactbatch.formats import Json, Text, WithMessage
-from exactbatch.formats.record_headers import UNREADABLE, Unreadable
+from exactbatch.formats.message.decoder import RecordDecoder
+from exactbatch.formats.message.record_headers import UNREADABLE, Unreadable
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.kafka.consumer import Signals
 from exactbatch.kafka.range_consumer import Fetched
 from exactbatch.kafka.reader import _FIRST_RECORDS, _read, read_range
-from exactbatch.kafka.records import MessageRecords, Record, Records
+from exactbatch.kafka.records import KafkaRecord, MessageRecords, Records
 from exactbatch.local import LocalStack
 from exactbatch.model import LogPartition
 from exactbatch.offsets import OffsetRange
@@ -212,7 +212,7 @@ def test_an_offset_that_was_removed_since_the_plan_is_an_error(
     assert isinstance(error, OffsetsLost)
     assert str(error) == (
         f"{topic.name}[0] 10..50: retention removed 20 of these offsets since the batch was planned (log starts "
-        f"at 30). Plan again (clear the run, or wait for the next one); with on_loss='record' the plan records "
+        f"at 30). Plan again (clear the run, or wait for the next one); with on_loss='skip' the plan records "
         f"them as lost."
     )
     assert (error.topic, error.partition, error.from_offset, error.until_offset) == (topic.name, 0, 10, 30)
@@ -284,7 +284,7 @@ def test_keys_headers_and_timestamps_are_those_of_the_record(make_topic: MakeTop
     found = [(part.keys().to_pylist(), part.headers(), part.record(0)) for part in records]
     assert [key for keys, _, _ in found for key in keys] == [b"\xffkey", None]
     assert [pairs for _, all_headers, _ in found for pairs in all_headers] == [headers, None]
-    assert found[0][2] == Record(0, b"\xffkey", b"v", headers)
+    assert found[0][2] == KafkaRecord(0, b"\xffkey", b"v", headers)
     [first, second] = [t for each in read(topic, 0, 2) for t in each.timestamps().cast("int64").to_pylist()]
     assert first == 1_700_000_000_123
     assert abs(second - time.time() * 1000) < 60_000
@@ -402,35 +402,24 @@ def test_a_damaged_record_is_an_error_and_no_value(make_topic: MakeTopic, stack:
     assert values(read(topic, 0, 1)) == [b"before"]
     assert values(read(topic, 2, 3)) == [b"after"]
     [partition] = KafkaBroker(topic.properties).partitions([topic.name])
-    for auditor in auditors(topic, partition, 3):
-        with (
-            closing(auditor),
-            pytest.raises(
-                ReadFailed, match=rf"{topic.name}\[0\] offset 1: the batch of records that begins there"
-            ),
-        ):
-            list(auditor.window(3))
+    auditor = auditor_of(topic, partition, 3)
+    with (
+        closing(auditor),
+        pytest.raises(
+            ReadFailed, match=rf"{topic.name}\[0\] offset 1: the batch of records that begins there"
+        ),
+    ):
+        list(auditor.window(3))
     path.write_bytes(written)
     assert values(read(topic, 0, 3)) == [b"before", b"AAAA", b"after"]
 
 
-def auditors(
-    topic: Topic, partition: LogPartition, head: int, read: Read = Read.OFFSETS, **properties: Any
-) -> Iterator[LogWindows]:
-    """The readers of an audit: with an object for each record, and without."""
-    for native_from in (sys.maxsize, 0):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(log_windows, "_NATIVE_FROM", native_from)
-            auditor = LogWindows({**topic.properties, **properties}, partition, 0, head, read=read)
-        assert isinstance(auditor._reader, log_windows._Messages if native_from else log_windows._Native)
-        yield auditor
+def auditor_of(topic: Topic, partition: LogPartition, head: int, **properties: Any) -> LogWindows:
+    return LogWindows({**topic.properties, **properties}, partition, 0, head)
 
 
 @pytest.mark.parametrize("compression", ["none", "zstd"])
-def test_the_auditor_reads_the_same_records_with_objects_and_without(
-    make_topic: MakeTopic, compression: str
-) -> None:
-    """Bytes are copied from librdkafka's memory: short ones in another way than long ones."""
+def test_the_auditor_reads_values_keys_and_times(make_topic: MakeTopic, compression: str) -> None:
     topic = make_topic(retention_ms="-1", message_timestamp_after_max_ms=str(2**63 - 1))
     topic = Topic(topic.name, {**topic.properties, "compression.type": compression})
     sizes = [0, 1, 11, 12, 13, 14, 300, 100_000, 12, 900_000, None, 40]
@@ -442,28 +431,22 @@ def test_the_auditor_reads_the_same_records_with_objects_and_without(
     for number, (value, key) in enumerate(expected):
         topic.produce(value, key=key, timestamp=milliseconds[number % 3])
     [partition] = KafkaBroker(topic.properties).partitions([topic.name])
-    found = []
-    for auditor in auditors(topic, partition, len(expected), Read.VALUES):
-        with closing(auditor):
-            blocks = [part for block in auditor.window(len(expected)) for part in block.cut(57)]
-        records = [block.records for block in blocks if block.records is not None]
-        assert sum(map(len, records)) == len(expected)
-        assert [at for block in blocks for at in block.nulls] == [
-            at for at, (value, _) in enumerate(expected) if value is None
-        ]
-        found.append(
-            [
-                each
-                for part in records
-                for each in zip(
-                    *(column.to_pylist() for column in (part.values(), part.keys(), part.timestamps())),
-                    strict=True,
-                )
-            ]
+    with closing(auditor_of(topic, partition, len(expected))) as auditor:
+        blocks = [part for block in auditor.window(len(expected)) for part in block.cut(57)]
+    records = [block.records for block in blocks]
+    assert sum(map(len, records)) == len(expected)
+    assert [at for block in blocks for at in block.nulls] == [
+        at for at, (value, _) in enumerate(expected) if value is None
+    ]
+    found = [
+        each
+        for part in records
+        for each in zip(
+            *(column.to_pylist() for column in (part.values(), part.keys(), part.timestamps())), strict=True
         )
-    assert found[0] == found[1]
-    assert [each[:2] for each in found[1]] == expected
-    assert {each[2] and each[2].timestamp() for each in found[1]} == {1_767_225_600, 0.001, None}
+    ]
+    assert [each[:2] for each in found] == expected
+    assert {each[2] and each[2].timestamp() for each in found} == {1_767_225_600, 0.001, None}
 
 
 def test_a_damaged_offset_is_no_hole_in_the_log(make_topic: MakeTopic, stack: LocalStack) -> None:
@@ -482,12 +465,12 @@ def test_a_damaged_offset_is_no_hole_in_the_log(make_topic: MakeTopic, stack: Lo
         error
     )
     [partition] = KafkaBroker(topic.properties).partitions([topic.name])
-    for auditor in auditors(topic, partition, 2):
-        with (
-            closing(auditor),
-            pytest.raises(ReadFailed, match="the log ends at 2: the offset of its batch is damaged"),
-        ):
-            list(auditor.window(2))
+    auditor = auditor_of(topic, partition, 2)
+    with (
+        closing(auditor),
+        pytest.raises(ReadFailed, match="the log ends at 2: the offset of its batch is damaged"),
+    ):
+        list(auditor.window(2))
 
 
 def test_aborted_records_are_progress(make_topic: MakeTopic) -> None:
@@ -502,10 +485,10 @@ def test_aborted_records_are_progress(make_topic: MakeTopic) -> None:
     assert offsets(read(topic, 0, 12, timeout=3, **slow)) == [11]
     assert time.monotonic() - started > 4
     [partition] = KafkaBroker(topic.properties).partitions([topic.name])
-    for auditor in auditors(topic, partition, 12, **slow):
-        with closing(auditor), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(LogWindows, "_TIMEOUT", 3)
-            assert [block.offsets.tolist() for block in auditor.window(12)] == [[11]]
+    auditor = auditor_of(topic, partition, 12, **slow)
+    with closing(auditor), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LogWindows, "_TIMEOUT", 3)
+        assert [block.offsets.tolist() for block in auditor.window(12)] == [[11]]
 
 
 def test_what_a_quota_holds_back_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -690,7 +673,7 @@ def test_headers_whose_name_is_no_utf_8_make_rejects_of_their_records_alone(
     producer.close()
     found = []
     for part in read_range(range_of(topic, 0, 105), topic.properties, leader_epoch=None, timeout=10):
-        own = log_records.MessageRecords(part._messages) if reader == "messages" else part  # type: ignore[attr-defined]
+        own = log_records.LogRecords(part._messages) if reader == "messages" else part  # type: ignore[attr-defined]
         found += own.headers()
     unreadable = [isinstance(each, Unreadable) for each in found]
     assert unreadable == [False, True, True, True, False, *[True] * 100]
@@ -700,12 +683,12 @@ def test_headers_whose_name_is_no_utf_8_make_rejects_of_their_records_alone(
         WithMessage(Json("a int"), header={"trace": Text("trace")}),
         WithMessage(Json("a int"), headers="all"),
     ):
-        decoded = format_.decode(records.values(), records)
+        decoded = RecordDecoder(format_).decode(records.values(), records)
         assert decoded.rows.column("a").to_pylist() == [1, 5]
         assert decoded.tombstones == 1
         assert [index for index, _ in decoded.rejects] == [1, 2]
         assert "a name is not UTF-8" in decoded.rejects[0][1]
-    stored = rejects_of(range_of(topic, 0, 5), records, decoded, 7).to_pylist()
+    stored = build_rejects(range_of(topic, 0, 5), records, decoded, 7).to_pylist()
     assert [(each["offset"], each["value"], each["headers"]) for each in stored] == [
         (1, b'{"a": 2}', "[]"),
         (2, b"no json", "[]"),

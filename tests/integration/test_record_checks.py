@@ -3,8 +3,9 @@
 import pytest
 
 from exactbatch import Aggregate, Append, Count, Json, Upsert
-from exactbatch.audit.audit import audit
+from exactbatch.audit.run_audit import audit
 from exactbatch.errors import ConfigurationError, TooManyRejects
+from support.writers import table_of
 
 CHECKS = (
     "amount >= 0",
@@ -36,10 +37,10 @@ def reasons(world):
 @pytest.mark.parametrize("kind", ["append", "by_batch", "sql", "text target"])
 def test_a_record_for_which_a_check_is_false_is_a_reject(world, make_topic, make_pipeline, kind):
     topic = make_topic(1)
-    layout = {"layout": "by_batch", "smallest_partition": 1} if kind == "by_batch" else {}
+    layout = {"layout": "by_batch", "min_offsets": 1} if kind == "by_batch" else {}
     query = "select * from records where id > 0" if kind == "sql" else None
     sink = Append(f'public."{topic.name}"', **layout)
-    pipeline = make_pipeline(topic, value=VALUE, sink=sink, checks=CHECKS, max_rejects=7, sql=query)
+    pipeline = make_pipeline(topic, value=VALUE, sink=sink, checks=CHECKS, max_rejects=7, transform=query)
     if kind == "text target":
         world.execute(
             f'create table public."{topic.name}" (id int, amount text, token text, divisor bigint, kafka_topic text, '
@@ -61,7 +62,7 @@ def test_a_record_for_which_a_check_is_false_is_a_reject(world, make_topic, make
 
 def test_rows_that_could_be_copied_into_a_partition_are_checked(world, make_topic, make_pipeline):
     topic = make_topic(1)
-    sink = Append(f'public."{topic.name}"', layout="by_batch", smallest_partition=1)
+    sink = Append(f'public."{topic.name}"', layout="by_batch", min_offsets=1)
     value = Json("id int, amount bigint")
     pipeline = make_pipeline(topic, value=value, sink=sink, checks=("amount >= 0",), max_rejects=1)
     topic.produce(b'{"id": 1, "amount": 1}', b'{"id": 2, "amount": -3}')
@@ -77,11 +78,13 @@ def test_an_audit_finds_a_row_that_a_check_would_have_rejected(world, make_topic
     name = f'public."{topic.name}"'
     sink = Upsert(name, key=("id",)) if is_upsert else Append(name)
     value = Json("id int, amount int")
-    pipeline = make_pipeline(topic, value=value, sink=sink, key=Json("id int") if is_upsert else None)
+    pipeline = make_pipeline(topic, value=value, sink=sink, message_key=Json("id int") if is_upsert else None)
     topic.produce(b'{"id": 1, "amount": 1}', b'{"id": 2, "amount": -3}')
     world.run(pipeline)
     assert findings(world, pipeline) == {}
-    strict = make_pipeline(topic, value=value, sink=sink, key=pipeline.key, checks=("amount >= 0",))
+    strict = make_pipeline(
+        topic, value=value, sink=sink, message_key=pipeline.message_key, checks=("amount >= 0",)
+    )
     assert findings(world, strict) == {"changed": 1}
 
 
@@ -90,12 +93,12 @@ def test_a_deleting_change_is_not_checked(world, make_topic, make_pipeline):
     sink = Upsert(f'public."{topic.name}"', key=("id",))
     value = Json("id int, amount int")
     pipeline = make_pipeline(
-        topic, value=value, sink=sink, key=Json("id int"), checks=("amount is not null",)
+        topic, value=value, sink=sink, message_key=Json("id int"), checks=("amount is not null",)
     )
     topic.produce(b'{"id": 1, "amount": 1}', key=b'{"id": 1}')
     topic.produce(None, key=b'{"id": 1}')
     assert world.run(pipeline).batch.rejected == 0
-    assert world.rows(f"select id from {sink.table.as_string(world.connection)}") == []
+    assert world.rows(f"select id from {table_of(sink, world.connection)}") == []
     assert findings(world, pipeline) == {}
 
 
@@ -107,7 +110,7 @@ def test_an_aggregate_leaves_out_rejected_records(world, make_topic, make_pipeli
     )
     topic.produce(b'{"id": 1, "amount": 1}', b'{"id": 1, "amount": -1}')
     world.run(pipeline)
-    assert world.rows(f"select id, n from {sink.table.as_string(world.connection)}") == [(1, 1)]
+    assert world.rows(f"select id, n from {table_of(sink, world.connection)}") == [(1, 1)]
     assert findings(world, pipeline) == {}
 
 

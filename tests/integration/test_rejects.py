@@ -34,11 +34,12 @@ def command(world, tmp_path, monkeypatch):
         module = f"rejects_{abs(hash((pipeline.name, schema)))}"
         (tmp_path / f"{module}.py").write_text(
             "from exactbatch import Append, Json, Pipeline\n"
-            f"p = Pipeline(name={pipeline.name!r}, topics={pipeline.topics!r}, value=Json({schema!r}), "
-            f"sink=Append({pipeline.sink.target!r}), max_rejects={pipeline.max_rejects})\n"
+            f"p = Pipeline(name={pipeline.name!r}, topics={pipeline.topic_names!r}, value=Json({schema!r}), "
+            f"sink=Append({pipeline.traits.target!r}), max_rejects={pipeline.max_rejects}, "
+            f"max_reject_share={pipeline.max_reject_share})\n"
         )
         monkeypatch.setattr(
-            "exactbatch.batch.spark.session.spark_session", lambda *_, **__: _Same(world.spark)
+            "exactbatch.batch.spark.spark_session.spark_session", lambda *_, **__: _Same(world.spark)
         )
         result = CliRunner().invoke(app, ["rejects", f"{module}:p", "--json", *arguments])
         assert result.exit_code == 0, result.output
@@ -63,14 +64,14 @@ class _Same:
 def test_a_share_of_the_records_may_be_rejected(world, make_topic, make_pipeline):
     topic = make_topic()
     topic.produce(*[record(n) for n in range(18)], b"bad", b"worse")
-    pipeline = make_pipeline(topic, max_rejects=0.09)
+    pipeline = make_pipeline(topic, max_reject_share=0.09)
     batch_id = world.plan(pipeline)
     with pytest.raises(
         TooManyRejects,
-        match=r"2 or more of the 20 records read were rejected \(10 %\); max_rejects=0.09 allows 1\.",
+        match=r"2 or more of the 20 records read were rejected \(10 %\); max_reject_share=0.09 allows 1\.",
     ):
         world.process(pipeline, batch_id)
-    assert world.process(replace(pipeline, max_rejects=0.1), batch_id).batch.rejected == 2
+    assert world.process(replace(pipeline, max_reject_share=0.1), batch_id).batch.rejected == 2
 
 
 def test_rejects_are_listed_grouped_and_processed_again(world, make_topic, make_pipeline, command):
@@ -114,11 +115,11 @@ def test_rejects_of_a_topic_that_is_loaded_no_longer_are_left_out(world, make_to
         topic.produce(record(0), b"bad")
     pipeline = replace(make_pipeline(first, max_rejects=9), topics=(first.name, second.name))
     with transaction(world.connection):
-        Ledger(world.connection).register(pipeline)
+        Ledger(world.connection).registry.register(pipeline)
     batch_id = world.run(pipeline).batch.batch_id
     fewer = replace(pipeline, topics=(first.name,))
     with transaction(world.connection):
-        Ledger(world.connection).register(fewer)
+        Ledger(world.connection).registry.register(fewer)
     report = command(fewer, "id int, name text", "--replay")
     assert (report["kind"], report["records"], report["rejected"]) == ("replay", 1, 1)
     with pytest.raises(
@@ -150,7 +151,7 @@ def test_a_bad_record_costs_at_most_20_times_a_good_one(world, make_topic, make_
     ):
         topic = make_topic()
         topic.produce(*[value % number for number in range(100_000)])
-        pipeline = make_pipeline(topic, max_rejects=1.0)
+        pipeline = make_pipeline(topic, max_reject_share=1.0)
         began = time.monotonic()
         batch = world.run(pipeline).batch
         seconds[kind] = time.monotonic() - began

@@ -8,7 +8,7 @@ import pytest
 
 from exactbatch.batch.by_partition import range_copy
 from exactbatch.batch.by_partition.partition_commit import Committed, commit_batch, commit_range
-from exactbatch.batch.rows import rejects
+from exactbatch.batch.rows import rejected
 from exactbatch.batch.staging import reread, uncastable
 from exactbatch.batch.staging import stage as stage_module
 from exactbatch.batch.staging.stage import decode_range, stage
@@ -40,7 +40,7 @@ def turns(monkeypatch):
     """Ten records are read at a time, and their rejects copied; how often that was."""
     monkeypatch.setattr(read, "_FIRST_RECORDS", 10)
     monkeypatch.setattr(read, "_BATCH_RECORDS", 10)
-    monkeypatch.setattr(rejects, "_HELD_BYTES", 1)
+    monkeypatch.setattr(rejected, "_HELD_BYTES", 1)
     counted: Counter[str] = Counter()
     for module in (stage_module, range_copy):
         monkeypatch.setattr(module, "failpoint", lambda name: counted.update([name]))
@@ -50,14 +50,14 @@ def turns(monkeypatch):
 @pytest.fixture
 def task(world, topic, make_pipeline):
     """What an executor is given, and its staging tables."""
-    pipeline = make_pipeline(topic, max_rejects=1.0)
+    pipeline = make_pipeline(topic, max_reject_share=1.0)
     batch_id = world.plan(pipeline)
     tables = StagingTables(batch_id, 7)
     with transaction(world.connection) as cursor:
-        ranges = Ledger(world.connection).ranges(batch_id)
+        ranges = Ledger(world.connection).batches.read_ranges(batch_id)
         create_rejects(cursor, tables)
         create_rows(cursor, tables, pipeline.value.columns)
-    (task,) = stage_tasks(pipeline, ranges, {}, tables, world.settings, 1)
+    (task,) = stage_tasks(pipeline, pipeline.traits, ranges, {}, tables, world.settings, 1)
     yield task
     world.execute(f"drop table exactbatch_staging.{tables.rows}, exactbatch_staging.{tables.rejects}")
 
@@ -112,7 +112,7 @@ def test_a_range_is_committed_with_rejects_of_many_portions(
     world, topic, make_pipeline, turns, monkeypatch, fast_path
 ):
     monkeypatch.setenv(VARIABLE, fast_path)
-    pipeline = make_pipeline(topic, commit="partition", max_rejects=1.0)
+    pipeline = make_pipeline(topic, commit="partition", max_reject_share=1.0)
     batch_id = world.plan(pipeline)
     task = task_of(world, pipeline, batch_id)
     assert commit_range(task, 1) == Committed(GOOD + BAD)
@@ -137,13 +137,13 @@ def test_rows_that_do_not_fit_become_rejects_page_by_page(world, make_topic, mak
         )
     pipeline = make_pipeline(topic, max_rejects=12)
     world.execute(
-        f"create table {pipeline.sink.target} (id smallint, name text, kafka_topic text, kafka_partition int, "
+        f"create table {pipeline.traits.target} (id smallint, name text, kafka_topic text, kafka_partition int, "
         f"kafka_offset bigint, kafka_timestamp timestamptz, batch_id bigint)"
     )
     monkeypatch.setattr(uncastable, "_PAGE", 4)
     monkeypatch.setattr(reread, "_NEAR", 3)
     monkeypatch.setattr(reread, "_LARGEST_GROUP", 4)
-    monkeypatch.setattr(rejects, "_HELD_RECORDS", 5)
+    monkeypatch.setattr(rejected, "_HELD_RECORDS", 5)
     batch = world.run(pipeline).batch
     assert (batch.records, batch.rows, batch.rejected) == (40, 28, 12)
     assert world.rows('select partition, "offset" from exactbatch.rejected_record order by 1, 2') == [

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from exactbatch import Append, OffsetRange, Pipeline
 from exactbatch.cli.app import app
 from exactbatch.errors import ConfigurationError, IdentityChanged, NotRegistered, StatementRefused
-from exactbatch.ledger import Ledger, Run
+from exactbatch.ledger import DagRun, Ledger, Registry, TimeBoundaries
 from exactbatch.model import LogPartition, Plan
 from exactbatch.postgres.connection import transaction
 from support.audited_target import AuditedTarget, findings
@@ -43,17 +43,17 @@ def world(connection, settings, make_topic, make_pipeline):
     pipeline = world.pipeline
     with transaction(connection):
         ledger = Ledger(connection)
-        (stored,) = ledger.stored_offsets(pipeline)
+        (stored,) = ledger.plans.read_stored_offsets(pipeline)
         where = {"topic": stored.topic, "partition": 0, "topic_id": stored.topic_id}
         part = LogPartition(**where, leader_epoch=0, earliest=0, last_stable=9, high_watermark=9)
-        ledger.pin_time_boundaries(pipeline, datetime(2026, 1, 1, tzinfo=UTC), {part: 4})
-        ledger.raise_horizon(pipeline, OffsetRange(stored.topic, 0, 0, 1, stored.topic_id))
-        run = Run(pipeline.name, "r")
-        ledger.write_replay(
+        TimeBoundaries(connection).pin(pipeline, datetime(2026, 1, 1, tzinfo=UTC), {part: 4})
+        ledger.coverage.raise_horizon(pipeline, OffsetRange(stored.topic, 0, 0, 1, stored.topic_id))
+        run = DagRun(pipeline.name, "r")
+        ledger.plans.write_replay(
             pipeline, [OffsetRange(stored.topic, 0, 5, 9, stored.topic_id)], origin="cli", run=run
         )
-        ledger.begin_incarnation(pipeline, run)
-        ledger.write_advance(pipeline, Plan(seeds=(), losses=(), ranges=()), origin="schedule", run=run)
+        ledger.plans.begin_run(pipeline, run)
+        ledger.plans.write_advance(pipeline, Plan(seeds=(), losses=(), ranges=()), origin="schedule", run=run)
     return world
 
 
@@ -69,7 +69,7 @@ def under(world: AuditedTarget, name: str, **changes: Any) -> Pipeline:
 
 def register(world: AuditedTarget, pipeline: Pipeline, **how: Any) -> bool:
     with transaction(world.connection):
-        return Ledger(world.connection).register(pipeline, **how)
+        return Ledger(world.connection).registry.register(pipeline, **how)
 
 
 def test_a_renamed_pipeline_takes_all_its_rows_along(world):
@@ -80,30 +80,30 @@ def test_a_renamed_pipeline_takes_all_its_rows_along(world):
         assert names(world, table) == {"renamed"}, table
     assert register(world, world.pipeline, rename=old.name) is False  # once more, by the same script
     with transaction(world.connection):
-        Ledger(world.connection).lock(world.pipeline)
+        Ledger(world.connection).registry.lock(world.pipeline)
     Topic(old.topics[0], dict(world.settings.kafka)).produce(record(10))
     world.load()
     assert world.execute("select from {t}") == 10
     assert findings(world.audit()) == {}
     said = "'renamed' is registered with the same target, .*with `--rename renamed`"
     with transaction(world.connection), pytest.raises(NotRegistered, match=said):
-        Ledger(world.connection).check_registered(old)
+        Ledger(world.connection).registry.check(old)
 
 
 def test_new_name_for_same_topics_and_target_is_refused_with_both_ways_out(world):
     """It would load each record a second time, and every audit would be exact."""
     old, new = world.pipeline.name, under(world, "new")
     with transaction(world.connection), pytest.raises(NotRegistered) as caught:
-        Ledger(world.connection).check_registered(new)
+        Ledger(world.connection).registry.check(new)
     assert f"{old!r} is registered with the same target" in str(caught.value)
-    assert f"run `exactbatch init` for 'new' with `--rename {old}`, and it continues where" in str(
+    assert f"run `exactbatch register` for 'new' with `--rename {old}`, and it continues where" in str(
         caught.value
     )
     with pytest.raises(ConfigurationError) as refused:
         register(world, new)
     assert f"pipelines {old!r} and 'new' both load '{old}' into the table public.{old}" in str(refused.value)
     assert f"with `--rename {old}`" in str(refused.value)
-    assert "`exactbatch init` for 'new' with `--share-topics`" in str(refused.value)
+    assert "`exactbatch register` for 'new' with `--share-topics`" in str(refused.value)
     # Another topic beside; and one that was taken out of the other pipeline, whose records are in the target.
     with pytest.raises(ConfigurationError, match="both load"):
         register(world, under(world, "new", topics=("another", old)))
@@ -121,7 +121,7 @@ def test_pipelines_meant_to_load_same_topics_run_beside_each_other(world):
     assert register(world, world.pipeline) is False
     with transaction(world.connection):
         for each in (new, world.pipeline):
-            Ledger(world.connection).lock(each)
+            Ledger(world.connection).registry.lock(each)
     # What is allowed to one is not to the next.
     with pytest.raises(ConfigurationError, match="both load"):
         register(world, under(world, "newer"))
@@ -131,9 +131,9 @@ def test_a_topic_that_is_added_to_a_pipeline_is_no_way_around(world, make_topic)
     apart = under(world, "apart", topics=(make_topic().name,))
     assert register(world, apart) is True
     both = replace(apart, topics=(*apart.topics, *world.pipeline.topics))
-    for check in (Ledger.check_registered, Ledger.lock, Ledger.register):
+    for check in (Registry.check, Registry.lock, Registry.register):
         with transaction(world.connection), pytest.raises(ConfigurationError, match="both load"):
-            check(Ledger(world.connection), both)
+            check(Registry(world.connection), both)
 
 
 def test_what_cannot_be_renamed(world):
@@ -194,8 +194,8 @@ def test_the_command_line_renames_and_forgets(world, settings, monkeypatch):
         done = CliRunner().invoke(app, [name, "pipelines_renamed:new", *options])
         return f"{done.exit_code} {' '.join(done.output.split())}"
 
-    assert command("init").startswith("42 error: ConfigurationError: pipelines")
-    assert command("init", "--rename", world.pipeline.name).startswith("0 Pipeline new")
+    assert command("register").startswith("42 error: ConfigurationError: pipelines")
+    assert command("register", "--rename", world.pipeline.name).startswith("0 Pipeline new")
     assert "2026-01-01 00:00:00" in command("boundaries")
     assert '"forgotten": 0' in command("boundaries", "--forget", "2026-01-02", "2026-01-03", "--json")
     assert "Forgot 1 times" in command("boundaries", "--forget", "2026-01-01", "2026-01-01")

@@ -10,15 +10,16 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from exactbatch import Append, Json, Pipeline
-from exactbatch.audit.audit import audit
+from exactbatch.audit.run_audit import audit
 from exactbatch.errors import Fenced, OffsetsLost, ReplayRefused
 from exactbatch.kafka.broker import KafkaBroker
-from exactbatch.ledger import Run
+from exactbatch.ledger import DagRun
 from exactbatch.model import LogPartition
 from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.planning.freeze_replay import preview_replay
 from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.planning.run import plan_run
+from exactbatch.sinks.writers import find_writer
 from support.replays import ranges
 from support.topics import Topic, record
 
@@ -61,7 +62,7 @@ def test_only_range_changes_and_coverage_shows_both_batches(world, replays, topi
     assert (second.kind, second.origin, second.records, second.rows) == ("replay", "cli", 20, 20)
     assert replays.checksum(pipeline, rest) == before
     # The changed program wrote null where the old rows have the default.
-    table = pipeline.sink.table.as_string(world.connection)
+    table = find_writer(pipeline.traits).tables[-1].identifier.as_string(world.connection)
     changed = world.rows(f"select kafka_offset, batch_id from {table} where other is null order by 1")
     assert changed == [(offset, second.batch_id) for offset in range(30, 50)]
     assert replays.coverage(pipeline) == [
@@ -81,7 +82,7 @@ def test_what_was_recorded_as_lost_and_came_back_counts_once_replay_takes_it(
     """As after a broker was killed that had not removed the offsets for good."""
     topic = make_topic()
     topic.produce(record(0))
-    pipeline = make_pipeline(topic, on_loss="record")
+    pipeline = make_pipeline(topic, on_loss="skip")
     first = world.run(pipeline).batch
     topic.produce(*map(record, range(1, 10)))
     ask = KafkaBroker.partitions
@@ -468,11 +469,11 @@ def test_whole_batch_that_lost_part_to_retention_is_never_replayed(
 def test_what_a_dag_run_gets(world, replays, topic, make_pipeline):
     pipeline = make_pipeline(topic)
 
-    def planned(run: Run, request: ReplayRequest | None = None, origin: Any = "schedule") -> Any:
+    def planned(run: DagRun, request: ReplayRequest | None = None, origin: Any = "schedule") -> Any:
         return plan_run(world.connection, world.log, pipeline, run, request, origin=origin).batch
 
     began = datetime(2026, 1, 1, tzinfo=UTC)
-    run = Run("dag", "scheduled__1", 0, began)
+    run = DagRun("dag", "scheduled__1", 0, began)
     first = planned(run)
     assert (first.kind, first.generation) == ("advance", 0)
     assert planned(run) == first  # an automatic retry keeps its plan
@@ -493,12 +494,12 @@ def test_what_a_dag_run_gets(world, replays, topic, make_pipeline):
     with pytest.raises(Fenced, match=f"superseded by batch {once_more.batch_id}"):
         world.process(pipeline, again.batch_id)
     # Deleted and created again under the same id: a new run, which moves forward.
-    other_life = planned(Run("dag", "scheduled__1", 0, began + 5 * HOUR))
+    other_life = planned(DagRun("dag", "scheduled__1", 0, began + 5 * HOUR))
     assert (other_life.kind, replays.planned(other_life.batch_id)) == ("advance", [(0, 100, 101)])
-    cleared_again = planned(Run("dag", "scheduled__1", 1, began + 6 * HOUR))
+    cleared_again = planned(DagRun("dag", "scheduled__1", 1, began + 6 * HOUR))
     assert cleared_again.kind == "advance"  # nothing of this life has committed
     world.process(pipeline, cleared_again.batch_id)
-    assert planned(Run("dag", "scheduled__2", 0, began)) is None
+    assert planned(DagRun("dag", "scheduled__2", 0, began)) is None
 
 
 def test_a_backfill_asks_for_its_interval_each_time(world, replays, make_topic, make_pipeline):
@@ -506,7 +507,7 @@ def test_a_backfill_asks_for_its_interval_each_time(world, replays, make_topic, 
     for hours in range(4):
         topic.produce(record(hours), timestamp=at(hours))
     pipeline = make_pipeline(topic)
-    run = Run("dag", "scheduled__1", 0, T0)
+    run = DagRun("dag", "scheduled__1", 0, T0)
     first = plan_run(world.connection, world.log, pipeline, run, None, origin="schedule").batch
     assert first is not None
     world.process(pipeline, first.batch_id)

@@ -40,7 +40,7 @@ def pair(connection, settings, make_topic, make_pipeline):
         batch_id = freeze_advance(connection, KafkaBroker(settings.kafka), target.pipeline, origin="cli")
         with transaction(connection):
             ledger = Ledger(connection)
-            ledger.record_failure(ledger.batch(batch_id), ValueError("it failed"))
+            ledger.batches.record_failure(ledger.batches.read(batch_id), ValueError("it failed"))
     return pair
 
 
@@ -93,7 +93,7 @@ def test_a_pipeline_is_removed_for_good_only_without_its_target(pair, database, 
     with pytest.raises(StatementRefused, match="can not be changed any more"):
         stays.execute("delete from exactbatch.batch where status = 'committed'")
     with transaction(stays.connection), pytest.raises(NotRegistered):
-        Ledger(stays.connection).check_registered(leaves.pipeline)
+        Ledger(stays.connection).registry.check(leaves.pipeline)
     stays.load()
     assert stays.audit().is_exact
 
@@ -108,4 +108,4 @@ def test_a_retired_pipeline_proves_its_target_and_keeps_others_from_loading_it_a
         transaction(leaves.connection),
         pytest.raises(ConfigurationError, match="'leaves' and 'again' both load"),
     ):
-        Ledger(leaves.connection).register(again)
+        Ledger(leaves.connection).registry.register(again)

@@ -14,7 +14,7 @@ from exactbatch.batch.engines.driver_engine import DriverEngine
 from exactbatch.batch.job import process_batch
 from exactbatch.errors import ConfigurationError, ExactbatchError, PostgresUnavailable
 from exactbatch.kafka.broker import KafkaBroker
-from exactbatch.ledger import Ledger, migrate
+from exactbatch.ledger import Ledger, list_staging_tables, migrate
 from exactbatch.operations.doctor.owners import check_owners
 from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.planning.freeze_replay import preview_replay
@@ -239,7 +239,7 @@ def test_code_of_a_targets_owner_reaches_no_other_pipeline(spark, shop, topic, k
 
 @pytest.mark.parametrize(
     "changes",
-    [{"commit": "partition"}, {"sink": Append("shop.mal", layout="by_batch", smallest_partition=1)}],
+    [{"commit": "partition"}, {"sink": Append("shop.mal", layout="by_batch", min_offsets=1)}],
     ids=["commit of a partition", "partition of a batch"],
 )
 def test_nor_does_it_where_executors_copy_into_the_target(spark, shop, topic, changes):
@@ -316,7 +316,7 @@ def test_a_login_keeps_a_pipeline_that_is_renamed(confined):
     with closing(connect(confined.settings("owner").postgres, application="tests")) as connection:
         renamed = Pipeline(name="new", topics=("t",), value=Json("id int"), sink=Append("shop.mal"))
         with transaction(connection):
-            Ledger(connection).register(renamed, rename="mal")
+            Ledger(connection).registry.register(renamed, rename="mal")
     assert confined.execute("select from exactbatch.login_pipeline where pipeline = 'new'") == 1
     insert = "insert into exactbatch.batch (pipeline, kind, origin) values ('new', 'replay', 'cli')"
     assert confined.execute(insert, "job") == 1
@@ -386,7 +386,7 @@ def test_a_login_without_rights_holds_up_no_batch_and_one_that_does_is_named(sho
             target.lock(own)
         assert migrate(owner) == []
         with transaction(owner):
-            Ledger(owner).register(
+            Ledger(owner).registry.register(
                 Pipeline(name="n", topics=("t",), value=Json("id int"), sink=Append("shop.n"))
             )
         # Now the job's login holds it up, in another session.
@@ -423,7 +423,7 @@ def test_a_second_launch_drops_no_tables_of_another_login(shop):
         "alter table exactbatch_staging.batch_1_b_rejects owner to test_job"
     )
     with closing(connect(shop.settings("job").postgres, application="tests")) as job, transaction(job):
-        assert Ledger(job).staging_tables() == ["batch_1_b_rejects"]
+        assert list_staging_tables(job) == ["batch_1_b_rejects"]
 
 
 def test_doctor_names_whose_code_runs_as_the_jobs_login(shop, topic):

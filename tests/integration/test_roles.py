@@ -3,21 +3,24 @@
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any
 
 import psycopg2
 import psycopg2.errors
 import pytest
+from psycopg2.extensions import make_dsn
 
 from exactbatch import Append, Json, Pipeline, Upsert
-from exactbatch.audit.audit import audit
+from exactbatch.audit.run_audit import audit
 from exactbatch.errors import ConfigurationError, TargetMismatch
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger, migrate
+from exactbatch.local.disposable import start_disposable
 from exactbatch.operations.status import load_status
 from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.postgres.connection import connect, transaction
 from support.dashboard import VIEWS, queries
-from support.logins import LOGIN
+from support.logins import LOGIN, as_login
 from support.roles import ROLES
 from support.topics import record
 
@@ -81,7 +84,7 @@ def test_a_privilege_that_is_missing_is_named(spark, deployment, topic):
     deployment.execute(ROLES)
     with pytest.raises(
         ConfigurationError,
-        match=r"permission denied for database \S+ \(SQLSTATE 42501\)\. .* `exactbatch explain roles`",
+        match=r"permission denied for database \S+ \(SQLSTATE 42501\)\. .* `exactbatch roles`",
     ):
         deployment.run(spark, pipeline)
 
@@ -169,7 +172,7 @@ def test_nobody_changes_the_past_and_a_reader_writes_nothing(committed):
 
 
 def test_any_member_of_the_owner_goes_on_with_the_ledger(deployment):
-    """Whoever ran `exactbatch init` first, with the roles or before them."""
+    """Whoever ran `exactbatch register` first, with the roles or before them."""
     pipeline = Pipeline(name="p", topics=("t",), value=Json("id int"), sink=Append("shop.item"))
     deployment.init(pipeline)
     deployment.execute("alter schema exactbatch owner to test_owner")
@@ -180,7 +183,7 @@ def test_any_member_of_the_owner_goes_on_with_the_ledger(deployment):
         with closing(connection):
             assert migrate(connection) == []
             with transaction(connection):
-                assert Ledger(connection).register(replace(pipeline, topics=("t", "u")))
+                assert Ledger(connection).registry.register(replace(pipeline, topics=("t", "u")))
             with transaction(connection) as cursor:
                 # As migrations do.
                 cursor.execute("alter table exactbatch.batch add column added int")
@@ -206,3 +209,54 @@ def test_a_reporter_reads_the_views_and_nothing_else(deployment):
         "and has_table_privilege('test_reporter', pg_class.oid, right_on)"
     )
     assert deployment.execute(allowed) == len(VIEWS)
+
+
+OWNED = """
+select relname, relowner::regrole::text as owner, relacl::text as rights from pg_class
+where relnamespace in ('exactbatch'::regnamespace, 'exactbatch_staging'::regnamespace) and relkind in ('r', 'v')
+union all
+select proname, proowner::regrole::text, proacl::text from pg_proc where pronamespace = 'exactbatch'::regnamespace
+union all
+select nspname, nspowner::regrole::text, nspacl::text from pg_namespace where nspname like 'exactbatch%'
+order by 1, 2, 3
+"""
+
+
+def test_the_login_that_owns_a_managed_database_gives_the_same_rights_as_a_superuser():
+    """It is no superuser, and a colleague migrates the ledger."""
+    superuser = start_disposable()
+    run(
+        superuser,
+        f"create role dba createrole {LOGIN}",
+        "create database managed owner dba",
+        "create database other",
+    )
+    dba = as_login(str(make_dsn(superuser, dbname="managed")), "dba")
+    run(dba, ROLES, f"create role colleague {LOGIN}", "grant exactbatch_owner to colleague")
+    run(dba, f"create role airflow {LOGIN}", "grant exactbatch_job to airflow")
+    for dsn, who in ((dba, "colleague"), (str(make_dsn(superuser, dbname="other")), None)):
+        if who is None:
+            run(dsn, ROLES)
+        with closing(connect(as_login(dsn, who) if who else dsn, application="tests")) as connection:
+            migrate(connection)
+        for _ in range(2):
+            run(dsn, ROLES)
+    managed, other = (run(str(make_dsn(superuser, dbname=name)), OWNED) for name in ("managed", "other"))
+    assert managed == other
+    assert {row[1] for row in managed} == {"exactbatch_owner"}
+    job = as_login(dba, "airflow")
+    run(
+        job, "update exactbatch.batch set rows = 1 where false", "delete from exactbatch.coverage where false"
+    )
+    with pytest.raises(psycopg2.errors.InsufficientPrivilege):
+        run(job, "delete from exactbatch.batch")
+
+
+def run(dsn: str, *statements: str) -> list[tuple[Any, ...]]:
+    """Run statements, each in a transaction of its own; return the rows of the last one."""
+    with closing(psycopg2.connect(dsn)) as connection:
+        connection.autocommit = True
+        with connection.cursor() as cursor:
+            for statement in statements:
+                cursor.execute(statement)
+            return cursor.fetchall() if cursor.description else []

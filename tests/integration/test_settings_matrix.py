@@ -18,8 +18,8 @@ import pytest
 from psycopg2 import sql
 from psycopg2.extensions import make_dsn, parse_dsn
 
-from exactbatch import Aggregate, Append, Count, Json, Max, Min, Pipeline, Sum, Upsert, Window
-from exactbatch.audit.audit import audit
+from exactbatch import Aggregate, Append, Count, Json, Max, Min, Pipeline, Sum, Tuning, Upsert, Window
+from exactbatch.audit.run_audit import audit
 from exactbatch.errors import ConfigurationError
 from exactbatch.ledger import Ledger, migrate
 from exactbatch.local import LocalStack
@@ -102,6 +102,7 @@ class Condition:
     environment: Mapping[str, str] = field(default_factory=dict)
     options: str = ""
     pool_mode: str = ""
+    refuses_options: bool = False
     refused: str = ""
 
 
@@ -207,9 +208,10 @@ CONDITIONS: Final = {
     "options of the connection string": Condition(options="-c timezone=Asia/Tokyo -c lock_timeout=1ms"),
     "PgBouncer, session pooling": Condition(role=POOLED, pool_mode="session"),
     "PgBouncer, transaction pooling": Condition(role=POOLED, pool_mode="transaction"),
+    "PgBouncer that refuses options": Condition(role=POOLED, pool_mode="transaction", refuses_options=True),
     **{
         f"PgBouncer, {name}": Condition(
-            role={name: ROLE[name]}, pool_mode="transaction", refused="a pooler dropped it"
+            role={name: ROLE[name]}, pool_mode="transaction", refused="a pooler dropped or refused it"
         )
         for name in OUTSIDE
     },
@@ -219,6 +221,7 @@ SHORT: Final = {
     "environment: all at once": ("append",),
     "PgBouncer, session pooling": ("upsert",),
     "PgBouncer, transaction pooling": ("append", "partition", "aggregate"),
+    "PgBouncer that refuses options": ("append", "upsert"),
 }
 
 
@@ -286,7 +289,12 @@ def outcome(place: Place, sink: str, dsn: str) -> list[Any]:
     """What the target holds after a run and after a replay of all, read by a login that sets nothing."""
     name = f"{sink}_{uuid.uuid4().hex[:8]}"
     changes = {"value": Json(SCHEMA), **SINKS[sink](f"public.{name}")}
-    pipeline = Pipeline(name=name, topics=(place.topic.name,), read_timeout=10, publish_timeout=10, **changes)
+    pipeline = Pipeline(
+        name=name,
+        topics=(place.topic.name,),
+        tuning=Tuning(read_timeout="10 seconds", lock_timeout="10 seconds"),
+        **changes,
+    )
     if sink in ("append", "upsert"):
         columns = {**{n: t.replace("bool", "boolean") for n, t in OWN.items()}, **CAST}
         key = "primary key (id)" if sink == "upsert" else LINEAGE
@@ -296,7 +304,7 @@ def outcome(place: Place, sink: str, dsn: str) -> list[Any]:
     with closing(connect(dsn, application="tests", timeout=10)) as connection:
         world = BatchRunner(place.spark, connection, settings)
         with transaction(connection):
-            Ledger(connection).register(pipeline)
+            Ledger(connection).registry.register(pipeline)
         assert world.run(pipeline).batch.records == len(RECORDS)
         after_run = rows(place, name)
         ranges = tuple(RequestedRange(place.topic.name, partition, 0, 2) for partition in (0, 1))
@@ -353,7 +361,7 @@ def under(place: Place, condition: Condition) -> Iterator[str]:
         if condition.options:
             dsn = str(make_dsn(dsn, options=condition.options))
         if condition.pool_mode:
-            more = "ignore_startup_parameters = options"
+            more = "" if condition.refuses_options else "ignore_startup_parameters = options"
             dsn = stack.enter_context(bouncer(dsn, condition.pool_mode, logins=[login], more=more))
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         for name, value in condition.environment.items():
@@ -429,7 +437,7 @@ def test_every_setting_changes_nothing_or_is_refused(place, name, sink):
 
 @pytest.mark.parametrize("encoding", ["LATIN1", "WIN1252", "EUC_JP", "SQL_ASCII"])
 def test_a_database_that_is_not_utf_8_is_refused(stack, encoding):
-    """By whatever connects, as `exactbatch init` does first."""
+    """By whatever connects, as `exactbatch register` does first."""
     name = f"d{uuid.uuid4().hex[:12]}"
     execute(
         stack.postgres_dsn,

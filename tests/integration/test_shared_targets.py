@@ -9,11 +9,13 @@ import pytest
 from exactbatch import Aggregate, Append, Count, Json, Pipeline, Sum, Upsert, Window
 from exactbatch.errors import ConfigurationError, IdentityChanged, TargetMismatch
 from exactbatch.ledger import Ledger, migrate
-from exactbatch.ledger.definition import definition_of
+from exactbatch.ledger.definition import build_definition
 from exactbatch.ledger.schema import migrations
 from exactbatch.postgres.connection import transaction
+from exactbatch.sinks.writers import find_writer
 from support import staged_batches
 from support.staged_batches import Batches
+from support.writers import writer_of
 
 COLUMNS = "id int, carrier text, v int, w int, at timestamptz"
 UPSERT = Upsert("public.t", key=("id",), version="v")
@@ -76,35 +78,37 @@ def test_pipelines_whose_values_would_mix_are_refused(
     if turned:
         one, other = replace(one, sink=second), replace(other, sink=first)
     with transaction(connection):
-        ledger.register(one)
+        ledger.registry.register(one)
     message = f"'other' and 'one' both write to the table public.{table}, and their {differs} differs"
     with transaction(connection), pytest.raises(ConfigurationError, match=message):
-        ledger.register(other)
+        ledger.registry.register(other)
     with transaction(connection):
-        ledger.register(other, accept_identity=True)
-    for check in (ledger.check_registered, ledger.lock, ledger.register):
+        ledger.registry.register(other, accept_identity=True)
+    for check in (ledger.registry.check, ledger.registry.lock, ledger.registry.register):
         for refused in (one, other):
             with transaction(connection), pytest.raises(ConfigurationError, match="Neither runs"):
                 check(refused)
     with transaction(connection):
-        ledger.register(replace(one, sink=replace(one.sink, target="elsewhere")), accept_identity=True)
-        ledger.check_registered(other)
+        ledger.registry.register(
+            replace(one, sink=replace(one.sink, target="elsewhere")), accept_identity=True
+        )
+        ledger.registry.check(other)
 
 
-@pytest.mark.parametrize("sink", SINKS, ids=lambda sink: str(sink.kind))
+@pytest.mark.parametrize("sink", SINKS, ids=lambda sink: sink.kind.name)
 def test_pipelines_of_one_definition_share_a_target(connection, ledger, sink):
     one, other = pipeline("one", sink), pipeline("other", replace(sink, target='"public"."t"'))
     with transaction(connection):
         for shared in (one, other, pipeline("apart", Append("public.u"))):
-            assert ledger.register(shared)
-            ledger.lock(shared)
-        assert ledger.sharing(one) == ["other"]
-        assert ledger.sharing(other) == ["one"]
+            assert ledger.registry.register(shared)
+            ledger.registry.lock(shared)
+        assert ledger.registry.find_sharing(one) == ["other"]
+        assert ledger.registry.find_sharing(other) == ["one"]
 
 
-@pytest.mark.parametrize("sink", SINKS, ids=lambda sink: str(sink.kind))
+@pytest.mark.parametrize("sink", SINKS, ids=lambda sink: sink.kind.name)
 def test_a_definition_has_all_tables_of_its_sink(sink):
-    assert {table.name for table in sink.tables} <= definition_of(pipeline("p", sink)).tables
+    assert {table.name for table in writer_of(sink).tables} <= build_definition(pipeline("p", sink)).tables
 
 
 def test_two_upserts_of_one_target_have_to_agree_on_latest_change(connection, rows):
@@ -116,7 +120,7 @@ def test_two_upserts_of_one_target_have_to_agree_on_latest_change(connection, ro
 
     def meanwhile() -> None:
         with transaction(connection):
-            Ledger(connection).register(by_w, accept_identity=True)
+            Ledger(connection).registry.register(by_w, accept_identity=True)
 
     with pytest.raises(ConfigurationError, match="both write to the table public.t.*'one' has 'v'"):
         one.run((1, 4, 9, False), meanwhile=meanwhile)
@@ -128,29 +132,29 @@ def test_aggregates_that_share_target_get_measure_one_after_other(connection, le
     wider = replace(HOURLY, aggregates={"n": Count(), "v": Sum("v")})
     with transaction(connection):
         for name in ("one", "other"):
-            ledger.register(pipeline(name, HOURLY))
-        ledger.register(pipeline("one", wider), accept_identity=True)
+            ledger.registry.register(pipeline(name, HOURLY))
+        ledger.registry.register(pipeline("one", wider), accept_identity=True)
     for name, sink in (("one", wider), ("other", HOURLY)):
         with transaction(connection), pytest.raises(ConfigurationError, match="their key differs"):
-            ledger.lock(pipeline(name, sink))
+            ledger.registry.lock(pipeline(name, sink))
     with transaction(connection):
-        ledger.register(pipeline("other", wider), accept_identity=True)
+        ledger.registry.register(pipeline("other", wider), accept_identity=True)
         for name in ("one", "other"):
-            ledger.lock(pipeline(name, wider))
+            ledger.registry.lock(pipeline(name, wider))
 
 
 @pytest.mark.parametrize(("old", "new"), [("v", "w"), ("w", None), (None, "v")])
 def test_another_version_is_another_identity(connection, ledger, old, new):
     was, now = (pipeline("p", replace(UPSERT, version=version)) for version in (old, new))
     with transaction(connection):
-        ledger.register(was)
+        ledger.registry.register(was)
     message = f"expected version {old or ''!r}, as registered, found {new or ''!r}"
-    for check in (ledger.register, ledger.check_registered, ledger.lock):
+    for check in (ledger.registry.register, ledger.registry.check, ledger.registry.lock):
         with transaction(connection), pytest.raises(IdentityChanged, match=message):
             check(now)
     with transaction(connection):
-        assert ledger.register(now, accept_identity=True)
-        ledger.check_registered(now)
+        assert ledger.registry.register(now, accept_identity=True)
+        ledger.registry.check(now)
 
 
 def test_a_batch_does_not_go_on_by_another_version(connection, rows):
@@ -177,18 +181,18 @@ def test_version_of_older_registration_is_kept_from_next_init_on(connection, led
     one, other = pipeline("one", UPSERT), pipeline("other", replace(UPSERT, version="w"))
     with transaction(connection):
         for unknown in (one, other):  # nothing says yet that they differ
-            ledger.check_registered(unknown)
-        assert ledger.register(one) is True
-        assert ledger.register(one) is False
-        ledger.check_registered(one)
+            ledger.registry.check(unknown)
+        assert ledger.registry.register(one) is True
+        assert ledger.registry.register(one) is False
+        ledger.registry.check(one)
     assert rows("select name, version from exactbatch.pipeline order by name") == [
         ("one", "v"),
         ("other", None),
     ]
     with transaction(connection), pytest.raises(ConfigurationError, match="their version differs"):
-        ledger.register(other)
+        ledger.registry.register(other)
     with transaction(connection), pytest.raises(IdentityChanged, match="expected version 'v'"):
-        ledger.check_registered(replace(one, sink=other.sink))
+        ledger.registry.check(replace(one, sink=other.sink))
 
 
 def test_upserts_that_share_a_target_write_the_same_columns(connection, rows):
@@ -254,9 +258,13 @@ def test_event_times_that_another_pipeline_needs_stay_however_it_writes_target(c
     Batches(connection, shared).run(("AA", "2026-01-01 06:00:00+00"))
     moved = replace(pipeline("one", HOURLY, columns), topics=("another",))
     with transaction(connection) as cursor:
-        HOURLY.forget_topics(cursor, Ledger(connection).removed_topics(moved))
+        find_writer(moved.traits).forget_topics(
+            cursor, Ledger(connection).registry.find_removed_topics(moved)
+        )
     assert rows("select topic from t_watermark group by topic") == [("one",)]
     with transaction(connection) as cursor:
         cursor.execute("update exactbatch.pipeline set target = 'public.apart' where name = 'other'")
-        HOURLY.forget_topics(cursor, Ledger(connection).removed_topics(moved))
+        find_writer(moved.traits).forget_topics(
+            cursor, Ledger(connection).registry.find_removed_topics(moved)
+        )
     assert rows("select topic from t_watermark") == []

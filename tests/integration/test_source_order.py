@@ -13,7 +13,7 @@ from support.workloads.named import CONTROLS, DEFERRABLE, WORKLOADS
 from support.workloads.source import TABLES, running_source
 
 COUNT: Final = 45
-ROUNDS: Final = 12 if LONG else 3
+ROUNDS: Final = 12 if LONG else 1
 IN_A_ROUND: Final = 90
 # The tables whose updates decode as whole rows.
 WHOLE: Final = ("whole", "deferred")

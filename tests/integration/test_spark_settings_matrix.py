@@ -12,9 +12,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.util import PythonEvalType
 
-from exactbatch import Aggregate, Append, Count, Json, Max, Pipeline, Upsert
-from exactbatch.batch.spark.session import batch_session, spark_session
-from exactbatch.batch.spark.session_settings import PINNED
+from exactbatch import Aggregate, Append, Count, Json, Max, Pipeline, Tuning, Upsert
+from exactbatch.batch.spark.spark_session import batch_session, spark_session
+from exactbatch.batch.spark.spark_settings import PINNED
 from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import ReplayRequest, RequestedRange
 from support.batch_runner import BatchRunner
@@ -95,11 +95,11 @@ def grouped(records: DataFrame) -> DataFrame:
 SINKS: Final[dict[str, Callable[[str], dict[str, Any]]]] = {
     "append": lambda name: {
         "sink": Append(name),
-        "sql": f"select {ROW}, {LINEAGE} from records where id >= 0",
+        "transform": f"select {ROW}, {LINEAGE} from records where id >= 0",
     },
     "upsert": lambda name: {
         "sink": Upsert(name, key=("id",)),
-        "sql": f"select {ROW}, id % 7 = 6 as deleted, {LINEAGE} from records",
+        "transform": f"select {ROW}, id % 7 = 6 as deleted, {LINEAGE} from records",
     },
     "by batch": lambda name: {
         "sink": Append(name, lineage="batch"),
@@ -109,7 +109,7 @@ SINKS: Final[dict[str, Callable[[str], dict[str, Any]]]] = {
         "sink": Aggregate(
             name, group_by=("third", "hour"), aggregates={"n": Count(), "last": Max("at_text")}
         ),
-        "sql": f"select {ROW}, {LINEAGE} from records",
+        "transform": f"select {ROW}, {LINEAGE} from records",
     },
 }
 
@@ -136,7 +136,7 @@ def expected():
 
 def contents(world: BatchRunner, pipeline: Pipeline) -> list[tuple[Any, ...]]:
     hidden = "'batch_id', 'kafka_topic', 'kafka_timestamp'"
-    return world.rows(f"select to_jsonb(t) - array[{hidden}] from {pipeline.sink.target} t order by 1")
+    return world.rows(f"select to_jsonb(t) - array[{hidden}] from {pipeline.traits.target} t order by 1")
 
 
 def run_and_replay(world: BatchRunner, pipeline: Pipeline) -> list[tuple[Any, ...]]:
@@ -144,8 +144,8 @@ def run_and_replay(world: BatchRunner, pipeline: Pipeline) -> list[tuple[Any, ..
     world.run(pipeline)
     found = contents(world, pipeline)
     assert found
-    request = ReplayRequest(ranges=(RequestedRange(pipeline.topics[0], 0, 1, 4),))
-    again = replace(pipeline, max_connections=1)
+    request = ReplayRequest(ranges=(RequestedRange(pipeline.topic_names[0], 0, 1, 4),))
+    again = replace(pipeline, tuning=Tuning(max_connections=1))
     batch_id = freeze_replay(world.connection, world.log, again, request, origin="cli").batch_id
     assert batch_id is not None
     world.process(again, batch_id)
@@ -211,10 +211,10 @@ def test_the_session_that_a_transform_can_ask_for_is_pinned_too(
     ("options", "most"),
     [
         ({"transform": lambda _spark, records: records}, 10_000),
-        ({"sql": "select * from records"}, 25_000),
+        ({"transform": "select * from records"}, 25_000),
         (
             {
-                "sql": "select * from records",
+                "transform": "select * from records",
                 "spark_conf": {"spark.sql.execution.arrow.maxRecordsPerBatch": "7000"},
             },
             7_000,

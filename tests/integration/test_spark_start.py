@@ -14,7 +14,7 @@ import sys
 from exactbatch import Append, Json, Pipeline
 from exactbatch.batch.spark.executors import tasks_failed
 from exactbatch.errors import ExactbatchError
-from exactbatch.batch.spark.session import batch_session, spark_session
+from exactbatch.batch.spark.spark_session import batch_session, spark_session
 
 conf = dict(word.split("=", 1) for word in sys.argv[1:])
 pipeline = Pipeline(name="p", topics=("t",), value=Json("id int"), sink=Append("public.p"), spark_conf=conf)
@@ -35,7 +35,7 @@ import sys
 from types import SimpleNamespace
 from exactbatch import Append, Json, Pipeline
 from exactbatch.batch.spark.python_daemon import load_compiled_code
-from exactbatch.batch.spark.session import batch_session, spark_session
+from exactbatch.batch.spark.spark_session import batch_session, spark_session
 
 def found(_):
     loaded = [name in sys.modules for name in ("exactbatch.batch.staging.stage", "exactbatch.compiled.json_kernel")]
@@ -52,7 +52,7 @@ with spark_session(pipeline, master="local[1]") as spark, batch_session(spark, p
 # What functions draw that do not seed their generator, each in a worker of its own.
 RANDOM = """
 from exactbatch import Append, Json, Pipeline
-from exactbatch.batch.spark.session import batch_session, spark_session
+from exactbatch.batch.spark.spark_session import batch_session, spark_session
 
 def draw(_):
     import random

@@ -6,7 +6,7 @@ import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from exactbatch.audit.audit import audit
+from exactbatch.audit.run_audit import audit
 from exactbatch.errors import TransformRefused
 from support.replays import ranges
 from support.topics import record
@@ -52,15 +52,15 @@ def with_whole_rows(records: DataFrame) -> DataFrame:
 
 TRANSFORMS: dict[str, dict[str, Any]] = {
     "query": {
-        "sql": f"select id, id * 2 as double, struct(id, name) as nested, {LINEAGE} from records where id % 4 > 0"
+        "transform": f"select id, id * 2 as double, struct(id, name) as nested, {LINEAGE} from records where id % 4 > 0"
     },
     "variant": {
-        "sql": "select id, id * 2 as double, parse_json(to_json(struct(id, name))) as nested, "
+        "transform": "select id, id * 2 as double, parse_json(to_json(struct(id, name))) as nested, "
         f"{LINEAGE} from records where id % 4 > 0"
     },
     "shuffled": {
-        "sql": f"select id, id * 2 as double, struct(id, name) as nested, {LINEAGE} from records where id % 4 > 0 "
-        "distribute by name"
+        "transform": f"select id, id * 2 as double, struct(id, name) as nested, {LINEAGE} from records where "
+        "id % 4 > 0 distribute by name"
     },
     "function": {"transform": with_function},
     "whole rows": {"transform": with_whole_rows, "allow_nondeterministic": ("<lambda>",)},
@@ -84,5 +84,5 @@ def test_a_transform_that_depends_on_the_clock_is_refused_before_anything_is_wri
     world, topic, make_pipeline
 ):
     query = f"select id, now() as at, {LINEAGE} from records"
-    message = world.refused(TransformRefused, make_pipeline(topic, sql=query))
+    message = world.refused(TransformRefused, make_pipeline(topic, transform=query))
     assert "now returns the time of the attempt" in message

@@ -1,4 +1,4 @@
-"""A server or pooler that refuses startup options ends a batch with one clear error, however it words its answer."""
+"""A server or pooler that refuses startup options gets none, however it words its answer; transactions set all."""
 
 import socket
 import struct
@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from typing import Any, Final
 
-import psycopg2
 import pytest
 from psycopg2.extensions import make_dsn, parse_dsn
 
@@ -73,16 +72,32 @@ def has_options(packet: bytes) -> bool:
 
 @pytest.mark.parametrize("opener", OPENERS)
 @pytest.mark.parametrize(("code", "text"), ANSWERS)
-def test_startup_options_that_are_refused_are_named_whatever_the_answer_says(
+def test_startup_options_that_are_refused_are_left_out_whatever_the_answer_says(
     database: str, opener: Any, code: str, text: str
 ) -> None:
-    with refusing(database, has_options, code, text) as dsn:
-        psycopg2.connect(dsn).close()
+    refused = list[bytes]()
+
+    def refuses(packet: bytes) -> bool:
+        if has_options(packet):
+            refused.append(packet)
+        return has_options(packet)
+
+    with refusing(database, refuses, code, text) as dsn:
+        for _ in range(3):
+            with closing(opener(dsn, application="tests")) as connection, connection.cursor() as cursor:
+                cursor.execute("select current_setting('TimeZone') as zone, current_setting('lock_timeout')")
+                assert tuple(cursor.fetchone()) == ("UTC", "1min")
+    assert len(refused) == 1  # the process remembers it
+
+
+@pytest.mark.parametrize("opener", OPENERS)
+def test_options_of_the_user_that_are_refused_are_an_error(database: str, opener: Any) -> None:
+    with refusing(database, has_options, "08P01", "unsupported startup parameter: options") as dsn:
+        own = make_dsn(dsn, options="-c geqo=off")
         with pytest.raises(ConfigurationError) as caught:
-            opener(dsn, application="tests")
-    assert "refuses the startup parameter `options`" in str(caught.value)
-    assert text in str(caught.value)
-    assert "Give the connection the address of Postgres itself" in str(caught.value)
+            opener(own, application="tests")
+    assert "refuses the `options` of the connection string (" in str(caught.value)
+    assert "Remove them, or give the connection the address of Postgres itself" in str(caught.value)
 
 
 @pytest.mark.parametrize("opener", OPENERS)

@@ -25,8 +25,8 @@ from confluent_kafka.admin import (
 from kafka import KafkaProducer
 
 from exactbatch import Aggregate, Count, Debezium, Limits, Pipeline, Window, failpoints
-from exactbatch.audit.audit import audit
-from exactbatch.audit.report import AuditReport
+from exactbatch.audit.audit_result import AuditReport
+from exactbatch.audit.run_audit import audit
 from exactbatch.batch import job as batch_job
 from exactbatch.errors import (
     ExactbatchError,
@@ -37,8 +37,8 @@ from exactbatch.errors import (
     TopicRecreated,
 )
 from exactbatch.kafka.broker import KafkaBroker
-from exactbatch.ledger import Ledger
-from exactbatch.ledger.overview import OverviewRows
+from exactbatch.ledger import Ledger, list_staging_tables
+from exactbatch.ledger.overview_rows import OverviewRows
 from exactbatch.model import LogPartition
 from exactbatch.operations.replay_preview import preview_registered
 from exactbatch.operations.status import load_status
@@ -46,6 +46,7 @@ from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.planning.freeze_replay import Preview, freeze_replay, preview_replay
 from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.postgres.connection import transaction
+from exactbatch.sinks.writers import find_writer
 from support.batch_runner import BatchRunner, MakePipeline, MakeTopic
 from support.environment import LONG
 from support.reference import LogRecord, read_log
@@ -121,7 +122,7 @@ class Scene:
     def plan_replay(self, *, available_only: bool = False, whole: bool = False) -> int:
         """The middle of each partition once more, or all of it."""
         with transaction(self.world.connection):
-            stored = Ledger(self.world.connection).stored_offsets(self.pipeline)
+            stored = Ledger(self.world.connection).plans.read_stored_offsets(self.pipeline)
         asked = tuple(
             RequestedRange(each.topic, each.partition, 0, each.next_offset)
             if whole
@@ -165,7 +166,7 @@ class Scene:
 
     def target(self) -> list[tuple[Any, ...]]:
         """The rows of the target, in their order."""
-        table = self.pipeline.sink.table.as_string(self.world.connection)
+        table = find_writer(self.pipeline.traits).tables[-1].identifier.as_string(self.world.connection)
         return self.world.rows(f"select * from {table} order by 1")
 
     def replay(self, *, whole: bool = False) -> None:
@@ -173,7 +174,10 @@ class Scene:
 
     def state(self) -> tuple[Any, ...]:
         """Everything that a batch may change, beside its own row."""
-        tables = [self.pipeline.sink.table, self.pipeline.sink.lineage_table.identifier]
+        tables = [
+            find_writer(self.pipeline.traits).tables[-1].identifier,
+            find_writer(self.pipeline.traits).lineage_table.identifier,
+        ]
         rows: list[str] = []
         for table in tables:
             name = table.as_string(self.world.connection)
@@ -183,10 +187,10 @@ class Scene:
             ledger = Ledger(self.world.connection)
             return (
                 rows,
-                ledger.coverage(self.pipeline),
-                ledger.stored_offsets(self.pipeline),
-                ledger.rejects(self.pipeline),
-                ledger.staging_tables(),
+                ledger.coverage.read_all(self.pipeline),
+                ledger.plans.read_stored_offsets(self.pipeline),
+                ledger.rejects.read(self.pipeline),
+                list_staging_tables(self.world.connection),
             )
 
     def refused(self, expected: type[ExactbatchError], do: Callable[[], Any]) -> str:
@@ -201,7 +205,7 @@ class Scene:
         """The target is what the records make that were ever there, without the lost ones; the auditor agrees."""
         self.look()
         log = [self.seen[place] for place in sorted(set(self.seen) - set(lost))]
-        table = self.pipeline.sink.table.as_string(self.world.connection)
+        table = find_writer(self.pipeline.traits).tables[-1].identifier.as_string(self.world.connection)
         rows = self.world.rows(f"select {self.kind.query} from {table}")
         found = {row[: self.kind.key]: row[self.kind.key :] for row in rows}
         assert len(found) == len(rows)
@@ -252,8 +256,8 @@ def test_retention_between_plan_and_read_is_told_and_recorded_loss_goes_on_behin
     assert f"{played.topic.name}[0] 10..20: retention removed 4 of these offsets" in message
     assert "since the batch was planned (log starts at 14). Plan again" in message
     # By default the next plan stops, too: somebody has to decide.
-    assert "Set on_loss='record'" in played.refused(OffsetsLost, played.plan)
-    played.pipeline = replace(played.pipeline, on_loss="record")
+    assert "Set on_loss='skip'" in played.refused(OffsetsLost, played.plan)
+    played.pipeline = replace(played.pipeline, on_loss="skip")
     played.advance()
     audits = played.check(lost=[(0, offset) for offset in range(10, 14)])
     assert [each.lost for each in audits.partitions] == [4, 0]
@@ -266,7 +270,7 @@ def test_retention_that_overtakes_reader_fails_batch_and_leaves_nothing(
 ) -> None:
     """The reader has had the first records of its range when those behind them are removed."""
     played = scene(kind, 1)
-    played.pipeline = replace(played.pipeline, on_loss="record")
+    played.pipeline = replace(played.pipeline, on_loss="skip")
     small = {"queued.max.messages.kbytes": 100, "queued.min.messages": 1, "fetch.message.max.bytes": 50_000}
     world = played.world
     world.settings = replace(world.settings, kafka={**world.settings.kafka, **small})
@@ -409,10 +413,12 @@ def test_replay_that_would_bring_back_what_delete_has_removed_is_refused(
     # Where nothing says that the message key is that of the row, other rows can be gone.
     keyed = played.pipeline
     for other in (
-        replace(keyed, key=None),
-        replace(keyed, sql="select *, false as deleted from records"),
+        replace(keyed, message_key=None),
+        replace(keyed, transform="select *, false as deleted from records"),
         replace(
-            keyed, key=None, value=Debezium("id int, carrier text, at timestamptz, delay int, version int")
+            keyed,
+            message_key=None,
+            value=Debezium("id int, carrier text, at timestamptz, delay int, version int"),
         ),
     ):
         played.pipeline = other
@@ -428,7 +434,7 @@ def test_replay_that_would_bring_back_what_delete_has_removed_is_refused(
 @of("append", "upsert")
 def test_ranges_that_begin_and_end_at_markers_and_hold_nothing_else(scene: MakeScene, kind: str) -> None:
     """Each batch takes one offset of each partition: a record, an aborted one, or a marker."""
-    played = scene(kind, limits=Limits(max_records_per_partition=1))
+    played = scene(kind, limits=Limits(max_offsets_per_partition=1))
     values = [played.event(id=2)[1] for _ in range(6)]
     played.topic.produce(values[0])
     played.transaction("abort", values[1])
@@ -455,7 +461,7 @@ def test_ranges_that_begin_and_end_at_markers_and_hold_nothing_else(scene: MakeS
 def _more(played: Scene) -> bool:
     log = played.world.log.partitions(played.pipeline.topics)
     with transaction(played.world.connection):
-        stored = Ledger(played.world.connection).stored_offsets(played.pipeline)
+        stored = Ledger(played.world.connection).plans.read_stored_offsets(played.pipeline)
     return not stored or any(a.next_offset < b.last_stable for a, b in zip(stored, log, strict=True))
 
 
@@ -690,7 +696,7 @@ def test_timestamps_that_go_backwards_or_are_none_or_beyond_all_calendars(
     played.advance()
     played.check()
     if kind == "append":
-        table = played.pipeline.sink.table.as_string(played.world.connection)
+        table = find_writer(played.pipeline.traits).tables[-1].identifier.as_string(played.world.connection)
         kept = played.world.rows(
             f"select (extract(epoch from kafka_timestamp) * 1000)::int8 from {table} order by kafka_offset"
         )
@@ -719,7 +725,7 @@ def test_timestamps_that_go_backwards_or_are_none_or_beyond_all_calendars(
             continue
         assert batch_id is not None
         with transaction(played.world.connection):
-            [found] = Ledger(played.world.connection).ranges(batch_id)
+            [found] = Ledger(played.world.connection).batches.read_ranges(batch_id)
         # An aggregate takes whole batches.
         expected = (first_at(start), first_at(end)) if kind != "aggregate" else (0, len(times))
         assert (found.from_offset, found.until_offset) == expected
@@ -735,7 +741,7 @@ def test_a_window_of_kafka_s_time_rejects_a_record_that_has_none(
     played = scene("aggregate", 1, topic, sink=sink, max_rejects=10)
     stamped(played, (TIMES[0], NONE, TIMES[2], FAR[4]))
     played.advance()
-    table = played.pipeline.sink.table.as_string(played.world.connection)
+    table = find_writer(played.pipeline.traits).tables[-1].identifier.as_string(played.world.connection)
     assert played.world.rows(f"select extract(epoch from hour)::int8, n from {table} order by 1") == [
         (TIMES[2] // 1000, 1),
         (TIMES[0] // 1000, 1),

@@ -11,21 +11,24 @@ from typer.testing import CliRunner
 
 from exactbatch import Append, Pipeline, Tables, TableTopic
 from exactbatch.airflow.page.dags import PipelineDag
-from exactbatch.airflow.page.members import with_members
+from exactbatch.airflow.page.table_members import with_members
 from exactbatch.batch.engines.driver_engine import DriverEngine
-from exactbatch.batch.process_tables import MemberBatch, Outcome, process_tables
+from exactbatch.batch.process_batches import Outcome, process_batches
 from exactbatch.cli.app import app
 from exactbatch.errors import ConfigurationError, NotRegistered, TooManyRejects, TopicMissing
-from exactbatch.ledger import Ledger, Run
+from exactbatch.ledger import DagRun, Ledger
+from exactbatch.model import PlannedBatch
 from exactbatch.operations.tables_status import load_tables_status
 from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.planning.members import selected
-from exactbatch.planning.plan_tables import MemberPlan, observe_members, plan_tables
+from exactbatch.planning.plan_tables import observe_members, plan_tables
 from exactbatch.planning.request import ReplayRequest, RequestedRange
+from exactbatch.planning.run import RunPlan
 from exactbatch.postgres.connection import transaction
+from exactbatch.sinks.writers import find_writer
 from support.shop import Shop
 
-RUN = Run("shop", "run", 0)
+RUN = DagRun("shop", "run", 0)
 
 
 @pytest.fixture
@@ -51,33 +54,33 @@ def command(settings, monkeypatch):
 
 def register(world, tables, *names):
     with transaction(world.connection):
-        for member in tables.members(tables.topics if not names else map(names_topic(tables), names)):
-            Ledger(world.connection).register(member)
+        for member in tables.members(tables.topic_names if not names else map(names_topic(tables), names)):
+            Ledger(world.connection).registry.register(member)
 
 
 def names_topic(tables):
     return lambda table: f"{tables.name}.public.{table}"
 
 
-def plan(world, tables: Tables, *, run: Run | None = None, request=None, only=()) -> list[MemberPlan]:
+def plan(world, tables: Tables, *, run: DagRun | None = None, request=None, only=()) -> list[RunPlan]:
     origin = "cli" if run is None else "manual"
     return plan_tables(world.connection, world.log, tables, run, request, origin=origin, only=only)
 
 
-def process(world, tables: Tables, plans: list[MemberPlan]) -> list[Outcome]:
+def process(world, tables: Tables, plans: list[RunPlan]) -> list[Outcome]:
     batches = [
-        MemberBatch(each.pipeline, each.batch.batch_id, each.batch.plan_id) for each in plans if each.batch
+        PlannedBatch(each.name, each.batch.batch_id, each.batch.plan_id) for each in plans if each.batch
     ]
-    return process_tables(DriverEngine(world.spark), batches, world.settings, at_a_time=tables.at_a_time)
+    return process_batches(DriverEngine(world.spark), tables, batches, world.settings)
 
 
 def run_all(world, tables: Tables, **options) -> dict[str, Outcome]:
     outcomes = process(world, tables, plan(world, tables, **options))
-    return {each.batch.pipeline.name.removeprefix(tables.prefix): each for each in outcomes}
+    return {each.batch.pipeline.removeprefix(tables.prefix): each for each in outcomes}
 
 
 def ids(world, pipeline: Pipeline) -> list[int]:
-    table = pipeline.sink.table.as_string(world.connection)
+    table = find_writer(pipeline.traits).tables[-1].identifier.as_string(world.connection)
     return [each for (each,) in world.rows(f"select id from {table} order by id")]
 
 
@@ -88,7 +91,7 @@ def test_fifty_tables_are_exact_with_one_plan_and_one_status(world, shop, comman
     for number, name in enumerate(names):
         shop.produce(name, *range(number % 3 + 1))
     tables = shop.tables()
-    done = command(tables, "init", "--json")
+    done = command(tables, "register", "--json")
     assert done.exit_code == 0, done.output
     assert len(json.loads(done.stdout)["registered"]) == 50
     shown = json.loads(command(tables, "plan", "--json").stdout)
@@ -120,7 +123,7 @@ def test_fifty_tables_are_exact_with_one_plan_and_one_status(world, shop, comman
 def test_a_table_that_cannot_be_registered_stops_no_other(world, shop, command):
     shop.create("customers")
     tables = shop.tables()
-    command(tables, "init")
+    command(tables, "register")
     shop.create("event", "orders")
 
     def changed(topic: TableTopic) -> Pipeline:
@@ -131,7 +134,7 @@ def test_a_table_that_cannot_be_registered_stops_no_other(world, shop, command):
         return replace(pipeline, sink=Append('public."customers"')) if topic.table == "event" else pipeline
 
     bad = replace(tables, pipeline=changed)
-    done = command(bad, "init", "--json")
+    done = command(bad, "register", "--json")
     assert done.exit_code == 42, done.output
     assert "2 of 3 tables" in done.stderr
     assert "customers: IdentityChanged: " in done.stderr
@@ -151,7 +154,7 @@ def three(shop):
 
 
 def test_the_commands_act_on_all_members_or_on_one(world, shop, three, command):
-    command(three, "init")
+    command(three, "register")
     assert set(run_all(world, three)) == {"orders", "customers", "event"}
     done = command(three, "status", "--json")
     assert json.loads(done.stdout)["lag"] == 0, done.output
@@ -175,7 +178,7 @@ def test_the_commands_act_on_all_members_or_on_one(world, shop, three, command):
     )
     assert json.loads(one.stdout)["rows"] == 1, one.output
     assert command(three, "replay", "--batch", "1").exit_code == 42
-    assert command(three, "status", member="none").exit_code == 42
+    assert command(three, "status", member="none").exit_code == 2
     world.execute("update public.\"event\" set name = 'planted'")
     audited = command(three, "audit", "--json", "--values")
     assert audited.exit_code == 3
@@ -183,16 +186,16 @@ def test_the_commands_act_on_all_members_or_on_one(world, shop, three, command):
 
 
 def test_a_bad_table_stops_no_other_and_a_retry_processes_only_what_is_left(world, shop, three, command):
-    command(three, "init")
+    command(three, "register")
     shop.produce_bytes("orders", b"bad")
     plans = plan(world, three, run=RUN)
-    outcomes = {each.batch.pipeline.name: each for each in process(world, three, plans)}
+    outcomes = {each.batch.pipeline: each for each in process(world, three, plans)}
     assert isinstance(outcomes[f"{shop.prefix}.orders"].error, TooManyRejects)
     again = plan(world, three, run=RUN)
     assert [each.batch and each.batch.batch_id for each in again] == [
         each.batch and each.batch.batch_id for each in plans
     ]
-    repeated = {each.batch.pipeline.name: each for each in process(world, three, again)}
+    repeated = {each.batch.pipeline: each for each in process(world, three, again)}
     assert {
         name.removeprefix(three.prefix): each.published and each.published.wrote
         for name, each in repeated.items()
@@ -207,7 +210,7 @@ def test_a_bad_table_stops_no_other_and_a_retry_processes_only_what_is_left(worl
 
 
 def test_a_table_that_cannot_be_planned_stops_no_other(world, shop, three, admin, command):
-    command(three, "init")
+    command(three, "register")
     run_all(world, three)
     admin.delete_topics([shop.topic("orders")])[shop.topic("orders")].result(30)
     world.log._settle = 1.0
@@ -227,7 +230,7 @@ def test_a_table_that_joins_is_registered_by_the_plan_and_loses_no_record(world,
     shop.create("orders")
     shop.produce("orders", 1)
     tables = shop.tables(start=start)
-    command(tables, "init")
+    command(tables, "register")
     plan(world, tables)
     shop.create("customers")
     shop.produce("customers", 5)
@@ -241,21 +244,21 @@ def test_a_table_that_joins_is_registered_by_the_plan_and_loses_no_record(world,
     assert joined == [(member.name, shop.topic("customers"), rf"{shop.prefix}\.public\..*", "earliest")]
 
 
-@pytest.mark.parametrize("how", ["init", "init of one", "plan", "run of one"])
+@pytest.mark.parametrize("how", ["register", "register of one", "plan", "run of one"])
 def test_a_table_that_joins_tables_at_work_starts_at_its_first_record_whatever_registers_it(
     world, shop, command, how
 ):
     shop.create("orders")
     tables = shop.tables(start="latest")
-    command(tables, "init")
+    command(tables, "register")
     plan(world, tables)
     shop.create("customers")
     shop.produce("customers", 5)
-    if how == "init":
-        assert command(tables, "init").exit_code == 0
-    elif how == "init of one":
+    if how == "register":
+        assert command(tables, "register").exit_code == 0
+    elif how == "register of one":
         for _ in range(2):
-            assert command(tables, "init", "--share-topics", member="customers").exit_code == 0
+            assert command(tables, "register", "--share-topics", member="customers").exit_code == 0
     elif how == "plan":
         planned = json.loads(command(tables, "plan", "--json").stdout)["members"]
         (starts,) = (each["ranges"] for each in planned if each["pipeline"].endswith("customers"))
@@ -270,7 +273,7 @@ def test_a_table_that_joins_tables_at_work_starts_at_its_first_record_whatever_r
 
 
 def test_a_plan_does_not_use_what_was_observed_before_a_batch_committed(world, shop, three, command):
-    command(three, "init")
+    command(three, "register")
     members = three.members([shop.topic("orders")])
     early = observe_members(world.connection, world.log, members)
     run_all(world, three)
@@ -278,12 +281,12 @@ def test_a_plan_does_not_use_what_was_observed_before_a_batch_committed(world, s
     (member,) = members
     batch_id = freeze_advance(world.connection, world.log, member, origin="cli", observed=early[member.name])
     with transaction(world.connection):
-        (range_,) = Ledger(world.connection).ranges(batch_id)
+        (range_,) = Ledger(world.connection).batches.read_ranges(batch_id)
     assert (range_.from_offset, range_.until_offset) == (2, 3)
 
 
 def test_the_page_shows_members_as_pipelines_of_one_dag(world, shop, three, command):
-    command(three, "init")
+    command(three, "register")
     dag = PipelineDag(shop.prefix, False, "kafka", "postgres", False, None, is_tables=True)
     other = PipelineDag("other", False, "kafka", "postgres", False, None)
     owners = {dag.dag_id: True, "other": False}
@@ -302,7 +305,7 @@ def test_the_page_shows_members_as_pipelines_of_one_dag(world, shop, three, comm
 
 def test_doctor_examines_all_members(world, shop, three, command, monkeypatch):
     monkeypatch.setenv("EXACTBATCH_FAST_PATH", "off")  # to try it takes seconds
-    command(three, "init")
+    command(three, "register")
     done = command(three, "doctor", "--json")
     texts = [each["fact"] if "fact" in each else str(each) for each in json.loads(done.stdout)["findings"]]
     for name in ("customers", "event", "orders"):
@@ -316,13 +319,13 @@ def test_doctor_examines_the_member_that_is_named(world, shop, three, command, m
         findings = json.loads(command(three, "doctor", "--json", member=member).stdout)["findings"]
         return [each for each in findings if each["check"] == "pipelines"]
 
-    command(three, "init", member="customers")
+    command(three, "register", member="customers")
     assert [each["found"] for each in found("customers")] == [
         f"{shop.prefix}.customers is registered as it is now"
     ]
     (missing,) = found("orders")
     assert missing["found"] == f"no member 'orders' of the tables {shop.prefix!r} is registered"
-    assert missing["remedy"] == "Run `exactbatch init tables_of_commands:shop.orders` once."
+    assert missing["remedy"] == "Run `exactbatch register tables_of_commands:shop.orders` once."
 
 
 def test_an_unregistered_database_gets_no_tables_by_a_plan(world, three):
@@ -331,14 +334,14 @@ def test_an_unregistered_database_gets_no_tables_by_a_plan(world, three):
 
 
 def test_requests_go_to_the_members_whose_they_are(world, shop, three, command):
-    command(three, "init")
+    command(three, "register")
     first = run_all(world, three)
     batch_id = first["orders"].batch.batch_id
     for request in (
         ReplayRequest(ranges=(RequestedRange(shop.topic("orders"), 0, 0, 1),)),
         ReplayRequest(batch_ids=(batch_id,)),
     ):
-        run = Run("shop", f"replay {request}", 0)
+        run = DagRun("shop", f"replay {request}", 0)
         assert set(run_all(world, three, run=run, request=request)) == {"orders"}
     with pytest.raises(ConfigurationError, match="loads this topic"):
         plan(world, three, run=RUN, request=ReplayRequest(ranges=(RequestedRange("other", 0, 0, 1),)))

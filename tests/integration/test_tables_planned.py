@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from exactbatch import TopicPattern
 from exactbatch.cli.app import app
 from exactbatch.errors import ConfigurationError, TopicMissing
-from exactbatch.ledger import Ledger, Run
+from exactbatch.ledger import DagRun, Ledger
 from exactbatch.operations.tables_status import load_tables_status
 from exactbatch.planning import plan_tables as planning
 from exactbatch.planning.plan_tables import plan_tables, preview_tables
@@ -34,7 +34,7 @@ def tables(stack, admin, connection):
     tables = shop.tables()
     with transaction(connection):
         for member in tables.members([shop.topic("orders"), shop.topic("customers")]):
-            Ledger(connection).register(member)
+            Ledger(connection).registry.register(member)
     return tables
 
 
@@ -66,10 +66,12 @@ def test_a_table_that_cannot_be_made_stops_no_other(
     assert list(plans(only=["orders"])) == [f"{tables.name}.orders"]
     assert plans(only=["event"]).keys() == {name}
     one = ReplayRequest(ranges=(RequestedRange(f"{tables.name}.public.orders", 0, 0, 1),))
-    assert list(plans(run=Run("shop", "run", 0), request=one, origin="manual")) == [f"{tables.name}.orders"]
+    assert list(plans(run=DagRun("shop", "run", 0), request=one, origin="manual")) == [
+        f"{tables.name}.orders"
+    ]
     that = ReplayRequest(ranges=(RequestedRange(f"{tables.name}.public.event", 0, 0, 1),))
     with pytest.raises(ConfigurationError, match="its function raises KeyError for the topic"):
-        plans(run=Run("shop", "run", 0), request=that, origin="manual")
+        plans(run=DagRun("shop", "run", 0), request=that, origin="manual")
     assert isinstance(preview_tables(connection, kafka_log, tables)[name], ConfigurationError)
     status = load_tables_status(connection, kafka_log, tables)
     assert list(status.errors) == [name]
@@ -82,11 +84,15 @@ def test_a_table_that_cannot_be_made_stops_no_other(
         monkeypatch.setenv(variable, value)
     done = {
         command: CliRunner().invoke(app, [command, f"{module.__name__}:shop", "--json"])
-        for command in ("init", "audit", "plan")
+        for command in ("register", "audit", "plan")
     }
-    assert {command: each.exit_code for command, each in done.items()} == {"init": 42, "audit": 3, "plan": 0}
-    assert "its function raises KeyError" in done["init"].stderr
-    assert len(json.loads(done["init"].stdout)["members"]) == 2
+    assert {command: each.exit_code for command, each in done.items()} == {
+        "register": 42,
+        "audit": 3,
+        "plan": 0,
+    }
+    assert "its function raises KeyError" in done["register"].stderr
+    assert len(json.loads(done["register"].stdout)["members"]) == 2
     audited = {each["pipeline"]: each["error"] for each in json.loads(done["audit"].stdout)["members"]}
     assert sorted(audited) == sorted(f"{tables.name}.{table}" for table in ("orders", "customers", "event"))
     assert [each for each in audited if "raises KeyError" in audited[each]] == [name]
@@ -104,7 +110,7 @@ def test_a_topic_whose_table_has_the_name_of_a_registered_one_stops_no_table(
     assert plans.keys() == {second, *(f"{tables.name}.{table}" for table in ("orders", "customers", "event"))}
     assert [name for name, each in plans.items() if each.error is not None] == [second]
     assert "Let a group of the pattern match what tells them apart" in str(plans[second].error)
-    assert plans[f"{tables.name}.orders"].topic == f"{tables.name}.public.orders"
+    assert plans[f"{tables.name}.orders"].pipeline.topics == (f"{tables.name}.public.orders",)
     that = ReplayRequest(ranges=(RequestedRange(second, 0, 0, 1),))
     with pytest.raises(ConfigurationError, match="would both be"):
         plan_tables(connection, kafka_log, tables, None, that, origin="cli")
@@ -112,7 +118,7 @@ def test_a_topic_whose_table_has_the_name_of_a_registered_one_stops_no_table(
 
 @pytest.mark.parametrize("origin", ["backfill", "manual"])
 def test_a_window_passes_over_tables_that_have_processed_nothing(tables, connection, kafka_log, origin):
-    plans = plan_tables(connection, kafka_log, tables, Run("shop", "run", 0), WINDOW, origin=origin)
+    plans = plan_tables(connection, kafka_log, tables, DagRun("shop", "run", 0), WINDOW, origin=origin)
     assert [(each.batch, each.error) for each in plans] == [(None, None)] * 3
     assert all("has been processed yet; the next advance" in each.because for each in plans)
 

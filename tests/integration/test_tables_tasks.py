@@ -10,16 +10,18 @@ import pytest
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 
 from exactbatch import Pipeline, Tables, TableTopic, TopicPattern
-from exactbatch.airflow import Connections, tables_dag, tables_tasks
-from exactbatch.airflow.tables_operator import ProcessTablesOperator
+from exactbatch.airflow import Connections, pipeline_dag
+from exactbatch.airflow.operator import ProcessBatchOperator
+from exactbatch.airflow.tasks import plan_batch, report_batch, send_metrics
 from exactbatch.airflow.versions import AirflowException, AirflowFailException, AirflowSkipException, BaseHook
-from exactbatch.audit.audit import audit
+from exactbatch.audit.run_audit import audit
 from exactbatch.batch.engines.driver_engine import DriverEngine
-from exactbatch.batch.process_tables import member_batches, process_tables
+from exactbatch.batch.process_batches import process_batches
 from exactbatch.errors import KafkaUnavailable, TablesUnfinished
 from exactbatch.errors.exit_status import TERMINAL
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger, ledger_session
+from exactbatch.model import PlannedBatch
 from exactbatch.planning import plan_tables
 from exactbatch.planning.run import plan_run
 from exactbatch.postgres.connection import transaction
@@ -37,7 +39,7 @@ class Tasks:
 
     def __init__(self, world, tables: Tables) -> None:
         self.world, self.tables = world, tables
-        self.tasks = tables_dag(tables).task_dict
+        self.tasks = pipeline_dag(tables).task_dict
         self.submitted: list[list[str]] = []
 
     def plan(self, run: Run) -> str:
@@ -45,22 +47,22 @@ class Tasks:
         return str(self.tasks["plan_batch"].python_callable(dag_run=run, params={}, ti=run))
 
     def process(self, run: Run) -> None:
-        operator = ProcessTablesOperator(
+        operator = ProcessBatchOperator(
             task_id="process_batch",
             connections=Connections(),
-            tables=f"{MODULE}:shop",
+            pipeline=f"{MODULE}:shop",
             batches=run.xcoms.get("batches", ""),
+            is_tables=True,
         )
         hook = SimpleNamespace(_connection={"deploy_mode": None})
         operator._get_hook = lambda: hook  # type: ignore[method-assign]
 
         def submit(*_: object) -> None:
-            given = json.loads(operator.application_args[3])
-            self.submitted.append([topic.rpartition(".")[2] for topic, *_ in given])
-            batches, errors = member_batches(self.tables, given)
+            batches = list(map(PlannedBatch.parse, operator.application_args[3:]))
+            self.submitted.append([each.pipeline.rpartition(".")[2] for each in batches])
             engine = DriverEngine(self.world.spark)
-            outcomes = process_tables(engine, batches, self.world.settings, at_a_time=2)
-            if errors or any(each.error for each in outcomes):
+            outcomes = process_batches(engine, self.tables, batches, self.world.settings)
+            if any(each.error for each in outcomes):
                 operator._hook = SimpleNamespace(_submit_sp=SimpleNamespace(returncode=TERMINAL))
                 raise AirflowException("spark-submit failed")
 
@@ -96,7 +98,8 @@ def sessions(monkeypatch):
         names.append(name)
         return ledger_session(postgres, name, *arguments)
 
-    monkeypatch.setattr("exactbatch.ledger.ledger_session", session)
+    for module in (plan_batch, report_batch, send_metrics):
+        monkeypatch.setattr(module, "ledger_session", session)
     return names
 
 
@@ -119,7 +122,7 @@ def make_tasks(world, settings, monkeypatch):
         module.shop = tables  # type: ignore[attr-defined]
         with transaction(world.connection):
             for member in tables.members(f"{tables.name}.public.{name}" for name in NAMES):
-                Ledger(world.connection).register(member)
+                Ledger(world.connection).registry.register(member)
         return Tasks(world, tables)
 
     return make
@@ -149,7 +152,7 @@ def test_all_tables_are_noted_as_announced_in_one_session_before_what_the_user_c
         seen.append(world.rows("select announced_at is not null from exactbatch.batch"))
 
     tasks = make_tasks(shop.tables())
-    tasks.tasks = tables_dag(tasks.tables, default_args={"on_success_callback": called}).task_dict
+    tasks.tasks = pipeline_dag(tasks.tables, default_args={"on_success_callback": called}).task_dict
     run = Run("first")
     tasks.plan(run)
     tasks.process(run)
@@ -219,7 +222,7 @@ def test_what_is_committed_is_announced_once_although_a_table_fails(world, shop,
     assert world.rows("select count(*) from exactbatch.batch where announced_at is null") == [(0,)]
 
 
-@pytest.mark.parametrize("xcoms", [{}, {"missed": "[]", "failed": ""}], ids=["skipped", "failed late"])
+@pytest.mark.parametrize("xcoms", [{}, {"missed": "", "failed": ""}], ids=["skipped", "failed late"])
 def test_nothing_is_announced_without_a_plan(shop, make_tasks, xcoms):
     tasks = make_tasks(shop.tables())
     with pytest.raises(AirflowSkipException, match="plan_batch has left no batches"):
@@ -281,7 +284,7 @@ def test_a_table_that_is_gone_fails_the_run_after_the_others(world, shop, make_t
     with pytest.raises(AirflowFailException, match=r"TablesFailed: 1 of 3 tables .*TopicMissing"):
         tasks.plan(run)
     # The report of the second run was killed.
-    monkeypatch.setattr(tables_tasks, "UNANNOUNCED_AFTER", 0.0)
+    monkeypatch.setattr(plan_batch, "UNANNOUNCED_AFTER", 0.0)
     run = Run("fourth")
     assert tasks.plan(run) == "process_batch"  # which has no batch to process
     assert json.loads(run.xcoms["batches"]) == []
@@ -305,7 +308,7 @@ def test_a_table_that_cannot_be_made_any_more_stops_no_other(world, shop, make_t
     topics = (
         TopicPattern(rf"{shop.prefix}\.public\.(?P<table>customers|event)")
         if way == "no name"
-        else tables.topics
+        else tables.topic_names
     )
     changed = replace(tables, pipeline=pipeline, topics=topics)
     tasks.tables = sys.modules[MODULE].shop = changed  # type: ignore[attr-defined]

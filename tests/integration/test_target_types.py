@@ -33,7 +33,7 @@ LINEAGE = (
 
 
 def target(pipeline: Pipeline) -> str:
-    return pipeline.sink.target
+    return pipeline.traits.target
 
 
 def rejected(world: BatchRunner, pipeline: Pipeline) -> dict[int, str]:

@@ -16,6 +16,7 @@ from exactbatch.errors import ConfigurationError, PostgresUnavailable, StagedRow
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.sinks.tables.target import TargetTable
 from exactbatch.sinks.tables.target_checks import check_unique
+from exactbatch.sinks.writers import find_writer
 from support.staged_batches import ID, LINEAGE, Batches, rows_that_the_audit_finds, trigger
 
 ROWS = tuple((number, number * 10) for number in range(5))
@@ -720,10 +721,10 @@ def test_a_replay_of_many_ranges_reads_the_target_once(db, batches):
     for partition in range(100):
         made.log[partition] = []
     parts = [(OffsetRange("t", partition, 0, 10, ID), [1, 2]) for partition in range(100)]
-    (table,) = made.pipeline.sink.tables
+    (table,) = find_writer(made.pipeline.traits).tables
     with transaction(db.connection) as cursor:
         assert table.missing_index(cursor) == "create index concurrently on public.t (batch_id);"
-        source, condition = made.pipeline.sink.lineage_table.rows_of(parts)
+        source, condition = find_writer(made.pipeline.traits).lineage_table.select_rows(parts)
         explain = sql.SQL("explain delete from t t using {} where {}").format(source, condition)
         cursor.execute(explain)
         plan = [row[0] for row in cursor.fetchall()]
@@ -745,14 +746,14 @@ def test_many_ranges_are_taken_back_at_once(db, batches):
         made.log[partition] = [(row[0] + 100,) for row in made.log[partition]]
     parts = [(OffsetRange("t", 0, 1, 2, ID), [1]), (OffsetRange("t", 0, 4, 6, ID), [1])]
     with transaction(db.connection) as cursor:
-        assert made.pipeline.sink.count_retracted_by_part(
+        assert find_writer(made.pipeline.traits).lineage_table.count_by_part(
             cursor, [*parts, (OffsetRange("t", 1, 0, 9, ID), [2, 4])]
         ) == [
             1,
             2,
             7,
         ]
-        assert made.pipeline.sink.count_retracted(cursor, parts) == 3
+        assert find_writer(made.pipeline.traits).lineage_table.count(cursor, parts) == 3
     made.replay((0, 1, 2), (0, 4, 6), (2, 0, 3))
     found = db.rows("select kafka_partition, id from t order by kafka_partition, kafka_offset")
     assert [id_ for partition, id_ in found if partition == 0] == [0, 101, 2, 3, 104, 105]

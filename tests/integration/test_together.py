@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from exactbatch import Append, Debezium, Json, Pipeline, Together, Upsert
-from exactbatch.audit.audit import audit
+from exactbatch import Aggregate, Append, Count, Debezium, Json, Pipeline, Upsert
+from exactbatch.audit.run_audit import audit
 from exactbatch.errors import ConfigurationError, IdentityChanged, TargetMismatch, TooManyRejects
 from exactbatch.ledger import Ledger
 from exactbatch.operations.compact import compact_changes
@@ -16,8 +16,8 @@ from exactbatch.postgres.connection import transaction
 from support.topics import Topic, record
 
 
-def sinks(topic: Topic) -> Together:
-    return Together((Append(f'public."{topic.name}_raw"'), Upsert(f'public."{topic.name}"', key=("id",))))
+def sinks(topic: Topic) -> list[Append | Upsert]:
+    return [Append(f'public."{topic.name}_raw"'), Upsert(f'public."{topic.name}"', key=("id",))]
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def topic(make_topic):
 
 @pytest.fixture
 def pipeline(topic, make_pipeline):
-    return make_pipeline(topic, sink=sinks(topic), key=Json("id int"))
+    return make_pipeline(topic, sink=sinks(topic), message_key=Json("id int"))
 
 
 def raw(world, topic: Topic) -> list[tuple[object, ...]]:
@@ -91,7 +91,11 @@ def test_a_value_that_one_target_cannot_hold_rejects_the_record_for_both(
     world, topic, make_pipeline, connection, narrow
 ):
     pipeline = make_pipeline(
-        topic, sink=sinks(topic), value=Json("id int, number bigint"), key=Json("id int"), max_rejects=1
+        topic,
+        sink=sinks(topic),
+        value=Json("id int, number bigint"),
+        message_key=Json("id int"),
+        max_rejects=1,
     )
     topic.produce(b'{"id": 1, "number": 1}', key=b'{"id": 1}')
     world.run(pipeline)
@@ -131,7 +135,7 @@ def test_compacting_the_upsert_leaves_the_append_and_its_audit(world, topic, pip
 
 
 def test_two_appends_and_debezium_work_too(world, topic, make_topic, make_pipeline):
-    two = Together((Append(f'public."{topic.name}_a"'), Append(f'public."{topic.name}_b"')))
+    two = [Append(f'public."{topic.name}_a"'), Append(f'public."{topic.name}_b"')]
     pipeline = make_pipeline(topic, sink=two)
     topic.produce(record(1), None, record(2))
     assert world.run(pipeline).batch.tombstones == 1
@@ -155,11 +159,11 @@ def test_the_ledger_knows_all_targets(world, topic, pipeline, make_topic, make_p
     other = make_topic()
     with transaction(world.connection):
         ledger = Ledger(world.connection)
-        assert ledger.registered_as(pipeline.name).tables == {
+        assert ledger.registry.read(pipeline.name).tables == {
             ("public", f"{topic.name}{suffix}") for suffix in ("", "_change", "_raw")
         }
     with pytest.raises(IdentityChanged, match="expected other_targets"), transaction(world.connection):
-        Ledger(world.connection).check_registered(replace(pipeline, sink=pipeline.sink.sinks[1]))
+        Ledger(world.connection).registry.check(replace(pipeline, sink=pipeline.sink[1]))
     for table in (f'public."{topic.name}_raw"', f'public."{topic.name}_change"'):
         with pytest.raises(ConfigurationError, match=r"both write to the table .* other_targets differs"):
             make_pipeline(other, sink=Append(table))
@@ -168,18 +172,22 @@ def test_the_ledger_knows_all_targets(world, topic, pipeline, make_topic, make_p
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ((Append("a"),), "expected two or more sinks"),
+        ((), "expected a sink or several of them, found none"),
         ((Append("a"), Append("public.a")), "two of the sinks write to one table"),
         ((Append("a_change"), Upsert("a", key=("id",))), "two of the sinks write to one table"),
         ((Upsert("a", key=("id",)), Upsert("b", key=("id",))), "more than one of the sinks is an Upsert"),
         ((Append("a"), Append("b", lineage="batch")), "b needs lineage='record'"),
         ((Append("a"), Append("b", layout="by_batch")), "layout='plain'"),
-        ((Append("a"), 5), "expected sinks to be a tuple of Append or Upsert"),
+        (
+            (Append("a"), Aggregate("b", ("id",), {"n": Count()})),
+            "Aggregate does not work next to other sinks",
+        ),
+        ((Append("a"), 5), "expected sink to be Sink or a list of Sink"),
     ],
 )
 def test_sinks_that_cannot_work_together_are_refused(given, message):
     with pytest.raises(ConfigurationError, match=message):
-        Together(given)
+        Pipeline(name="p", topics=("t",), value=Json("id int"), sink=given)
 
 
 def test_ranges_are_not_committed_one_by_one(topic):
@@ -188,6 +196,6 @@ def test_ranges_are_not_committed_one_by_one(topic):
             name="p",
             topics=("t",),
             value=Json("id int"),
-            sink=Together((Append("a"), Append("b"))),
+            sink=[Append("a"), Append("b")],
             commit="partition",
         )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from exactbatch import Pipeline, TopicPattern
-from exactbatch.audit.audit import audit
+from exactbatch.audit.run_audit import audit
 from exactbatch.cli import render
 from exactbatch.errors import ConfigurationError, TopicMissing
 from exactbatch.ledger import Ledger
@@ -20,6 +20,7 @@ from exactbatch.planning.freeze_advance import freeze_advance, preview_advance
 from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.postgres.connection import transaction
+from exactbatch.sinks.writers import find_writer
 from support.batch_runner import BatchRunner, MakePipeline, MakeTopic
 from support.topics import Topic, an_hour_ago, record
 
@@ -39,7 +40,7 @@ class Family:
         return self._make_pipeline(Topic(self.prefix, {}), **{"topics": topics, **changes})
 
     def ids(self, pipeline: Pipeline) -> list[int]:
-        table = pipeline.sink.table.as_string(self.world.connection)
+        table = find_writer(pipeline.traits).tables[-1].identifier.as_string(self.world.connection)
         return [each for (each,) in self.world.rows(f"select id from {table} order by id")]
 
 
@@ -183,7 +184,7 @@ def test_an_audit_finds_a_planted_row_of_a_topic_that_matches(world, family):
     orders.produce(record(1))
     pipeline = family.pipeline()
     world.run(pipeline)
-    table = pipeline.sink.table.as_string(world.connection)
+    table = find_writer(pipeline.traits).tables[-1].identifier.as_string(world.connection)
     world.execute(f"update {table} set name = 'planted'")
     assert not audit(pipeline, world.settings, values=True).is_exact
 
@@ -197,17 +198,17 @@ def test_two_pipelines_with_one_target_may_not_both_load_a_topic_that_joins(worl
         pytest.raises(ConfigurationError, match=f"both load '{orders.name}' into the table"),
         transaction(world.connection),
     ):
-        Ledger(world.connection).register(named)
+        Ledger(world.connection).registry.register(named)
     # Whether two patterns have a topic in common is not known before one of them has loaded it: then neither runs.
     other = replace(pipeline, name=f"{family.prefix}-other", topics=TopicPattern(rf"{family.prefix}\.o.*"))
     with transaction(world.connection):
-        Ledger(world.connection).register(other)
+        Ledger(world.connection).registry.register(other)
     batch_id = world.plan(pipeline)
     for refused in (lambda: world.process(pipeline, batch_id), lambda: world.plan(other)):
         with pytest.raises(ConfigurationError, match=f"both load '{orders.name}' into the table"):
             refused()
     with transaction(world.connection):
-        Ledger(world.connection).register(replace(other, topics=TopicPattern("none")))
+        Ledger(world.connection).registry.register(replace(other, topics=TopicPattern("none")))
     world.process(pipeline, batch_id)
     assert family.ids(pipeline) == [1]
 
@@ -219,7 +220,7 @@ def test_a_pipeline_with_names_can_change_to_a_pattern(world, family, make_pipel
     assert freeze_advance(world.connection, world.log, named, origin="cli") is None
     pipeline = replace(named, topics=TopicPattern(rf"{family.prefix}\..*"))
     with transaction(world.connection):
-        assert Ledger(world.connection).register(pipeline)
+        assert Ledger(world.connection).registry.register(pipeline)
     family.topic("customers").produce(record(2))
     world.run(pipeline)
     assert family.ids(pipeline) == [2]

@@ -13,8 +13,11 @@ from pyspark.sql import functions as F
 
 from exactbatch import Append, Json, Pipeline, Upsert
 from exactbatch.batch import job as batch_job
-from exactbatch.batch.transform.transform import TransformStager
+from exactbatch.batch.staging.staged_lineage import records_with_rows
+from exactbatch.batch.staging.staging_tables import StagingTables, create_rejects, create_rows
+from exactbatch.batch.staging.task import Staged, StagedBatch
 from exactbatch.batch.transform.transform_plan import check_query
+from exactbatch.batch.transform.transform_stager import TransformStager
 from exactbatch.errors import (
     ConfigurationError,
     StagedRowsDiffer,
@@ -23,8 +26,10 @@ from exactbatch.errors import (
     TransformFailed,
     TransformRefused,
 )
+from exactbatch.ledger import Ledger
 from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import ReplayRequest, RequestedRange
+from exactbatch.postgres.connection import transaction
 from support.batch_runner import BatchRunner
 from support.transform_queries import LINEAGE
 
@@ -45,7 +50,7 @@ def topic(make_topic):
 
 
 def replayed(world: BatchRunner, pipeline: Pipeline, partition: int, start: int, end: int) -> None:
-    request = ReplayRequest(ranges=(RequestedRange(pipeline.topics[0], partition, start, end),))
+    request = ReplayRequest(ranges=(RequestedRange(pipeline.topic_names[0], partition, start, end),))
     batch_id = freeze_replay(world.connection, world.log, pipeline, request, origin="cli").batch_id
     assert batch_id is not None
     world.process(pipeline, batch_id)
@@ -65,7 +70,7 @@ def test_records_that_a_transform_drops_are_counted(world, topic, make_pipeline)
     assert "10 dropped" in str(published)
     assert world.target(pipeline, "id, double") == [(n, 2 * n) for n in range(0, 20, 2)]
     assert world.rows("select kafka_partition, min(kafka_offset), max(kafka_offset), count(distinct batch_id) "
-                      f"from {pipeline.sink.target} group by 1") == [(0, 0, 9, 1)]  # fmt: skip
+                      f"from {pipeline.traits.target} group by 1") == [(0, 0, 9, 1)]  # fmt: skip
     assert world.is_exact(pipeline)
     assert world.staging() == []
 
@@ -122,7 +127,7 @@ def test_a_transform_gives_the_same_rows_in_every_time_zone(world, make_topic, m
 
 def test_query_may_give_many_rows_for_record_and_replay_of_some_is_exact(world, topic, make_pipeline):
     query = f"select id, explode(sequence(1, id % 4)) as part, {LINEAGE} from records where id % 4 > 0"
-    pipeline = make_pipeline(topic, sql=query)
+    pipeline = make_pipeline(topic, transform=query)
     batch = world.run(pipeline).batch
     assert (batch.records, batch.rows, batch.dropped) == (20, 30, 5)
     before = world.target(pipeline, "id, part")
@@ -131,7 +136,7 @@ def test_query_may_give_many_rows_for_record_and_replay_of_some_is_exact(world, 
     replayed(world, pipeline, 1, 2, 7)
     assert sorted(world.target(pipeline, "id, part")) == sorted(before)
     assert world.is_exact(pipeline)
-    changed = make_pipeline(topic, sql=query.replace("id % 4)", "id % 4 + 1)"))
+    changed = make_pipeline(topic, transform=query.replace("id % 4)", "id % 4 + 1)"))
     replayed(world, changed, 1, 0, 10)
     assert sorted(world.target(pipeline, "id, part")) == [
         (n, part) for n in range(20) for part in range(1, n % 4 + (2 if n % 2 else 1)) if n % 4
@@ -144,7 +149,7 @@ def test_the_audit_finds_a_row_that_is_missing_or_there_again(world, topic, make
     pipeline = make_pipeline(topic, transform=even)
     world.run(pipeline)
     assert world.is_exact(pipeline)
-    table = pipeline.sink.target
+    table = pipeline.traits.target
     if damage != "delete":
         world.execute(f"insert into {table} select * from {table} where id = 6")
     if damage != "insert":
@@ -154,7 +159,7 @@ def test_the_audit_finds_a_row_that_is_missing_or_there_again(world, topic, make
 
 def test_transform_without_lineage_needs_sink_that_works_by_batch(world, topic, make_pipeline):
     query = "select name, count(*) as records, sum(id) as ids from records group by name"
-    message = world.refused(TransformRefused, make_pipeline(topic, sql=query))
+    message = world.refused(TransformRefused, make_pipeline(topic, transform=query))
     assert (
         "found no kafka_topic, no kafka_partition, no kafka_offset, no kafka_timestamp. Keep them" in message
     )
@@ -163,13 +168,13 @@ def test_transform_without_lineage_needs_sink_that_works_by_batch(world, topic, 
 
 def test_transform_that_puts_records_together_is_replayed_by_batch(world, topic, make_pipeline):
     query = "select name, count(*) as records, sum(id) as ids from records group by name"
-    pipeline = make_pipeline(topic, sql=query, sink=Append(f'public."{topic.name}"', lineage="batch"))
+    pipeline = make_pipeline(topic, transform=query, sink=Append(f'public."{topic.name}"', lineage="batch"))
     batch = world.run(pipeline).batch
     assert (batch.records, batch.rows, batch.dropped) == (20, 4, 0)
-    found = world.rows(f"select name, records, ids from {pipeline.sink.target} order by 1")
+    found = world.rows(f"select name, records, ids from {pipeline.traits.target} order by 1")
     assert found == [("n" * k, 5, sum(range(k, 20, 4))) for k in range(4)]
     replayed(world, pipeline, 0, 3, 5)
-    assert world.rows(f"select name, records, ids from {pipeline.sink.target} order by 1") == found
+    assert world.rows(f"select name, records, ids from {pipeline.traits.target} order by 1") == found
     assert world.is_exact(pipeline)
 
 
@@ -204,11 +209,11 @@ def test_what_gives_other_results_on_retry_is_refused_unless_it_is_allowed(
 
 def test_what_is_allowed_by_name_is_done(world, topic, make_pipeline):
     pipeline = make_pipeline(
-        topic, sql=f"select id, now() as at, {LINEAGE} from records", allow_nondeterministic=("now",)
+        topic, transform=f"select id, now() as at, {LINEAGE} from records", allow_nondeterministic=("now",)
     )
     assert world.run(pipeline).batch.rows == 20
     assert world.rows(
-        f"select count(*) from {pipeline.sink.target} where at > now() - interval '1 hour'"
+        f"select count(*) from {pipeline.traits.target} where at > now() - interval '1 hour'"
     ) == [(20,)]
 
 
@@ -219,7 +224,7 @@ DEDUPLICATED = f"""
 
 
 def test_row_that_depends_on_other_records_needs_sink_that_works_by_batch(world, topic, make_pipeline):
-    message = world.refused(TransformRefused, make_pipeline(topic, sql=DEDUPLICATED))
+    message = world.refused(TransformRefused, make_pipeline(topic, transform=DEDUPLICATED))
     assert (
         "window combines records of a batch, and a replay of a part of the batch does not have all of them"
         in message
@@ -232,7 +237,7 @@ def test_row_that_depends_on_other_records_needs_sink_that_works_by_batch(world,
     pipeline = make_pipeline(
         topic,
         name=f"{topic.name}_b",
-        sql=f"select id from ({DEDUPLICATED})",
+        transform=f"select id from ({DEDUPLICATED})",
         sink=sink,
         allow_nondeterministic=("row_number",),
     )
@@ -249,7 +254,7 @@ def test_a_query_with_subqueries_over_another_source_runs(world, topic, make_pip
         select id, {LINEAGE} from records
         where id in {other} and id not in (select 4) and exists(array(id, 7), x -> x = 3)
     """
-    pipeline = make_pipeline(topic, sql=query)
+    pipeline = make_pipeline(topic, transform=query)
     world.run(pipeline)
     assert world.target(pipeline, "id") == [(3,)]
     replayed(world, pipeline, 1, 0, 4)
@@ -259,7 +264,7 @@ def test_a_query_with_subqueries_over_another_source_runs(world, topic, make_pip
 def test_batch_shares_no_view_with_session_that_it_was_given(world, topic, make_pipeline):
     world.spark.sql("select 'mine' as name").createOrReplaceTempView("records")
     try:
-        pipeline = make_pipeline(topic, sql=f"select id, {LINEAGE} from records")
+        pipeline = make_pipeline(topic, transform=f"select id, {LINEAGE} from records")
         assert world.run(pipeline).batch.rows == 20
         assert [row.name for row in world.spark.sql("select * from records").collect()] == ["mine"]
     finally:
@@ -272,7 +277,9 @@ def test_an_error_names_the_record_that_it_is_raised_for(world, topic, make_pipe
     message = world.refused(TransformFailed, pipeline)
     assert message.startswith(f"{topic.name}[1] offset 6: the transform failed: ")
     assert "ZeroDivisionError" in message
-    casting = make_pipeline(topic, sql=f"select cast(name as int) as n, {LINEAGE} from records", evolve="add")
+    casting = make_pipeline(
+        topic, transform=f"select cast(name as int) as n, {LINEAGE} from records", evolve="add"
+    )
     with pytest.raises(TransformFailed) as caught:
         world.process(casting, world.plan(casting))
     assert str(caught.value).startswith(f"{topic.name}[0] offset 0: ")
@@ -280,11 +287,11 @@ def test_an_error_names_the_record_that_it_is_raised_for(world, topic, make_pipe
 
 
 def test_query_that_spark_cannot_plan_is_refused_with_columns_there_are(world, topic, make_pipeline):
-    message = world.refused(TransformRefused, make_pipeline(topic, sql="select idd from records"))
+    message = world.refused(TransformRefused, make_pipeline(topic, transform="select idd from records"))
     assert "`idd`" in message
     assert f"The columns that it can use are id, name, {LINEAGE}." in message
-    script = make_pipeline(topic, sql="begin select *, now() as t from records; end")
-    assert "expected sql to be one query over records" in world.refused(TransformRefused, script)
+    script = make_pipeline(topic, transform="begin select *, now() as t from records; end")
+    assert "expected the transform to be one query over records" in world.refused(TransformRefused, script)
     no_frame = make_pipeline(topic, transform=lambda records: records.count)
     with pytest.raises(TransformRefused, match="expected the transform to return a DataFrame, found method"):
         world.process(no_frame, world.plan(no_frame))
@@ -298,9 +305,9 @@ def test_lineage_that_a_transform_has_changed_is_refused(world, topic, make_pipe
 
 def test_a_row_that_does_not_fit_makes_its_whole_record_a_reject(world, topic, make_pipeline):
     query = f"select id, explode(array(id, id * 2500)) as n, {LINEAGE} from records where id >= 10"
-    pipeline = make_pipeline(topic, sql=query, max_rejects=9)
+    pipeline = make_pipeline(topic, transform=query, max_rejects=9)
     world.execute(
-        f"create table {pipeline.sink.target} (id int, n smallint, kafka_topic text, kafka_partition int, "
+        f"create table {pipeline.traits.target} (id int, n smallint, kafka_topic text, kafka_partition int, "
         f"kafka_offset bigint, kafka_timestamp timestamptz, batch_id bigint)"
     )
     batch = world.run(pipeline).batch  # 14 * 2500 is too large for a smallint
@@ -314,7 +321,7 @@ def test_a_row_that_does_not_fit_makes_its_whole_record_a_reject(world, topic, m
 def test_rows_of_no_record_that_do_not_fit_fail_the_batch(world, topic, make_pipeline):
     sink = Append(f'public."{topic.name}"', lineage="batch")
     pipeline = make_pipeline(
-        topic, sql="select sum(id) * 100000000L as n from records", sink=sink, max_rejects=9
+        topic, transform="select sum(id) * 100000000L as n from records", sink=sink, max_rejects=9
     )
     world.execute(f"create table {sink.target} (n int, batch_id bigint)")
     with pytest.raises(
@@ -329,9 +336,9 @@ def test_nested_values_become_jsonb_and_arrays_arrays(world, topic, make_pipelin
         "select id, named_struct('a', id, 'b', array(1, 2)) as s, map('k', name) as m, array(id, 7) as a, "
         f"array(named_struct('x', id)) as sa, cast(id as decimal(10,2)) as d, {LINEAGE} from records where id < 3"
     )
-    pipeline = make_pipeline(topic, sql=query)
+    pipeline = make_pipeline(topic, transform=query)
     world.run(pipeline)
-    assert world.rows(f"select id, s, m, a, sa, d::text from {pipeline.sink.target} order by 1") == [
+    assert world.rows(f"select id, s, m, a, sa, d::text from {pipeline.traits.target} order by 1") == [
         (n, {"a": n, "b": [1, 2]}, {"k": "n" * n}, [n, 7], [{"x": n}], f"{n}.00") for n in range(3)
     ]
     assert world.is_exact(pipeline)
@@ -339,7 +346,7 @@ def test_nested_values_become_jsonb_and_arrays_arrays(world, topic, make_pipelin
 
 def test_u0000_that_a_transform_makes_is_a_reject(world, topic, make_pipeline):
     query = f"select if(id = 4, concat(name, char(0)), name) as name, {LINEAGE} from records"
-    message = world.refused(TooManyRejects, make_pipeline(topic, sql=query))
+    message = world.refused(TooManyRejects, make_pipeline(topic, transform=query))
     assert (
         f"{topic.name}[0] offset 2: column 'name': expected text that Postgres can store, found U+0000"
         in message
@@ -349,7 +356,7 @@ def test_u0000_that_a_transform_makes_is_a_reject(world, topic, make_pipeline):
 def test_notes_of_records_that_a_crash_has_removed_fail_the_batch(world, topic, make_pipeline, monkeypatch):
     """Nobody counts notes, and this batch has nothing else that could be missed."""
     query = f"select concat(name, char(0)) as name, {LINEAGE} from records"
-    pipeline = make_pipeline(topic, sql=query, max_rejects=20)
+    pipeline = make_pipeline(topic, transform=query, max_rejects=20)
 
     def crash(moment: str) -> None:
         if moment == "job.after_stage":
@@ -370,11 +377,11 @@ def test_an_upsert_is_transformed_with_its_deletes(world, make_topic, make_pipel
     topic.produce(None, key=b'{"id": 1}')
     sink = Upsert(f'public."{topic.name}"', key=("nr",))
     query = f"select nullif(id, 30) as nr, upper(name) as name, deleted, {LINEAGE} from records"
-    key_of = {"key": Json("nr int")}
+    key_of = {"message_key": Json("nr int")}
     with pytest.raises(
         ConfigurationError, match="column nr: expected one type in key and value, found integer and no"
     ):
-        make_pipeline(topic, sql=query, sink=sink, **key_of)
+        make_pipeline(topic, transform=query, sink=sink, **key_of)
     query = f"select nullif(nr, 30) as nr, upper(name) as name, deleted, {LINEAGE} from records"
     values = Json("nr int, name text")
     topic = make_topic()
@@ -382,14 +389,16 @@ def test_an_upsert_is_transformed_with_its_deletes(world, make_topic, make_pipel
         topic.produce(json.dumps({"nr": number, "name": name}).encode())
     topic.produce(None, key=b'{"nr": 1}')
     sink = Upsert(f'public."{topic.name}"', key=("nr",))
-    pipeline = make_pipeline(topic, sql=query, sink=sink, value=values, max_rejects=1, **key_of)
+    pipeline = make_pipeline(topic, transform=query, sink=sink, value=values, max_rejects=1, **key_of)
     batch = world.run(pipeline).batch
     assert (batch.records, batch.rows, batch.rejected, batch.dropped) == (4, 3, 1, 0)
     assert world.rows(f"select nr, name from {sink.target}") == [(2, "B")]
     assert world.is_exact(pipeline)
     replayed(world, pipeline, 0, 3, 4)
     assert world.rows(f"select nr, name from {sink.target}") == [(2, "B")]
-    without = make_pipeline(topic, sql=query.replace(" deleted,", ""), sink=sink, value=values, **key_of)
+    without = make_pipeline(
+        topic, transform=query.replace(" deleted,", ""), sink=sink, value=values, **key_of
+    )
     topic.produce(json.dumps({"nr": 5, "name": "e"}).encode())
     with pytest.raises(TransformRefused, match="and whether it deletes, .*, found no deleted"):
         world.process(without, world.plan(without))
@@ -413,11 +422,6 @@ def test_records_that_spark_has_read_again_meanwhile_are_noticed(world, topic, m
     assert world.is_exact(pipeline)
 
 
-def test_a_function_and_a_query_at_once_are_refused(topic, make_pipeline):
-    with pytest.raises(ConfigurationError, match="it has both a transform and sql"):
-        make_pipeline(topic, transform=even, sql="select 1")
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -429,8 +433,33 @@ def test_a_function_and_a_query_at_once_are_refused(topic, make_pipeline):
 )
 def test_a_script_or_a_command_is_no_transform(spark, topic, make_pipeline, text):
     with pytest.raises(
-        TransformRefused, match="expected sql to be one query over records, found: .*PARSE_SYNTAX"
+        TransformRefused, match="expected the transform to be one query over records, found: .*PARSE_SYNTAX"
     ):
-        check_query(make_pipeline(topic, sql=text), spark)
+        check_query(make_pipeline(topic, transform=text), spark)
     for query in ("select 1 as a", "with r as (table records) from r |> select id", "values (1), (2) ;\n"):
-        check_query(make_pipeline(topic, sql=query), spark)
+        check_query(make_pipeline(topic, transform=query), spark)
+
+
+def test_records_of_rows_that_come_out_of_order_are_counted_in_the_staging_table(world, topic, make_pipeline):
+    batch_id = world.plan(make_pipeline(topic))
+    tables, connection = StagingTables(batch_id, 7), world.connection
+    with transaction(connection) as cursor:
+        create_rejects(cursor, tables)
+        create_rows(cursor, tables, ())
+        cursor.executemany(
+            f'insert into exactbatch_staging."{tables.rows}" '
+            "(task_attempt, kafka_topic, kafka_partition, kafka_offset) values (%s, %s, %s, %s)",
+            [
+                (partition + 5, topic.name, partition, offset)
+                for partition, offset in ((0, 0), (0, 1), (0, 1), (1, 2))
+            ],
+        )
+    ranges = Ledger(connection).batches.read_ranges(batch_id)
+    pieces = tuple(Staged(range_, range_.partition + 5, 4, 4, 0, 0) for range_ in ranges[:2])
+    staged = StagedBatch(pieces, {5: 3, 6: 1}, {})
+    assert records_with_rows(connection, tables, staged) == 3
+    world.execute(f'update exactbatch_staging."{tables.rows}" set kafka_offset = 99 where task_attempt = 6')
+    with pytest.raises(
+        TransformRefused, match=r"lineage \S+ partition 1 offset 99, which is not in the batch"
+    ):
+        records_with_rows(connection, tables, staged)

@@ -10,11 +10,11 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from exactbatch import Append, Json, Raw, Upsert
-from exactbatch.batch.rows.arrow_copy import PostgresAccess
+from exactbatch.batch.rows.copy import PostgresAccess
 from exactbatch.batch.staging import storable_rows
 from exactbatch.batch.staging.stage import stage_rows
 from exactbatch.batch.staging.staging_tables import StagingTables, create_rejects, create_rows
-from exactbatch.batch.transform import failing_record, transform
+from exactbatch.batch.transform import failing_record, transform_stager
 from exactbatch.compiled.availability import VARIABLE
 from exactbatch.errors import (
     ReadFailed,
@@ -46,13 +46,13 @@ def test_change_that_is_neither_delete_nor_not_one_is_reject(world, make_topic, 
     records(topic, {"id": 1, "name": "kept"}, {"id": 2, "name": "unknown"}, {"id": 3, "name": "gone"})
     query = f"""select id, name, case name when 'gone' then true when 'kept' then false end as deleted, {LINEAGE}
                 from records"""
-    pipeline = make_pipeline(topic, sql=query, sink=Upsert(f'public."{topic.name}"', key=("id",)))
+    pipeline = make_pipeline(topic, transform=query, sink=Upsert(f'public."{topic.name}"', key=("id",)))
     message = world.refused(TooManyRejects, pipeline)
     assert f"{topic.name}[0] offset 1: column 'deleted' is null" in message
-    tolerant = make_pipeline(topic, sql=query, sink=pipeline.sink, max_rejects=1)
+    tolerant = make_pipeline(topic, transform=query, sink=pipeline.sink, max_rejects=1)
     batch = world.run(tolerant).batch
     assert (batch.records, batch.rows, batch.rejected, batch.dropped) == (3, 2, 1, 0)
-    assert world.rows(f"select id, name from {pipeline.sink.target}") == [(1, "kept")]
+    assert world.rows(f"select id, name from {pipeline.traits.target}") == [(1, "kept")]
     assert [(offset, bytes(value)) for _, offset, _, value in rejects(world)] == [
         (1, b'{"id": 2, "name": "unknown"}')
     ]
@@ -69,10 +69,10 @@ def test_changes_of_one_key_from_one_record_are_refused_unless_version_orders_th
         "select cast(id as string) as key, {version} as version, part, false as deleted, "
         f"{LINEAGE} from records lateral view posexplode(array(name, 'x')) as place, part"
     )
-    tied = make_pipeline(topic, sql=query.format(version="id"), sink=sink)
+    tied = make_pipeline(topic, transform=query.format(version="id"), sink=sink)
     message = world.refused(TargetMismatch, tied)
     assert f"(key, version): {topic.name}[0] offset 0: (1, 1); {topic.name}[0] offset 1: (2, 2)" in message
-    ordered = make_pipeline(topic, sql=query.format(version="10 * id + place"), sink=sink)
+    ordered = make_pipeline(topic, transform=query.format(version="10 * id + place"), sink=sink)
     assert world.run(ordered).batch.rows == 4
     assert world.rows(f"select key, part from {sink.target} order by 1") == [("1", "x"), ("2", "x")]
 
@@ -105,12 +105,12 @@ def test_value_that_no_table_can_hold_makes_its_record_reject(world, make_topic,
         from records lateral view explode(array(1, 2)) as number"""
     conf = {"spark.sql.execution.arrow.useLargeVarTypes": large}
     pipeline = make_pipeline(
-        topic, value=Raw("value"), sql=query, max_rejects=len(BAD_VALUES) - 1, spark_conf=conf
+        topic, value=Raw("value"), transform=query, max_rejects=len(BAD_VALUES) - 1, spark_conf=conf
     )
     batch = world.run(pipeline).batch
     assert (batch.records, batch.rows, batch.rejected, batch.dropped) == (len(BAD_VALUES), 2, 8, 0)
     assert world.rows(
-        f"select line, words, number, doc, counts from {pipeline.sink.target} order by number"
+        f"select line, words, number, doc, counts from {pipeline.traits.target} order by number"
     ) == [("fine", ["a", "c"], number, [{"number": 1, "word": None}], {"a": "b"}) for number in (1, 2)]
     for (_, offset, reason, value), (wanted, said) in zip(
         rejects(world), list(BAD_VALUES.items())[1:], strict=True
@@ -127,11 +127,11 @@ def test_compiled_code_stages_the_rows_around_such_a_value(world, make_topic, ma
     monkeypatch.setitem(world.spark.sparkContext.environment, VARIABLE, "0")
     query = f"select id, word, if(id % 10 = 3, concat(word, char(0)), word) as same, {LINEAGE} from records"
     value = Json("id integer, word text")
-    pipeline = make_pipeline(topic, value=value, sql=query, max_rejects=4)
+    pipeline = make_pipeline(topic, value=value, transform=query, max_rejects=4)
     batch = world.run(pipeline).batch
     assert (batch.records, batch.rows, batch.rejected) == (40, 36, 4)
     found = world.rows(
-        f"select id, word, same, kafka_topic, kafka_partition, kafka_offset from {pipeline.sink.target} order by 1"
+        f"select id, word, same, kafka_topic, kafka_partition, kafka_offset from {pipeline.traits.target} order by 1"
     )
     good = [number for number in range(40) if number % 10 != 3]
     assert found == [(number, "ö", "ö", topic.name, number % 2, number // 2) for number in good]
@@ -146,7 +146,7 @@ def test_without_lineage_such_a_value_ends_the_batch(world, make_topic, make_pip
     topic.produce(b"fine", b"\xff")
     query = f"select cast(value as string) as line, {LINEAGE} from records"
     sink = Append(f'public."{topic.name}"', lineage="batch")
-    pipeline = make_pipeline(topic, value=Raw("value"), sql=query, sink=sink, max_rejects=1)
+    pipeline = make_pipeline(topic, value=Raw("value"), transform=query, sink=sink, max_rejects=1)
     message = world.refused(TransformFailed, pipeline)
     assert message.startswith("column 'line': the text is not valid UTF-8, in a row of the transform. ")
 
@@ -204,7 +204,7 @@ def test_lineage_that_belongs_to_another_record_is_refused(world, make_topic, ma
     options = {"max_rejects": 1, "allow_nondeterministic": ("change",)}
     computed = make_pipeline(
         topic,
-        sql="select id, kafka_topic, kafka_partition, (kafka_offset + 1) % 3 as kafka_offset, kafka_timestamp "
+        transform="select id, kafka_topic, kafka_partition, (kafka_offset + 1) % 3 as kafka_offset, kafka_timestamp "
         "from records",
         **options,
     )
@@ -301,12 +301,12 @@ def test_nothing_is_searched_where_postgres_has_failed(
     records(topic, {"id": 1, "name": "n"})
     pipeline = make_pipeline(topic, transform=change)
     monkeypatch.setattr(failing_record.FailingRecordSearch, "run", lambda *_: pytest.fail("it was searched"))
-    then = getattr(transform.TransformStager, before)
+    then = getattr(transform_stager.TransformStager, before)
 
     def without_staging(self: Any, *arguments: Any) -> Any:
         world.execute(f"drop table if exists exactbatch_staging.{self._tasks[0].tables.rows}")
         return then(self, *arguments)
 
-    monkeypatch.setattr(transform.TransformStager, before, without_staging)
+    monkeypatch.setattr(transform_stager.TransformStager, before, without_staging)
     message = world.refused(TasksFailed, pipeline)
     assert "PostgresUnavailable" in message or "StagedRowsDiffer" in message

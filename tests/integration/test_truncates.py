@@ -7,9 +7,10 @@ import pytest
 
 from exactbatch import Debezium, Pipeline, ToTopic, Upsert
 from exactbatch.errors import TargetMismatch
-from exactbatch.ledger import Ledger
+from exactbatch.ledger import Ledger, find_parts
 from exactbatch.offsets import OffsetRange
 from exactbatch.postgres.connection import transaction
+from exactbatch.sinks.writers import find_writer
 from support.environment import LONG
 from support.staged_batches import ID, Batches, Database, differences_that_the_audit_finds
 
@@ -179,7 +180,9 @@ def test_compaction_drops_what_a_truncate_has_deleted_and_keeps_the_newest_one(d
 
 
 def test_the_rows_that_a_truncate_deletes_are_forwarded_as_tombstones(db, connection):
-    made = Batches(connection, pipeline(forward=ToTopic("results", key=("id", "part"))), takes_any_order=True)
+    made = Batches(
+        connection, pipeline(forward=ToTopic("results", keyed_by=("id", "part"))), takes_any_order=True
+    )
     made.run(write(1, "a", 1, 0), write(2, "b", 2, 0), write(3, "newer", 9, 0))
     made.run(write(4, "late", 3, 0), truncate(4, 0))
     sent = db.rows(
@@ -190,6 +193,7 @@ def test_the_rows_that_a_truncate_deletes_are_forwarded_as_tombstones(db, connec
     assert sent == [("deleted", "1", True), ("deleted", "2", True)]
 
 
+@pytest.mark.slow
 def test_any_order_over_partitions_and_replays_is_what_a_plain_program_says(db, made):
     chance = random.Random(3)
     for _ in range(STEPS):
@@ -241,5 +245,5 @@ def _compact(made: Batches, until: int) -> None:
     ledger = Ledger(made.connection)
     with transaction(made.connection) as cursor:
         ranges = [OffsetRange(made.topic, 0, 0, until, ID)]
-        parts = ledger.parts(cursor, made.pipeline, ranges, ledger.coverage(made.pipeline))
-        made.pipeline.sink.compactor.compact(cursor, parts)
+        parts = find_parts(cursor, made.pipeline, ranges, ledger.coverage.read_all(made.pipeline))
+        find_writer(made.pipeline.traits).compactor.compact(cursor, parts)

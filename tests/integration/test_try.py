@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import Producer
 from typer.testing import CliRunner
 
-from exactbatch import Aggregate, Append, Avro, Count, Csv, Json, Pipeline, Together, Upsert, Window
+from exactbatch import Aggregate, Append, Avro, Count, Csv, Json, Pipeline, Upsert, Window
 from exactbatch.cli.app import app
 from exactbatch.compiled.availability import VARIABLE
 from exactbatch.kafka.broker import KafkaBroker
@@ -151,7 +151,7 @@ def test_headers_that_name_schemas_are_read(make_topic, command, tried, tmp_path
         assert isinstance(value, Avro)
         status, shown = tried(pipeline_of(topic, value))
         assert (status, shown["with_rows"], shown["rejected"]) == (0, 21, 0)
-        status, shown = tried(pipeline_of(topic, replace(value, columns="id boolean, at bigint")))
+        status, shown = tried(pipeline_of(topic, replace(value, fields="id boolean, at bigint")))
         assert (status, shown["rejected"]) == (3, 21)
         assert shown["groups"][0]["reason"].startswith("schema ")
 
@@ -173,7 +173,7 @@ def test_a_broken_record_is_named(make_topic, command):
     assert f"{topic.name}[0] offset 20" in words(done)
     assert "so the pipeline is named my_p" in words(done)
     assert "copies of real records" in words(done)
-    assert "exactbatch init my_p" in words(done)
+    assert "exactbatch register my_p" in words(done)
 
 
 def test_the_sample_has_records_from_both_ends_and_between(make_topic, settings):
@@ -374,7 +374,7 @@ def test_types_are_compared_with_each_of_several_targets(make_topic, tried, conn
         )
     topic = make_topic()
     topic.produce(b'{"id": 1, "n": 70000}', b'{"id": 2, "n": 1}')
-    sink = Together((Append("public.log"), Upsert("public.p", key=("id",))))
+    sink = [Append("public.log"), Upsert("public.p", key=("id",))]
     pipeline = replace(pipeline_of(topic, Json("id int, n int")), sink=sink)
     _, shown = tried(pipeline)
     assert ([row["id"] for row in shown["rows"]], shown["rejected"], shown["refused"]) == ([2], 1, None)
@@ -418,7 +418,7 @@ def test_tombstones_of_an_upsert_are_rows_that_delete(make_topic, tried):
         name="p",
         topics=(topic.name,),
         value=Json("id int, x int"),
-        key=Csv("id int"),
+        message_key=Csv("id int"),
         sink=Upsert("public.p", key=("id",)),
     )
     status, shown = tried(pipeline)

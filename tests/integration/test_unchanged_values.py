@@ -9,9 +9,10 @@ import pytest
 
 from exactbatch import Debezium, Pipeline, Upsert
 from exactbatch.errors import ConfigurationError, KeyOnTwoPartitions, TargetMismatch
-from exactbatch.ledger import Ledger
+from exactbatch.ledger import Ledger, find_parts
 from exactbatch.offsets import OffsetRange
 from exactbatch.postgres.connection import transaction
+from exactbatch.sinks.writers import find_writer
 from support.environment import LONG
 from support.staged_batches import Batches, Database, differences_that_the_audit_finds
 
@@ -19,10 +20,19 @@ COLUMNS: Final = "id int, name text, body text, file text, pos int"
 SINK: Final = Upsert("public.t", key=("id",), version=("file", "pos"))
 STEPS: Final = 1000 if LONG else 45
 NO_BODY: Final = ("body",)
+VALUE: Final = Debezium(COLUMNS)
 
 
-def batches_of(connection: Any, sink: Upsert = SINK) -> Batches:
-    return Batches(connection, Pipeline(name="p", topics=("t",), value=Debezium(COLUMNS), sink=sink))
+class WithTruncates(Debezium):
+    """Change events with truncates, which the columns of the version order."""
+
+    @property
+    def truncate_order(self) -> tuple[str, ...]:
+        return ("file", "pos")
+
+
+def describe_batches(connection: Any, value: Debezium = VALUE) -> Batches:
+    return Batches(connection, Pipeline(name="p", topics=("t",), value=value, sink=SINK))
 
 
 def row(
@@ -48,7 +58,7 @@ def rejected(db: Database) -> list[tuple[int, int]]:
 
 @pytest.fixture
 def made(connection: Any) -> Batches:
-    return batches_of(connection)
+    return describe_batches(connection)
 
 
 @pytest.mark.parametrize("together", [True, False])
@@ -139,14 +149,14 @@ def test_a_replay_that_retracts_the_insert_after_a_delete_brings_no_value_of_the
 def test_a_replay_that_retracts_the_insert_after_a_truncate_brings_no_value_from_before_the_truncate(
     db, connection
 ):
-    made = batches_of(connection, SINK.applying_truncates(("file", "pos")))
+    made = describe_batches(connection, WithTruncates(COLUMNS))
     truncate = row(None, None, None, 2, deleted=True)
     made.run(row(1, "a", "from before the truncate", 1), truncate, row(1, "b", "new", 3))
     without_its_insert_an_update_is_refused_and_then_a_reject(db, made)
 
 
 def test_a_replay_that_retracts_a_truncate_brings_no_value_from_before_an_older_truncate(db, connection):
-    made = batches_of(connection, SINK.applying_truncates(("file", "pos")))
+    made = describe_batches(connection, WithTruncates(COLUMNS))
     older, newer = (row(None, None, None, pos, deleted=True) for pos in (2, 5))
     made.run(row(1, "a", "from before the older truncate", 1), older, row(1, "b", "new", 3))
     made.run(row(1, "c", None, 4, NO_BODY), newer)
@@ -159,7 +169,7 @@ def test_a_replay_that_retracts_a_truncate_brings_no_value_from_before_an_older_
 
 
 def test_a_late_truncate_leaves_a_row_the_value_that_a_late_delete_has_left_it(db, connection):
-    made = batches_of(connection, SINK.applying_truncates(("file", "pos")))
+    made = describe_batches(connection, WithTruncates(COLUMNS))
     made.run(row(1, "a", "first", 1), row(1, "b", None, 5, NO_BODY))
     made.run(row(1, None, None, 3, deleted=True), partition=1)
     made.run(row(None, None, None, 4, deleted=True), partition=1)
@@ -198,7 +208,7 @@ def test_the_value_of_a_deleted_row_is_not_that_of_the_next_row_of_its_key(db, m
 def test_a_table_of_changes_from_before_gets_the_column(db, connection):
     plain = Batches(connection, Pipeline(name="q", topics=("q",), value=_whole(), sink=SINK))
     plain.run((1, "a", "first", "bin.1", 1, False))
-    made = batches_of(connection)
+    made = describe_batches(connection)
     made.run(row(1, "b", None, 5, NO_BODY))
     assert state(db) == [(1, "b", "first")]
     # A pipeline of the same target whose format has all values keeps what was left out of others' changes.
@@ -368,7 +378,7 @@ def test_any_order_of_events_gives_what_a_plain_program_says_and_in_the_end_the_
     db, connection, compacts
 ):
     """Late and repeated events over partitions, replays, and compactions of what no later step may retract."""
-    made = batches_of(connection, SINK.applying_truncates(("file", "pos")))
+    made = describe_batches(connection, WithTruncates(COLUMNS))
     chance = random.Random(11 + compacts)
     source, model = Source(chance), Model()
     pool: list[tuple[Any, ...]] = []
@@ -442,5 +452,5 @@ def _compact(made: Batches, horizons: dict[int, int]) -> None:
     ranges = [OffsetRange("t", each, 0, end, UUID(int=1)) for each, end in horizons.items() if end]
     with transaction(made.connection) as cursor:
         ledger = Ledger(made.connection)
-        parts = ledger.parts(cursor, made.pipeline, ranges, ledger.coverage(made.pipeline))
-        made.pipeline.sink.compactor.compact(cursor, parts)
+        parts = find_parts(cursor, made.pipeline, ranges, ledger.coverage.read_all(made.pipeline))
+        find_writer(made.pipeline.traits).compactor.compact(cursor, parts)

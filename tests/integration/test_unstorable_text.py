@@ -5,7 +5,7 @@ import json
 import pytest
 
 from exactbatch import Append, Csv, Debezium, Json, JsonSchema, Text, Upsert, WithMessage
-from exactbatch.audit.audit import audit
+from exactbatch.audit.run_audit import audit
 from support.debezium_types import array, envelope, typed
 from support.registry import registry_server
 
@@ -40,7 +40,7 @@ def test_json_keeps_an_escaped_nul_that_jsonb_and_text_refuse(world, make_topic,
     form = Json("id int, j json, js json[], b jsonb, t text")
     pipeline = make_pipeline(topic, value=form, sink=sink_of(topic, history), max_rejects=2)
     assert world.run(pipeline).batch.rejected == 2
-    shown = f"select id, j::text, js::text[], b::text from {pipeline.sink.target} order by id"
+    shown = f"select id, j::text, js::text[], b::text from {pipeline.traits.target} order by id"
     assert world.rows(shown) == [
         (1, r'"\u0000"', [r'"\u0000"', r'{"a":"x\u0000"}'], None),
         (2, r'{"\u0000":"\\u0000"}', None, None),
@@ -98,7 +98,7 @@ def test_text_that_postgres_cannot_hold_is_replaced_and_counted(world, make_topi
     ]
     assert world.target(pipeline, f"id, t, {document} as b") == expected
     assert is_exact(world, pipeline)
-    world.execute(f"update {pipeline.sink.target} set t = 'a?b' where id = 1")
+    world.execute(f"update {pipeline.traits.target} set t = 'a?b' where id = 1")
     assert not audit(pipeline, world.settings, values=True).is_exact
 
 
@@ -107,7 +107,7 @@ def test_replaced_text_in_a_partition_and_by_a_transform_is_counted(world, make_
     topic = make_topic()
     topic.produce(*(value for value, _ in UNSTORABLE))
     sink = Append(f'public."{topic.name}"', **({"layout": "by_batch"} if layout == "by_batch" else {}))
-    more = {} if layout == "by_batch" else {"sql": "select id, t, kafka_topic, kafka_partition, kafka_offset, "
+    more = {} if layout == "by_batch" else {"transform": "select id, t, kafka_topic, kafka_partition, kafka_offset, "
                                            "kafka_timestamp from records"}  # fmt: skip
     pipeline = make_pipeline(
         topic, value=Json("id int, t text"), sink=sink, replace_unstorable="\ufffd", **more
@@ -138,7 +138,9 @@ def test_keys_and_headers_are_replaced_as_values_are(world, make_topic, make_pip
     topic.produce(None, key=rb'{"id":"a\u0000"}')
     sink = sink_of(topic, history)
     form = Json("id text, t text")
-    pipeline = make_pipeline(topic, value=form, key=Json("id text"), sink=sink, replace_unstorable="?")
+    pipeline = make_pipeline(
+        topic, value=form, message_key=Json("id text"), sink=sink, replace_unstorable="?"
+    )
     assert world.run(pipeline).batch.replaced == 2
     assert world.rows(f"select id, t from {sink.target}") == [("b", "x")]
     assert is_exact(world, pipeline)
@@ -168,7 +170,7 @@ def test_an_enveloped_null_is_a_tombstone(world, make_topic, make_pipeline, hist
     topic.produce(NULL, key=NULL)
     key = None if history is None else Json("id int from 'payload.id'")
     value = Json("id int from 'payload.id', name text from 'payload.name'")
-    pipeline = make_pipeline(topic, value=value, key=key, sink=sink, max_rejects=1)
+    pipeline = make_pipeline(topic, value=value, message_key=key, sink=sink, max_rejects=1)
     batch = world.run(pipeline).batch
     if history is None:
         assert (batch.rows, batch.tombstones, batch.rejected) == (2, 3, 0)
@@ -219,10 +221,10 @@ def test_a_byte_order_mark_before_a_value_is_ignored(world, make_topic, make_pip
     keyed = make_topic()
     keyed.produce(b'{"id":1,"t":"x"}', None, key=MARK + b'{"id":1}')
     pipeline = make_pipeline(
-        keyed, value=Json("id int, t text"), key=Json("id int"), sink=sink_of(keyed, True)
+        keyed, value=Json("id int, t text"), message_key=Json("id int"), sink=sink_of(keyed, True)
     )
     world.run(pipeline)
-    assert world.rows(f"select id from {pipeline.sink.target}") == []
+    assert world.rows(f"select id from {pipeline.traits.target}") == []
     assert is_exact(world, pipeline)
 
 

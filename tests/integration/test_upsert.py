@@ -11,9 +11,10 @@ import pytest
 from pyspark import cloudpickle
 
 from exactbatch import Debezium, Json, Pipeline, Upsert
-from exactbatch.audit.audit import audit
+from exactbatch.audit.run_audit import audit
 from exactbatch.errors import ConfigurationError, KeyOnTwoPartitions, TargetMismatch, TooManyRejects
-from support.upserts import WrongKeys, change, changes, key_of, replayed, state
+from exactbatch.sinks.writers import find_writer
+from support.upserts import change, changes, key_of, replayed, state, with_wrong_keys
 
 
 def test_the_last_change_of_a_key_is_its_row(world, make_topic, make_upsert):
@@ -67,7 +68,7 @@ def test_rows_under_wrong_keys_and_wrong_deletes_are_gone_after_replay(world, ma
     topic.produce(change(101, "not to be deleted"), change(1, "a"), change(2, "b"))
     topic.produce(None, key=key_of(1))
     right = make_upsert(topic)
-    wrong = replace(right, value=WrongKeys(right.value.schema), key=WrongKeys("id int"))
+    wrong = replace(right, value=with_wrong_keys(right.value.schema), message_key=with_wrong_keys("id int"))
     first = world.plan(right)
     # The first record by the right program, so that there is something for the wrong delete to remove.
     world.process(right, first)
@@ -132,7 +133,7 @@ def test_a_key_that_is_not_known_is_a_reject(world, make_topic, make_upsert):
     assert reasons[3].startswith("key: ")
     assert world.is_exact(pipeline)
     without = make_upsert(
-        topic, key=None, name=f"{topic.name}.2", sink=Upsert(f'public."{topic.name}2"', ("id",))
+        topic, message_key=None, name=f"{topic.name}.2", sink=Upsert(f'public."{topic.name}2"', ("id",))
     )
     with pytest.raises(TooManyRejects, match=r"does not say what the key is: give Pipeline\(…\) key=Json"):
         world.run(without)
@@ -173,7 +174,7 @@ def test_the_auditor_finds_a_row_that_is_not_the_latest(world, make_topic, make_
     topic.produce(change(1, "a"), change(2, "b"), change(1, "c"))
     pipeline = make_upsert(topic)
     world.run(pipeline)
-    table = pipeline.sink.table.as_string(world.connection)
+    table = find_writer(pipeline.traits).tables[-1].identifier.as_string(world.connection)
     for spoil in ("set name = 'a' where id = 1", "set id = 7 where id = 2"):
         world.execute(f"update {table} {spoil}")
         found = audit(pipeline, world.settings)
@@ -184,6 +185,7 @@ def test_the_auditor_finds_a_row_that_is_not_the_latest(world, make_topic, make_
         assert world.is_exact(pipeline)
 
 
+@pytest.mark.slow
 def test_any_history_of_changes_and_replays_ends_as_plain_program_has_it(world, make_topic, make_upsert):
     """Two partitions, versions out of order, deletes, bad records, batches of any size, replays in between."""
     chance = random.Random(11)

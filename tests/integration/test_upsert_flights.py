@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from exactbatch import Json, Upsert
+from exactbatch import Json, Tuning, Upsert
 from exactbatch.local.demo.flights import COUNT, flights
 from support.environment import LONG
 
@@ -61,8 +61,7 @@ def test_one_row_for_each_flight_with_its_last_state(world, make_topic, make_pip
             "time_hour timestamptz, carrier text, flight int, origin text, dest text, state text, delay int"
         ),
         sink=Upsert(f'public."{topic.name}"', key=KEY),
-        read_timeout=60,
-        publish_timeout=60,
+        tuning=Tuning(read_timeout="60 seconds", lock_timeout="60 seconds"),
     )
     batch = world.run(pipeline).batch
     assert (batch.records, batch.rows) == (sent, sent)

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from exactbatch import Append, Json, Upsert
-from exactbatch.batch.rows.rejects import PendingRejects
+from exactbatch.batch.rows.rejected import PendingRejects
 from exactbatch.batch.staging.storable_rows import storable_rows
 from exactbatch.columns import LINEAGE_NAMES, Column
 from exactbatch.errors import TransformFailed, TransformRefused
@@ -172,14 +172,14 @@ def test_transforms_nested_values_are_in_jsonb_to_last_digit(world, make_topic, 
     world.spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
     try:
         pipeline = make_pipeline(
-            topic, value=Json("id int, at timestamptz"), sql=NESTED.replace("{lineage}", LINEAGE)
+            topic, value=Json("id int, at timestamptz"), transform=NESTED.replace("{lineage}", LINEAGE)
         )
         assert world.run(pipeline).batch.rows == 1
         topic.produce(b'{"id": 2}')
         keyed = make_pipeline(
             topic,
             value=pipeline.value,
-            sql=f"select map(date'2026-01-01', id) as days, {LINEAGE} from records",
+            transform=f"select map(date'2026-01-01', id) as days, {LINEAGE} from records",
         )
         with pytest.raises(
             TransformRefused, match=r"column days: .* keys of map<date,int> .* Make them strings"
@@ -189,7 +189,7 @@ def test_transforms_nested_values_are_in_jsonb_to_last_digit(world, make_topic, 
         world.spark.conf.unset("spark.sql.session.timeZone")
     at = "2026-01-01T10:00:00.123456Z"
     [row] = world.rows(
-        f"select struct::text, map::text, structs::text, moments::text, prices::text from {pipeline.sink.target}"
+        f"select struct::text, map::text, structs::text, moments::text, prices::text from {pipeline.traits.target}"
     )
     struct = json.loads(row[0], parse_float=str, parse_int=str)
     # As a timestamp without time zone is made in the session's, only its digits are looked at.

@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 UV = Path(sys.executable).parent / "uv"
 BUILT_FROM = (
     "pyproject.toml",
+    "requirements-executor.txt",
     "requirements.in",
     "requirements-local.in",
     "requirements-fast.in",
@@ -35,16 +36,13 @@ DAG = """
 import sys
 import exactbatch
 import process_batch
-import process_tables
 from exactbatch.airflow import pipeline_dag
-from exactbatch.airflow.submit import APPLICATIONS
 import own_pipelines
 
 assert exactbatch.__file__.startswith(sys.prefix)
 dag = pipeline_dag(own_pipelines.flights, schedule="@hourly")
 for name in ("process_batch", "process_replay"):
     assert dag.task_dict[name].application == process_batch.__file__
-assert str(APPLICATIONS / "process_tables.py") == process_tables.__file__
 print(sorted(dag.task_dict))
 """
 PIPELINES = """
@@ -155,7 +153,7 @@ def test_the_extra_is_not_installed_unless_it_is_asked_for(installed):
 
 def test_a_command_against_nothing_says_what_is_missing(installed, tmp_path):
     command = (installed / "exactbatch", "status", "own_pipelines:flights")
-    assert "No module" not in (missing := run(*command, status=42).stderr)
+    assert "No module" not in (missing := run(*command, status=2).stderr)
     assert "own_pipelines" in missing
     (tmp_path / "own_pipelines.py").write_text(PIPELINES)
     assert "EXACTBATCH_KAFKA" in run(*command, status=42, PYTHONPATH=str(tmp_path)).stderr
@@ -234,8 +232,8 @@ def test_batches_run_as_the_page_installs_them(installed_as_documented, make_top
         done = run(installed / "exactbatch", *arguments, status=status, **environment)
         return done.stdout + done.stderr
 
-    exactbatch("init", "own_batches:driver")
-    exactbatch("init", "own_batches:server")
+    exactbatch("register", "own_batches:driver")
+    exactbatch("register", "own_batches:server")
     assert '"rows": 20' in exactbatch("run", "own_batches:driver", "--master", "local[2]", "--json")
     with connect_server(installed, tmp_path / "server.log", **environment) as url:
         assert '"rows": 20' in exactbatch("run", "own_batches:server", "--master", url, "--json")
@@ -245,8 +243,8 @@ def test_batches_run_as_the_page_installs_them(installed_as_documented, make_top
     # The page's command for a version without a client, and what installs the client over it.
     replace = (UV, "pip", "install", "--quiet", "--no-deps", "--python", installed / "python", "--reinstall")
     run(*replace, "pyspark-client==4.1.3")
+    topics["driver"].produce(record(20))
     refused = exactbatch("run", "own_batches:driver", "--master", "local[2]", status=42)
     assert "are those of pyspark-client 4.1.3" in " ".join(refused.split())
     run(*replace, f"pyspark=={versions['pyspark']}")
-    topics["driver"].produce(record(20))
     assert '"rows": 1' in exactbatch("run", "own_batches:driver", "--master", "local[2]", "--json")

@@ -9,9 +9,10 @@ import pytest
 
 from exactbatch import Pipeline, Upsert
 from exactbatch.errors import ConfigurationError, KeyOnTwoPartitions, TargetMismatch
-from exactbatch.ledger import Ledger
+from exactbatch.ledger import Ledger, find_parts
 from exactbatch.offsets import OffsetRange
 from exactbatch.postgres.connection import transaction
+from exactbatch.sinks.writers import find_writer
 from support.environment import LONG
 from support.staged_batches import Batches, Database, trigger
 
@@ -36,10 +37,10 @@ def markers(db: Database) -> dict[int, int]:
 def compacted(made: Batches, *until: tuple[int, int]) -> dict[tuple[str, int], tuple[int, int]]:
     with transaction(made.connection) as cursor:
         ranges = [OffsetRange("t", partition, 0, end, UUID(int=1)) for partition, end in until]
-        parts = Ledger(made.connection).parts(
-            cursor, made.pipeline, ranges, Ledger(made.connection).coverage(made.pipeline)
+        parts = find_parts(
+            cursor, made.pipeline, ranges, Ledger(made.connection).coverage.read_all(made.pipeline)
         )
-        compactor = made.pipeline.sink.compactor
+        compactor = find_writer(made.pipeline.traits).compactor
         assert compactor is not None
         preview = compactor.preview(cursor, parts)
         assert compactor.compact(cursor, parts) == preview
@@ -110,7 +111,7 @@ def test_the_first_marker_since_a_time_stops_the_horizon(db, batches):
     db.execute("update t_deleted set kafka_timestamp = null where id = 3")
     with transaction(made.connection) as cursor:
         parts = [(OffsetRange("t", 0, 0, 3, UUID(int=1)), [1])]
-        compactor = made.pipeline.sink.compactor
+        compactor = find_writer(made.pipeline.traits).compactor
         assert compactor.first_since(cursor, parts, datetime(2026, 5, 1, tzinfo=UTC)) == {("t", 0): 1}
         assert compactor.first_since(cursor, parts, datetime(2026, 7, 1, tzinfo=UTC)) == {("t", 0): 2}
         assert compactor.first_since(cursor, [(parts[0][0], [])], datetime(2026, 7, 1, tzinfo=UTC)) == {}
@@ -224,7 +225,7 @@ def test_history_is_part_of_the_identity(connection):
     made.run(row(1, "a"))
     other = Pipeline(name="q", topics=("u",), value=_value(), sink=with_history)
     with transaction(connection), pytest.raises(ConfigurationError, match="both write to the table public.t"):
-        Ledger(connection).register(other)
+        Ledger(connection).registry.register(other)
 
 
 def _value() -> Any:
@@ -269,6 +270,7 @@ def test_equal_versions_of_one_batch_are_refused_unless_the_changes_are_equal(db
     assert state(db) == {1: "a", 2: "b"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sink", [VERSIONED, BY_OFFSET], ids=["version", "offset"])
 def test_any_history_ends_as_a_plain_program_says(db, batches, sink):
     """Late, repeated and deleted keys over partitions, and replays of records that give the same keys again."""

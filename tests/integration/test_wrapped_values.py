@@ -6,9 +6,10 @@ import gzip
 import pytest
 
 from exactbatch import Append, Json, JsonSchema, Protobuf
-from exactbatch.audit.audit import audit
+from exactbatch.audit.run_audit import audit
 from support.protobuf_schema import shop_class, shop_file
 from support.registry import registry_with
+from support.writers import table_of
 
 PROTOBUF = base64.b64encode(shop_file().SerializeToString()).decode()
 ANSWERS = {
@@ -65,7 +66,7 @@ def test_records_arrive_and_an_audit_finds_what_differs(world, make_topic, make_
         topic.produce(*values_of(), b"{")
         batch = world.run(pipeline).batch
         assert (batch.records, batch.rows, batch.rejected, batch.dropped) == (4, 3, 1, 1)
-        table = sink.table.as_string(world.connection)
+        table = table_of(sink, world.connection)
         stored = world.rows(f"select id, sku, quantity, kafka_offset from {table} order by 1, 2")
         assert stored == [(1, "a", 3, 0), (1, "b", 1, 0), (3, "c", 0, 2)]
         assert audit(pipeline, world.settings, values=True).is_exact

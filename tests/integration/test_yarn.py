@@ -20,7 +20,7 @@ from psycopg2.extensions import make_dsn, parse_dsn
 from exactbatch import Pipeline, Upsert
 from exactbatch.airflow import Connections
 from exactbatch.airflow.operator import ProcessBatchOperator
-from exactbatch.ledger import Ledger, Run
+from exactbatch.ledger import DagRun, Ledger
 from exactbatch.local import LocalStack
 from exactbatch.local.ports import HOST
 from exactbatch.planning.freeze_advance import freeze_advance
@@ -47,12 +47,13 @@ SETTINGS: Final = {
     # All that Spark can tell.
     "spark.log.level": "INFO",
     "spark.eventLog.enabled": "true",
+    "spark.eventLog.compress": "false",  # so that a secret in it would be found
 }
 # By their names, pipelines whose topics have what load() appends, and the ids of their rows.
 KINDS: Final[dict[str, tuple[Callable[[str], dict[str, Any]], list[int]]]] = {
     "append": (lambda _: {}, list(range(30))),
     "upsert": (lambda name: {"sink": Upsert(name, key=("id",))}, list(range(30))),
-    "transform": (lambda _: {"sql": "select * from records where id % 2 = 0"}, list(range(0, 30, 2))),
+    "transform": (lambda _: {"transform": "select * from records where id % 2 = 0"}, list(range(0, 30, 2))),
 }
 
 
@@ -92,7 +93,11 @@ class Site:
         """Plan a batch and process it as Airflow's task does. The executors do an action before they commit."""
         run = airflow_runs.Run("run", dag_id=pipeline.name, task_id="process_batch")
         batch_id = freeze_advance(
-            self.world.connection, self.world.log, pipeline, origin="manual", run=Run(run.dag_id, run.run_id)
+            self.world.connection,
+            self.world.log,
+            pipeline,
+            origin="manual",
+            run=DagRun(run.dag_id, run.run_id),
         )
         assert batch_id is not None
         failpoint = f"stage.before_copy_commit={action}" if action else ""
@@ -100,7 +105,7 @@ class Site:
             task_id="process_batch",
             connections=Connections(),
             pipeline=f"code_{pipeline.name}:pipeline",
-            batch_id=str(batch_id),
+            batches=f'["{pipeline.name}:{batch_id}:"]',
             conf={**SETTINGS, "spark.executorEnv.EXACTBATCH_FAILPOINTS": failpoint, **conf},
         ).execute({"ti": run})
 
@@ -172,7 +177,7 @@ def load(topic: Topic) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("mode", MODES)
 def test_a_batch_whose_executor_is_killed_is_exact_and_keeps_its_secrets(
-    yarn, site, world, make_topic, make_pipeline, tmp_path, caplog, mode, kind
+    yarn, site, world, make_topic, make_pipeline, tmp_path, capfd, mode, kind
 ):
     changes, ids = KINDS[kind]
     topic = make_topic(2)
@@ -182,7 +187,7 @@ def test_a_batch_whose_executor_is_killed_is_exact_and_keeps_its_secrets(
     with held(partial(airflow.launch, pipeline), tmp_path / "gate") as batch:
         wait_for(lambda: len(batch.waiting()) == 2)
         arguments = [" ".join(each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"])]
-        found = [file for file in files_of(yarn.folder) if has_secret(file.read_bytes(), world.settings)]
+        found = [file for file in find_files(yarn.folder) if has_secret(file.read_bytes(), world.settings)]
         exposed = [file for file in found if others_read(file, yarn.folder)]
         yarn.executors()[0].kill()
         wait_for(lambda: len(batch.waiting()) == 3)  # another one does its task again
@@ -191,15 +196,19 @@ def test_a_batch_whose_executor_is_killed_is_exact_and_keeps_its_secrets(
     rejects = world.rows('select partition, "offset" from exactbatch.rejected_record')
     assert sorted(rejects) == [(0, 20), (1, 10)]
     with transaction(world.connection):
-        assert [each.next_offset for each in Ledger(world.connection).stored_offsets(pipeline)] == [21, 11]
+        assert [
+            each.next_offset for each in Ledger(world.connection).plans.read_stored_offsets(pipeline)
+        ] == [21, 11]
     assert world.is_exact(pipeline)
 
+    printed = "".join(capfd.readouterr())  # the lines of spark-submit, as the task's log has them
+    assert "application_" in printed
     # YARN's own files of credentials have what the driver was given.
     assert {file.suffix or file.name for file in found} == (
         {".tokens", "container_tokens"} if mode == "cluster" else set()
     )
     assert exposed == []
-    assert not any(has_secret(text.encode(), world.settings) for text in (*arguments, caplog.text))
+    assert not any(has_secret(text.encode(), world.settings) for text in (*arguments, printed))
 
 
 def test_a_driver_that_fails_in_cluster_mode_fails_the_task(site, world, make_topic, make_pipeline):
@@ -211,7 +220,7 @@ def test_a_driver_that_fails_in_cluster_mode_fails_the_task(site, world, make_to
     assert world.everything(pipeline)["coverage"] == []
 
 
-def files_of(folder: Path) -> list[Path]:
+def find_files(folder: Path) -> list[Path]:
     """What servers and containers have written; the links lead to what was unpacked."""
     return [
         each

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from exactbatch.batch.spark.yarn_credentials import ALIAS, credentials_file
 from exactbatch.settings import POSTGRES, Settings
-from exactbatch.yarn_credentials import ALIAS, credentials_file
 
 
 # Of secrets whose length Hadoop writes as one byte, two, three and four.

@@ -7,10 +7,10 @@ from datetime import datetime
 from typing import Any
 
 from exactbatch import Pipeline
-from exactbatch.audit.report import AuditReport
+from exactbatch.audit.audit_result import AuditReport
 from exactbatch.forwarding.sent import settled_partitions
 from exactbatch.kafka.broker import KafkaBroker
-from exactbatch.ledger import Ledger
+from exactbatch.ledger import Ledger, Streams
 from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings
 from soak.pipelines import PARTITIONS, SHORT_TOPIC, TOPIC
@@ -71,10 +71,10 @@ def check_pipeline(
     """Each record of the account is a row, a reject, a tombstone, dropped, or lost; and the target is right."""
     records = account.of(pipeline.known_topics(())[0])
     with transaction(connection) as cursor:
-        coverage = Ledger(connection).coverage(pipeline)
+        coverage = Ledger(connection).coverage.read_all(pipeline)
         losses = [each for each in coverage if each.kind == "loss"]
         for each in losses:
-            assert pipeline.on_loss == "record", f"{pipeline.name}: {each} is recorded as lost"
+            assert pipeline.on_loss == "skip", f"{pipeline.name}: {each} is recorded as lost"
             assert each.until_offset <= removed.get(each.partition, 0), f"{each} was never removed"
         lost = {
             (each.partition, offset)
@@ -97,7 +97,7 @@ def check_pipeline(
     # A broker that is killed may forget what it removed last. What an advance has recorded as lost is there again
     # then, and counts once a replay takes it.
     back = [each for each in rest if (each.partition, each.offset) not in advanced]
-    assert pipeline.on_loss == "record" or not back, f"{name}: no advance has {back[:5]}"
+    assert pipeline.on_loss == "skip" or not back, f"{name}: no advance has {back[:5]}"
     assert counts["records"] == len(rest) - len(back), (
         f"{name}: {len(rest)} records in, {len(back)} of them by replays alone, {counts} in committed advances"
     )
@@ -105,7 +105,7 @@ def check_pipeline(
     if pipeline.on_loss == "fail":
         assert audits.records == len(rest), (name, len(rest), audits)
     assert audits.rejected == len(bad), (name, len(bad), audits)
-    keeps_nulls = pipeline.sink.keeps_deletes
+    keeps_nulls = pipeline.traits.keeps_deletes
     accounted = Accounted(
         len(records),
         len(kept) + (len(null) if keeps_nulls else 0),
@@ -128,7 +128,7 @@ def check_results(pipeline: Pipeline, connection: Any, settings: Settings) -> in
     settled_partitions(KafkaBroker(settings.kafka), topic)
     messages = committed(settings.kafka, topic)
     with transaction(connection) as cursor:
-        stream = Ledger(connection).stream(pipeline.name)
+        stream = Streams(connection).read(pipeline.name)
         rows = _target(cursor, pipeline)
     assert stream is not None
     check_once_in_order(messages, stream.last_sequence)
@@ -183,7 +183,7 @@ def _target(cursor: Any, pipeline: Pipeline) -> list[Row]:
         "aggregate": "carrier, hour, events, delay, best, worst",
         "transform": f"kafka_partition, kafka_offset, copy, {_COLUMNS}",
     }.get(pipeline.name, f"kafka_partition, kafka_offset, {_COLUMNS}")
-    cursor.execute(f"select {columns} from {pipeline.sink.target}")
+    cursor.execute(f"select {columns} from {pipeline.traits.target}")
     return sorted((tuple(each) for each in cursor.fetchall()), key=repr)
 
 

@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from exactbatch import failpoints
 from exactbatch.batch.engines.driver_engine import DriverEngine
 from exactbatch.batch.job import process_batch
-from exactbatch.batch.spark.session import spark_session
+from exactbatch.batch.spark.spark_session import spark_session
 from exactbatch.errors import ExactbatchError
 from exactbatch.settings import Settings
 from soak.pipelines import PIPELINES

@@ -16,9 +16,9 @@ from confluent_kafka.admin import AdminClient
 
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.local import LocalStack
-from exactbatch.local.errors import LocalStackError
-from exactbatch.local.process import wait_until_ended
+from exactbatch.local.child_process import wait_until_ended
 from exactbatch.local.server import Server
+from exactbatch.local.stack_error import LocalStackError
 from soak.forwarders import Forwarder
 from soak.pipelines import SHORT_TOPIC
 from soak.work import Slot, Work

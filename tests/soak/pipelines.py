@@ -13,6 +13,7 @@ from exactbatch import (
     Pipeline,
     Sum,
     ToTopic,
+    Tuning,
     Upsert,
     Window,
 )
@@ -28,9 +29,8 @@ PARTITIONS: Final = 3
 _COMMON: Final[dict[str, Any]] = {
     "value": Json("id int, carrier text, at timestamptz, delay int, version int"),
     "max_rejects": 1_000_000,
-    "read_timeout": 10.0,
-    "publish_timeout": 5.0,
-    "limits": Limits(max_records=20_000),
+    "tuning": Tuning(read_timeout="10 seconds", lock_timeout="5 seconds"),
+    "limits": Limits(max_offsets=20_000),
 }
 _MEASURES: Final[dict[str, Any]] = {
     "events": Count(),
@@ -58,7 +58,7 @@ PIPELINES: Final = {
         _pipeline(
             FORWARDING,
             Upsert("public.upsert", key=("id",)),
-            key=Json("id int"),
+            message_key=Json("id int"),
             forward=ToTopic(RESULTS_TOPIC),
         ),
         _pipeline(
@@ -67,7 +67,7 @@ PIPELINES: Final = {
                 "public.aggregate", group_by=("carrier", Window("at", "1 hour", "hour")), aggregates=_MEASURES
             ),
         ),
-        _pipeline("transform", Append("public.transformed"), sql=_SQL),
-        _pipeline("lossy", Append("public.lossy"), SHORT_TOPIC, on_loss="record"),
+        _pipeline("transform", Append("public.transformed"), transform=_SQL),
+        _pipeline("lossy", Append("public.lossy"), SHORT_TOPIC, on_loss="skip"),
     )
 }

@@ -2,7 +2,6 @@
 
 import fcntl
 import logging
-import random
 import threading
 import time
 import traceback
@@ -17,11 +16,11 @@ from typing import Any, Final
 from confluent_kafka.admin import AdminClient, NewTopic
 from psycopg2.extensions import make_dsn
 
-from exactbatch.audit.audit import audit
-from exactbatch.audit.report import AuditReport, TargetAudit
+from exactbatch.audit.audit_result import AuditReport, TargetAudit
+from exactbatch.audit.run_audit import audit
 from exactbatch.errors import ExactbatchError
 from exactbatch.kafka.broker import KafkaBroker
-from exactbatch.ledger import Ledger, migrate
+from exactbatch.ledger import Ledger, Streams, migrate
 from exactbatch.local import LocalStack
 from exactbatch.local.ports import HOST, find_port
 from exactbatch.planning.freeze_advance import freeze_advance
@@ -38,7 +37,6 @@ from support.faults.proxy import Proxy
 
 SLOTS: Final = 2
 FORWARDERS: Final = 2
-_PORTS: Final = range(15_000, 30_000)
 _START_S: Final = 300.0
 _DRAIN_S: Final = 600.0
 # A kind of fault that was drawn so often and never came is one that cannot come.
@@ -301,7 +299,7 @@ def _start(stack: LocalStack, until: ExitStack) -> dict[str, Proxy]:
     """
     taken: set[int] = set()
     for _ in range(4):
-        taken.add(find_port(random.choice(_PORTS), frozenset(taken)))
+        taken.add(find_port(None, frozenset(taken)))
     client, controller, behind, postgres = taken
     kafka = until.enter_context(Proxy((HOST, behind)))
     listeners = {
@@ -327,7 +325,7 @@ def _prepare(settings: Settings) -> None:
         migrate(connection)
         with transaction(connection):
             for pipeline in PIPELINES.values():
-                Ledger(connection).register(pipeline)
+                Ledger(connection).registry.register(pipeline)
         # Each begins here: an empty plan stores where. What retention removes from now on is lost.
         for pipeline in PIPELINES.values():
             assert freeze_advance(connection, KafkaBroker(settings.kafka), pipeline, origin="cli") is None
@@ -336,7 +334,7 @@ def _prepare(settings: Settings) -> None:
 def _is_sent(settings: Settings) -> bool:
     """True if the ledger knows of every result that the topic has it."""
     with closing(connect(settings.postgres, application="soak")) as connection, transaction(connection):
-        stream = Ledger(connection).stream(FORWARDING)
+        stream = Streams(connection).read(FORWARDING)
     assert stream is not None
     return not stream.unsent and stream.attempted_sequence is None
 

@@ -243,11 +243,15 @@ class Slot:
         chance = self._chance
         ledger = Ledger(self._connection)
         with transaction(self._connection):
-            stored = [each for each in ledger.stored_offsets(pipeline) if each.next_offset > 1]
-            done = [each for each in ledger.batches(pipeline, limit=30) if each.status == "committed"]
+            stored = [each for each in ledger.plans.read_stored_offsets(pipeline) if each.next_offset > 1]
+            done = [
+                each
+                for each in ledger.batches.read_page(pipeline.name, limit=30)
+                if each.status == "committed"
+            ]
         if not stored or not done:
             return None, ""
-        available_only = pipeline.on_loss == "record"
+        available_only = pipeline.on_loss == "skip"
         form = chance.choice(("ranges", "window", "backfill", "batch"))
         if form == "batch":
             batch = chance.choice(done)
@@ -430,4 +434,4 @@ def window_is_refused(error: ExactbatchError) -> bool:
 def _passing(pipeline: Pipeline) -> tuple[str, ...]:
     """Errors that no retry of the batch mends, and after which the next plan goes on: retention may have removed
     what a batch was going to read."""
-    return ("OffsetsLost",) if pipeline.on_loss == "record" else ()
+    return ("OffsetsLost",) if pipeline.on_loss == "skip" else ()

@@ -5,13 +5,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from exactbatch import Pipeline
-from exactbatch.audit import audit
-from exactbatch.audit.report import AuditReport
+from exactbatch.audit import run_audit
+from exactbatch.audit.audit_result import AuditReport
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger
 from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings
+from exactbatch.sinks.writers import find_writer
 from support.topics import Topic
 
 # Only a superuser can do it: without this, the ledger refuses to change its past.
@@ -25,7 +26,7 @@ class AuditedTarget:
 
     def __init__(self, connection: Any, settings: Settings, pipeline: Pipeline) -> None:
         self.connection, self.settings, self.pipeline = connection, settings, pipeline
-        self.table = pipeline.sink.table.as_string(connection)
+        self.table = find_writer(pipeline.traits).tables[-1].identifier.as_string(connection)
 
     def execute(self, statement: str, *arguments: Any) -> int:
         """Run a statement in which {t} is the target; return how many rows it touched."""
@@ -46,12 +47,12 @@ class AuditedTarget:
         )
         assert batch_id is not None
         with transaction(self.connection) as cursor:
-            self.pipeline.sink.prepare(cursor, self.pipeline.value.columns)
+            find_writer(self.pipeline.traits).prepare(cursor, self.pipeline.value.columns)
             ledger = Ledger(self.connection)
-            batch = ledger.batch(batch_id)
-            ranges = ledger.ranges(batch_id)
-            assert ledger.advance_stored_offsets(batch)
-            ledger.add_coverage(batch)
+            batch = ledger.batches.read(batch_id)
+            ranges = ledger.batches.read_ranges(batch_id)
+            assert ledger.plans.advance_stored_offsets(batch)
+            ledger.coverage.add(batch)
             cursor.execute(
                 f"insert into {self.table} select mod(o, 1000000), 'x', r.topic, r.partition, o, null, r.batch_id "
                 "from exactbatch.batch_range r, unnest(coalesce(%s::bigint[], array("
@@ -63,7 +64,7 @@ class AuditedTarget:
             for offset in rejects:
                 self._reject(cursor, offset, batch_id)
             records = rows + len(tombstones) + len(rejects)
-            ledger.mark_committed(
+            ledger.batches.mark_committed(
                 batch,
                 rows=rows,
                 rejected=len(rejects),
@@ -88,7 +89,7 @@ class AuditedTarget:
 
     def audit(self) -> AuditReport:
         """Compare log and target."""
-        return audit.audit(self.pipeline, self.settings)
+        return run_audit.audit(self.pipeline, self.settings)
 
 
 def findings(found: AuditReport) -> dict[str, tuple[int, list[int]]]:

@@ -9,7 +9,7 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
 from exactbatch import Pipeline
-from exactbatch.audit.audit import audit
+from exactbatch.audit.run_audit import audit
 from exactbatch.batch.engines.driver_engine import DriverEngine
 from exactbatch.batch.job import process_batch
 from exactbatch.batch.publishing.publish import Published
@@ -17,10 +17,11 @@ from exactbatch.errors import (
     ExactbatchError,
 )
 from exactbatch.kafka.broker import KafkaBroker
-from exactbatch.ledger import Ledger
+from exactbatch.ledger import Ledger, list_staging_tables
 from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings
+from exactbatch.sinks.writers import find_writer
 from support.topics import Topic
 
 MakeTopic = Callable[..., Topic]
@@ -66,11 +67,11 @@ class BatchRunner:
         assert after["rows"] == before["rows"]
         assert after["rejects"] == before["rejects"]
         with transaction(self.connection):
-            assert Ledger(self.connection).batch(batch_id).status == "planned"
+            assert Ledger(self.connection).batches.read(batch_id).status == "planned"
             assert all(
                 each.from_offset == offsets.next_offset
-                for each in Ledger(self.connection).ranges(batch_id)
-                for offsets in Ledger(self.connection).stored_offsets(pipeline)
+                for each in Ledger(self.connection).batches.read_ranges(batch_id)
+                for offsets in Ledger(self.connection).plans.read_stored_offsets(pipeline)
                 if (each.topic, each.partition) == (offsets.topic, offsets.partition)
             )
         return str(caught.value)
@@ -85,19 +86,19 @@ class BatchRunner:
             cursor.execute(statement)
 
     def target(self, pipeline: Pipeline, columns: str) -> list[tuple[Any, ...]]:
-        table = pipeline.sink.table.as_string(self.connection)
+        table = find_writer(pipeline.traits).tables[-1].identifier.as_string(self.connection)
         return self.rows(f"select {columns} from {table} order by kafka_partition, kafka_offset")
 
     def staging(self) -> list[str]:
         with transaction(self.connection):
-            return sorted(Ledger(self.connection).staging_tables())
+            return sorted(list_staging_tables(self.connection))
 
     def everything(self, pipeline: Pipeline) -> dict[str, Any]:
         """Return everything that a batch can change, except its own row."""
-        table = pipeline.sink.table.as_string(self.connection)
+        table = find_writer(pipeline.traits).tables[-1].identifier.as_string(self.connection)
         exists = self.rows("select to_regclass(%s) is not null", table) == [(True,)]
         with transaction(self.connection):
-            coverage = Ledger(self.connection).coverage(pipeline)
+            coverage = Ledger(self.connection).coverage.read_all(pipeline)
         return {
             "staging": self.staging(),
             "coverage": coverage,

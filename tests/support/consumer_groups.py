@@ -8,6 +8,7 @@ from exactbatch.local import LocalStack
 from exactbatch.local.jars import fetch_jars
 from exactbatch.local.java import find_java
 from exactbatch.local.secret import write_secret
+from support.logins import java_properties
 
 _DEFINITIONS: Final = Path(__file__).parent / "ivy"
 _COMMAND: Final = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
@@ -25,9 +26,7 @@ def described_group(stack: LocalStack, group: str) -> dict[tuple[str, int], tupl
         _COMMAND,
     ]
     arguments = ["--bootstrap-server", stack.bootstrap_servers, "--describe", "--group", group]
-    kafka = stack.kafka_properties
-    login = f'username="{kafka["sasl.username"]}" password="{kafka["sasl.password"]}"'
-    kafka["sasl.jaas.config"] = f"org.apache.kafka.common.security.plain.PlainLoginModule required {login};"
+    kafka = java_properties(stack.kafka_properties)
     client = stack.broker.folder / "client.properties"
     write_secret(client, "".join(f"{name}={value}\n" for name, value in kafka.items()))
     arguments += ["--command-config", str(client)]

@@ -4,13 +4,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from exactbatch.formats import Decoded, Format, Json
-from exactbatch.formats.format import gives_several_rows
+from exactbatch.formats import Format, Json
+from exactbatch.formats.decoded import Decoded
+from exactbatch.formats.decoders import find_decoder
 
 
 def decode(format_: Format, *values: bytes | None) -> Decoded:
     """Decode, and check what holds of every outcome."""
-    decoded = format_.decode(pa.array(values, pa.binary()))
+    decoded = find_decoder(format_).decode(pa.array(values, pa.binary()))
     types = [(column.name, column.arrow_type) for column in format_.columns]
     assert [(field.name, field.type) for field in decoded.rows.schema] == types
     decoded.rows.validate(full=True)
@@ -19,7 +20,7 @@ def decode(format_: Format, *values: bytes | None) -> Decoded:
     assert len(decoded.rows) == len(kept)
     assert kept == sorted(kept)
     accounted = sorted([*kept, *rejected, *nulls])
-    if gives_several_rows(format_):
+    if format_.gives_several_rows:
         assert len({*rejected, *nulls}) == len(rejected) + len(nulls)
         assert not {*rejected, *nulls} & {*kept}
     else:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 from exactbatch.local import LocalStack, jars
-from exactbatch.local.broker import Broker, server_properties
+from exactbatch.local.child_process import Recorded, spawn
 from exactbatch.local.jars import fetch_jars
+from exactbatch.local.kafka_server import Broker, server_properties
 from exactbatch.local.ports import HOST, accepts
-from exactbatch.local.process import Recorded, spawn
 from exactbatch.local.secret import write_secret
 from exactbatch.local.server import NotReady, Server
 from exactbatch.local.state import StateFile

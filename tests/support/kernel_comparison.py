@@ -7,10 +7,11 @@ import numpy as np
 import pyarrow as pa
 
 from exactbatch import Json
-from exactbatch.compiled.arrow_rows import ArrowRows
+from exactbatch.batch.rows.copy import ArrowEncoder
 from exactbatch.compiled.json_kernel import JsonKernel, TakenRows
 from exactbatch.compiled.row_frame import NO_FRAME, Frame, row_frame
 from exactbatch.compiled.rows_arrow import RowsAsArrow
+from exactbatch.formats.decoders import find_decoder
 from support.copy_rows import comparable, fields_of, values_of
 
 PARTITION = 3
@@ -58,19 +59,19 @@ def compare(
     by_field: bool = False,
 ) -> Compared:
     """Fail unless each row that the loop writes is the one that the format gives, also when it is read back into
-    Arrow columns; `by_field` also reads the rows without the code that both share to write them."""
+    Arrow columns; `by_field` also reads the rows field by field."""
     taken = take(format_, values, required)
     indexes = np.setdiff1d(np.arange(len(values)), taken.declined)
     assert len(indexes) == taken.rows
-    decoded = format_.decode(pa.array([values[index] for index in indexes], pa.binary()))
+    decoded = find_decoder(format_).decode(pa.array([values[index] for index in indexes], pa.binary()))
     refused = [(values[indexes[at]], reason) for at, reason in decoded.rejects]
     assert refused == []
     assert decoded.tombstones == 0
     for name in required:
         assert decoded.rows.column(name).null_count == 0
     batch = _with_lineage(decoded.rows, indexes)
-    rows = ArrowRows(batch.schema)
-    expected = rows.write(batch)
+    rows = ArrowEncoder(batch.schema)
+    expected = rows.encode(batch).data
     if by_field or expected != taken.data:
         written, columns = fields_of(taken.data), format_.columns
         for index, fields, row in zip(indexes, written, comparable(decoded.rows), strict=True):
@@ -86,7 +87,7 @@ def compare(
     of_values = take(format_, values, required, NO_FRAME)
     columns = RowsAsArrow(decoded.rows.schema).read(of_values.data, of_values.rows)
     columns.validate(full=True)
-    assert rows.write(_with_lineage(columns, indexes)) == taken.data
+    assert rows.encode(_with_lineage(columns, indexes)).data == taken.data
     if checked := [column.name for column in format_.columns if column.type == "jsonb"]:
         _compare_documents(format_, taken, take(format_, values, required, checked=checked))
     return Compared(len(values), taken.rows)

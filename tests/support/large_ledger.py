@@ -47,7 +47,7 @@ class History:
         """The stored offset of every partition."""
         return self.batches * self.size
 
-    def time_of(self, offset: int) -> datetime:
+    def convert_time(self, offset: int) -> datetime:
         """Return the timestamp of a record."""
         return BEGAN + EVERY * (offset // self.size)
 
@@ -96,7 +96,7 @@ def fill(connection: Any, history: History) -> None:
     pipeline, values = history.pipeline, {**vars(history), "topic": history.topic, "id": str(ID)}
     values |= {"pipeline": pipeline.name, "end": history.end, "began": BEGAN, "every": EVERY}
     with transaction(connection) as cursor:
-        Ledger(connection).register(pipeline)
+        Ledger(connection).registry.register(pipeline)
         cursor.execute(_UNCHECKED)
         cursor.execute("select coalesce(max(batch_id), 0) from exactbatch.batch")
         values["before"] = cursor.fetchone()[0]
@@ -112,7 +112,7 @@ def fill(connection: Any, history: History) -> None:
             for each in range(history.partitions)
         )
         plan = Plan(seeds=seeds, losses=(), ranges=())
-        Ledger(connection).write_advance(pipeline, plan, origin="cli", run=None)
+        Ledger(connection).plans.write_advance(pipeline, plan, origin="cli", run=None)
         cursor.execute(
             "update exactbatch.stored_offset set next_offset = %s where pipeline = %s",
             (history.end, pipeline.name),

@@ -1,6 +1,6 @@
 """Logins of tests, each of which needs a password."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Final
@@ -21,6 +21,14 @@ def password_of(dsn: str) -> str:
     """Return the password of a connection string, for a client that is not libpq."""
     parts = parse_dsn(dsn)
     return parts.get("password") or Path(parts["passfile"]).read_text().rpartition(":")[2]
+
+
+def java_properties(kafka: Mapping[str, str]) -> dict[str, str]:
+    """Return the properties of a Java client that logs in as librdkafka does with `kafka`."""
+    java = dict(kafka)
+    login = f'username="{java.pop("sasl.username")}" password="{java.pop("sasl.password")}"'
+    java["sasl.jaas.config"] = f"org.apache.kafka.common.security.plain.PlainLoginModule required {login};"
+    return java
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -45,11 +46,20 @@ LATE: Final = replace(
     name="late",
     topics=("late",),
     sink=Append("public.late"),
-    forward=ToTopic("late_results", key=("id",)),
+    forward=ToTopic("late_results", keyed_by=("id",)),
+)
+# The task group of another DAG.
+GROUPED: Final = replace(
+    HOURLY,
+    name="grouped",
+    topics=("grouped",),
+    value=Json("origin int"),
+    sink=Append("public.flight"),
+    spark_conf={},
 )
 _MODULE: Final = """
 from dataclasses import replace
-from exactbatch import Append, Json, Limits, Pipeline
+from exactbatch import Append, Json, Limits, Pipeline, Tuning
 hourly = {pipeline!r}
 # Their connections have a wrong password.
 refused_by_kafka = replace(hourly, name="refused_by_kafka")
@@ -67,7 +77,9 @@ dag = pipeline_dag(
 kafka = pipeline_dag(refused_by_kafka, connections=Connections(kafka="kafka_refused"))
 postgres = pipeline_dag(refused_by_postgres, connections=Connections(postgres="postgres_refused"), retries=0)
 """
-_LATE_MODULE: Final = "from exactbatch import Append, Json, Limits, Pipeline, ToTopic\nlate = {pipeline!r}\n"
+_LATE_MODULE: Final = (
+    "from exactbatch import Append, Json, Limits, Pipeline, ToTopic, Tuning\nlate = {pipeline!r}\n"
+)
 _LATE_DAG: Final = """
 from exactbatch.airflow import pipeline_dag
 from pipeline_of_late import late
@@ -92,12 +104,15 @@ shop = Tables(
 """
 _TABLES_DAG: Final = """
 from datetime import timedelta
-from exactbatch.airflow import tables_dag
+from exactbatch.airflow import pipeline_dag
 from tables_of_shop import shop
-dag = tables_dag(shop, retries=1, retry_delay=timedelta(seconds=1))
+dag = pipeline_dag(shop, retries=1, retry_delay=timedelta(seconds=1))
 """
+_GROUPED_MODULE: Final = (
+    f"from exactbatch import Append, Json, Limits, Pipeline, Tuning\ngrouped = {GROUPED!r}\n"
+)
 # They are in a bundle whose folder has the name of its version.
-_QUICK_MODULE: Final = f"from exactbatch import Append, Json, Limits, Pipeline\nquick = {QUICK!r}\n"
+_QUICK_MODULE: Final = f"from exactbatch import Append, Json, Limits, Pipeline, Tuning\nquick = {QUICK!r}\n"
 _QUICK_DAG: Final = """
 from airflow.providers.openlineage.utils.selective_enable import enable_lineage
 from exactbatch.airflow import Connections, pipeline_dag
@@ -137,6 +152,8 @@ def running_airflow(
     write_late(folder, LATE)
     (folder / "dags" / "shop.py").write_text(_TABLES_DAG)
     (folder / "tables_of_shop.py").write_text(_TABLES_MODULE)
+    (folder / "dags" / "departures.py").write_text(_read_own_dag())
+    (folder / "pipeline_of_grouped.py").write_text(_GROUPED_MODULE)
     execute_alone(stack.postgres_dsn, f"create role {_OWNER} superuser login password '{PASSWORD}'")
     airflow = LocalAirflow(
         stack,
@@ -182,6 +199,20 @@ def running_airflow(
         airflow.down()
 
 
+def _read_own_dag() -> str:
+    """Return the DAG file of the page about task groups, with a pipeline that is small and runs on Spark Connect."""
+    text: str
+    (text, *_) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/howto/own-dag.md").read_text(), re.DOTALL)
+    for old, new in {
+        "from pipelines.flights import flights": "from pipeline_of_grouped import grouped",
+        "Connections()": 'Connections(spark="spark_connect_default")',
+        "group(flights,": 'group(grouped, engine="connect",',
+    }.items():
+        assert text.count(old) == 1, f"the page's DAG has changed: {old}"
+        text = text.replace(old, new)
+    return text
+
+
 def write_late(folder: Path, pipeline: Pipeline) -> None:
     """Make this the pipeline of the DAG "late", from its next task on."""
     (folder / "pipeline_of_late.py").write_text(_LATE_MODULE.format(pipeline=pipeline))
@@ -192,5 +223,5 @@ def register(settings: Settings, pipeline: Pipeline) -> None:
     connection = connect(settings.postgres, application="tests")
     migrate(connection)
     with transaction(connection):
-        Ledger(connection).register(pipeline, share_topics=True)
+        Ledger(connection).registry.register(pipeline, share_topics=True)
     connection.close()

@@ -19,7 +19,7 @@ from support.versioned_bundle import with_versioned_bundle
 ROLES: Final = ("viewer", "user", "op", "admin")
 _MODULE: Final = """
 import datetime
-from exactbatch import Append, Json, Limits, Pipeline, ToTopic
+from exactbatch import Append, Json, Limits, Pipeline, ToTopic, Tuning
 pipelines = {pipelines!r}
 """
 _NAMED: Final = "{name} = next(each for each in pipelines if each.name == {name!r})\n"
@@ -37,7 +37,9 @@ for name, each in list(vars(module).items()):
 BUNDLED: Final = Pipeline(
     name="bundled", topics=("bundled",), value=Json("id int"), sink=Append("public.bundled")
 )
-_BUNDLED_MODULE: Final = f"from exactbatch import Append, Json, Limits, Pipeline\nbundled = {BUNDLED!r}\n"
+_BUNDLED_MODULE: Final = (
+    f"from exactbatch import Append, Json, Limits, Pipeline, Tuning\nbundled = {BUNDLED!r}\n"
+)
 _BUNDLED_DAG: Final = """
 from exactbatch.airflow import Connections, pipeline_dag
 from shop.orders import bundled

@@ -7,7 +7,7 @@ from airflow.api_fastapi.auth.managers.base_auth_manager import BaseAuthManager
 from airflow.api_fastapi.auth.managers.models.base_user import BaseUser
 from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity, DagDetails
 
-from exactbatch.airflow.versions import browsers_send_session
+from exactbatch.airflow.page.airflow_versions import browsers_send_session
 
 Grant = tuple[str, str, DagAccessEntity | None]  # DAG, method, and what of the DAG
 

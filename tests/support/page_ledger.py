@@ -14,6 +14,7 @@ from exactbatch.ledger import Ledger
 from exactbatch.local import LocalStack
 from exactbatch.model import Plan, StoredOffset
 from exactbatch.postgres.connection import transaction
+from exactbatch.sinks.writers import find_writer
 from support.topics import Topic
 
 SIZE: Final = 50  # offsets of each partition in one batch
@@ -49,13 +50,13 @@ def fill_story(
     name, topic = pipeline.name, pipeline.known_topics(())[0]
     now = until or datetime.now(UTC)
     with transaction(connection) as cursor:
-        Ledger(connection).register(pipeline)
-        pipeline.sink.prepare(cursor, pipeline.value.columns)
+        Ledger(connection).registry.register(pipeline)
+        find_writer(pipeline.traits).prepare(cursor, pipeline.value.columns)
         seeds = tuple(
             StoredOffset(topic=topic, partition=each, next_offset=0, leader_epoch=0, topic_id=topic_id)
             for each in range(partitions)
         )
-        Ledger(connection).write_advance(
+        Ledger(connection).plans.write_advance(
             pipeline, Plan(seeds=seeds, losses=(), ranges=()), origin="cli", run=None
         )
         cursor.execute(_UNCHECKED)
@@ -128,7 +129,10 @@ def _rows_of(pipeline: Pipeline, topic: str, partitions: int, end: int) -> Any:
         "select r.o, 'n', {}, r.p, r.o, now(), c.batch_id from (select p, o from generate_series(0, {}) p, "
         "generate_series(0, {}) o) r join exactbatch.coverage c on c.pipeline = {} and c.partition = r.p "
         "and c.offsets @> r.o::bigint and c.batch_id is not null"
-    ).format(pipeline.sink.table, *map(sql.Literal, (topic, partitions - 1, end - 1, pipeline.name)))
+    ).format(
+        find_writer(pipeline.traits).tables[-1].identifier,
+        *map(sql.Literal, (topic, partitions - 1, end - 1, pipeline.name)),
+    )
 
 
 def fail_newest(connection: Any, pipeline: str, message: str, *, retryable: bool) -> None:

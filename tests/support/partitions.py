@@ -3,23 +3,24 @@
 from typing import Any
 
 from exactbatch import Append, Pipeline
-from exactbatch.audit.audit import audit
+from exactbatch.audit.run_audit import audit
 from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import ReplayRequest
 from exactbatch.postgres.connection import transaction
-from exactbatch.sinks.by_batch.partitions import partitions_of
+from exactbatch.sinks.by_batch.partitions import read_partitions
+from exactbatch.sinks.writers import find_writer
 from support.batch_runner import BatchRunner
 
 
 def by_batch(name: str, smallest: int = 0, **options: Any) -> Append:
     """Return a sink; each batch has a partition to itself unless `smallest` says otherwise."""
-    return Append(f'public."{name}"', layout="by_batch", smallest_partition=smallest, **options)
+    return Append(f'public."{name}"', layout="by_batch", min_offsets=smallest, **options)
 
 
 def bounds(world: BatchRunner, pipeline: Pipeline) -> list[tuple[int | None, int | None]]:
     """Return the bounds of the partitions of a target."""
     with transaction(world.connection) as cursor:
-        found = partitions_of(cursor, pipeline.sink.tables[-1])
+        found = read_partitions(cursor, find_writer(pipeline.traits).tables[-1])
     return [(each.lower, each.upper) for each in found]
 
 

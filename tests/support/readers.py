@@ -1,11 +1,9 @@
 """The two ways to read from Kafka, and the choice of one of them for all reads of this process."""
 
-import sys
 from typing import Any, Final
 
 import pytest
 
-from exactbatch.audit import log_windows
 from exactbatch.compiled.availability import VARIABLE
 from exactbatch.kafka import open_consumer as opening
 from exactbatch.kafka.native_client import NativeClient
@@ -33,4 +31,3 @@ def read_with(patch: pytest.MonkeyPatch, reader: str, spark: Any = None) -> None
     if spark is not None:
         patch.setitem(spark.sparkContext.environment, VARIABLE, fast_path)
     patch.setattr("exactbatch.kafka.reader.open_consumer", checked)
-    patch.setattr(log_windows, "_NATIVE_FROM", 0 if is_native else sys.maxsize)

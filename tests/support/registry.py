@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from uuid import UUID
 
-from exactbatch.formats import schema_registry
+from exactbatch.formats.registry import schemas
 
 
 @dataclass
@@ -59,8 +59,8 @@ def registry_server(tls: ssl.SSLContext | None = None) -> Iterator[Registry]:
     if tls is not None:
         server.socket = tls.wrap_socket(server.socket, server_side=True)
     registry = Registry(f"{'http' if tls is None else 'https'}://127.0.0.1:{server.server_port}")
-    schema_registry._reader.cache_clear()  # it has the answers of an earlier stand-in that had the same port
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    schemas._reader.cache_clear()  # it has the answers of an earlier stand-in that had the same port
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield registry
     server.shutdown()
     server.server_close()

@@ -11,6 +11,7 @@ from exactbatch.ledger import Ledger
 from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.postgres.connection import transaction
+from exactbatch.sinks.writers import find_writer
 from support.batch_runner import BatchRunner
 from support.topics import Topic
 
@@ -44,15 +45,17 @@ class Replays:
 
     def coverage(self, pipeline: Pipeline) -> list[tuple[int, int, int, int | None]]:
         with transaction(self.world.connection):
-            found = Ledger(self.world.connection).coverage(pipeline)
+            found = Ledger(self.world.connection).coverage.read_all(pipeline)
         return [(each.partition, each.from_offset, each.until_offset, each.batch_id) for each in found]
 
     def stored(self, pipeline: Pipeline) -> list[int]:
         with transaction(self.world.connection):
-            return [each.next_offset for each in Ledger(self.world.connection).stored_offsets(pipeline)]
+            return [
+                each.next_offset for each in Ledger(self.world.connection).plans.read_stored_offsets(pipeline)
+            ]
 
     def checksum(self, pipeline: Pipeline, where: str) -> str:
-        table = pipeline.sink.table.as_string(self.world.connection)
+        table = find_writer(pipeline.traits).tables[-1].identifier.as_string(self.world.connection)
         (row,) = self.world.rows(
             f"select md5(string_agg(t::text, '|' order by t::text)) from {table} t where {where}"
         )
@@ -61,5 +64,5 @@ class Replays:
     def planned(self, batch_id: int | None) -> list[tuple[int, int, int]]:
         assert batch_id is not None
         with transaction(self.world.connection):
-            found = Ledger(self.world.connection).ranges(batch_id)
+            found = Ledger(self.world.connection).batches.read_ranges(batch_id)
         return [(each.partition, each.from_offset, each.until_offset) for each in found]

@@ -45,11 +45,11 @@ class Deployment:
             connection.close()
 
     def init(self, pipeline: Pipeline) -> None:
-        """`exactbatch init`, as its owner."""
+        """`exactbatch register`, as its owner."""
         connection = connect(self.settings("owner").postgres, application="tests")
         migrate(connection)
         with transaction(connection):
-            Ledger(connection).register(pipeline)
+            Ledger(connection).registry.register(pipeline)
         connection.close()
 
     def run(self, spark: Any, pipeline: Pipeline, request: ReplayRequest | None = None) -> int:

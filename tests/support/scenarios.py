@@ -16,15 +16,15 @@ from exactbatch import (
     Min,
     Pipeline,
     Sum,
-    Together,
     Upsert,
     Window,
 )
-from exactbatch.audit.audit import audit
+from exactbatch.audit.run_audit import audit
 from exactbatch.ledger import Ledger
 from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.postgres.connection import transaction
+from exactbatch.sinks.writers import find_writer
 from support.batch_runner import BatchRunner
 from support.reference import LogRecord, Row, appended, by_hour, is_rejected, last, latest, read_log
 from support.topics import Topic
@@ -55,7 +55,7 @@ class SinkKind:
         return sorted((each.partition, each.offset) for each in [*filter(is_rejected, log), *nulls])
 
 
-KEYED: Final = {"key": Json("id int")}
+KEYED: Final = {"message_key": Json("id int")}
 MEASURES: Final[dict[str, Any]] = {
     "events": Count(),
     "delay": Sum("delay"),
@@ -72,7 +72,7 @@ KINDS: Final = {
         versioned=True,
     ),
     "together": SinkKind(
-        lambda name: Together((Append(f'{name[:-1]}_raw"'), Upsert(name, key=("id",), version="version"))),
+        lambda name: [Append(f'{name[:-1]}_raw"'), Upsert(name, key=("id",), version="version")],
         f"id as its_key, {COLUMNS}",
         1,
         latest,
@@ -98,7 +98,7 @@ KINDS: Final = {
         by_hour,
     ),
     "by_batch": SinkKind(
-        lambda name: Append(name, layout="by_batch", smallest_partition=0),
+        lambda name: Append(name, layout="by_batch", min_offsets=0),
         f"kafka_partition, kafka_offset, {COLUMNS}",
         2,
         appended,
@@ -167,7 +167,7 @@ class Play:
     def plan_replay(self) -> int:
         """Plan a replay of the middle third of each partition."""
         with transaction(self.world.connection):
-            stored = Ledger(self.world.connection).stored_offsets(self.pipeline)
+            stored = Ledger(self.world.connection).plans.read_stored_offsets(self.pipeline)
         asked = tuple(
             RequestedRange(each.topic, each.partition, each.next_offset // 3, each.next_offset * 2 // 3 + 1)
             for each in stored
@@ -210,7 +210,7 @@ class Play:
     def check(self) -> None:
         """The target is what the log makes it, every record is accounted for, and the auditor agrees."""
         log = read_log(self.topic.properties, self.topic.name, PARTITIONS)
-        table = self.pipeline.sink.table.as_string(self.world.connection)
+        table = find_writer(self.pipeline.traits).tables[-1].identifier.as_string(self.world.connection)
         rows = self.world.rows(f"select {self.kind.query} from {table}")
         found = {row[: self.kind.key]: row[self.kind.key :] for row in rows}
         assert len(found) == len(rows)
@@ -218,10 +218,11 @@ class Play:
         rejected = self.world.rows('select partition, "offset" from exactbatch.rejected_record order by 1, 2')
         assert rejected == self.kind.rejected(log)
         # Without its values the log does not tell which record is the latest of its key.
-        is_latest = self.pipeline.sink.kept_latest is not None
+        is_latest = not self.pipeline.traits.keeps_every_row
         audits = audit(self.pipeline, self.world.settings, values=is_latest)
         assert audits.is_exact, audits
-        assert audits.records == len(log) * len(self.pipeline.sink.parts)  # each target is compared by itself
+        # Each target is compared by itself.
+        assert audits.records == len(log) * len(self.pipeline.traits.parts)
         assert self.world.staging() == []
 
     def _send(self, number: int, **given: Any) -> None:

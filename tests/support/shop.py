@@ -9,7 +9,7 @@ from typing import Any
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from exactbatch import Append, Json, Pipeline, Tables, TableTopic, TopicPattern, Upsert
+from exactbatch import Append, Json, Pipeline, Tables, TableTopic, TopicPattern, Tuning, Upsert
 from support.topics import await_leaders
 
 
@@ -28,8 +28,7 @@ class MakeMember:
             topics=(topic.topic,),
             value=Json("id int, name text"),
             sink=Append(target) if topic.table.startswith("event") else Upsert(target, key=("id",)),
-            read_timeout=20,
-            publish_timeout=20,
+            tuning=Tuning(read_timeout="20 seconds", lock_timeout="20 seconds"),
             **self.changes,
         )
 

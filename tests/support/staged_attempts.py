@@ -1,4 +1,4 @@
-"""Attempts of one task that stage the same range, with ADBC and with compiled code."""
+"""Attempts of one task that stage the same range, without and with compiled code."""
 
 import pytest
 
@@ -10,6 +10,8 @@ from exactbatch.batch.staging.task import Staged, StageTask
 from exactbatch.compiled.availability import VARIABLE
 from exactbatch.ledger import Ledger
 from exactbatch.postgres.connection import transaction
+from exactbatch.sinks.capabilities import TakesCheckedJson
+from exactbatch.sinks.writers import find_writer
 from support.batch_runner import BatchRunner
 
 
@@ -20,17 +22,19 @@ def staging_task_of(world: BatchRunner, pipeline: Pipeline, *, checks_documents:
     tables = StagingTables(batch_id, 7)
     with transaction(world.connection) as cursor:
         if checks_documents:
-            pipeline.sink.prepare(cursor, columns)
-            tables = StagingTables(batch_id, 7, checked=pipeline.sink.checked_json(cursor, columns))
-        ranges = Ledger(world.connection).ranges(batch_id)
+            writer = find_writer(pipeline.traits)
+            assert isinstance(writer, TakesCheckedJson)
+            writer.prepare(cursor, columns)
+            tables = StagingTables(batch_id, 7, checked=writer.checked_json(cursor, columns))
+        ranges = Ledger(world.connection).batches.read_ranges(batch_id)
         create_rejects(cursor, tables)
-        create_rows(cursor, tables, pipeline.sink.staged_columns(columns))
-    (task,) = stage_tasks(pipeline, ranges, {}, tables, world.settings, 1)
+        create_rows(cursor, tables, pipeline.traits.staged_columns(columns))
+    (task,) = stage_tasks(pipeline, pipeline.traits, ranges, {}, tables, world.settings, 1)
     return task
 
 
 def staged_by_both(task: StageTask, patch: pytest.MonkeyPatch) -> tuple[Staged, Staged]:
-    """What the attempts 1, with ADBC, and 2, with compiled code, did."""
+    """What the attempts 1, without compiled code, and 2, with compiled code, did."""
     outcomes = []
     for attempt, value in ((1, "off"), (2, "0")):
         patch.setenv(VARIABLE, value)

@@ -9,7 +9,7 @@ from psycopg2 import sql
 
 from exactbatch import OffsetRange, Pipeline
 from exactbatch.audit.derived import difference
-from exactbatch.batch.publishing.fences import facts_of
+from exactbatch.batch.publishing.fences import read_sink_facts
 from exactbatch.batch.publishing.publish import Published, publish
 from exactbatch.batch.staging.note_unknown import note_unknown
 from exactbatch.batch.staging.staging_tables import (
@@ -23,9 +23,10 @@ from exactbatch.batch.staging.task import Staged, StagedBatch
 from exactbatch.ledger import Ledger
 from exactbatch.model import Plan, StoredOffset
 from exactbatch.postgres.connection import Cursor, transaction
-from exactbatch.sinks.base import Comparison
+from exactbatch.sinks.capabilities import ChecksShared, ComparesTarget, Comparison
 from exactbatch.sinks.staged_rows import Place
 from exactbatch.sinks.upsert.change_order import ChangesBehind
+from exactbatch.sinks.writers import find_writer
 
 ID = UUID(int=1)
 Row = tuple[Any, ...]
@@ -50,7 +51,7 @@ class Batches:
     def __post_init__(self) -> None:
         self.columns = self.columns or self.pipeline.value.columns
         with transaction(self.connection):
-            Ledger(self.connection).register(self.pipeline, share_topics=True)
+            Ledger(self.connection).registry.register(self.pipeline, share_topics=True)
 
     def run(self, *rows: Row, partition: int = 0, meanwhile: Callable[[], Any] | None = None) -> Published:
         """Append records to a partition and process them; `meanwhile` is called before publish."""
@@ -62,10 +63,12 @@ class Batches:
         log.extend(rows)
         range_ = OffsetRange(self.topic, partition, start, len(log), ID)
         with transaction(self.connection):
-            stored = Ledger(self.connection).stored_offsets(self.pipeline)
+            stored = Ledger(self.connection).plans.read_stored_offsets(self.pipeline)
             new = not any(each.partition == partition for each in stored)
             plan = Plan(seeds=(seed,) if new else (), losses=(), ranges=(range_,))
-            batch_id = Ledger(self.connection).write_advance(self.pipeline, plan, origin="cli", run=None)
+            batch_id = Ledger(self.connection).plans.write_advance(
+                self.pipeline, plan, origin="cli", run=None
+            )
         assert batch_id is not None
         try:
             return self.process(batch_id, meanwhile)
@@ -77,7 +80,7 @@ class Batches:
         """Process ranges (partition, from, until) again; all there is unless some are given."""
         ranges = ranges or tuple((each, 0, len(rows)) for each, rows in self.log.items())
         with transaction(self.connection):
-            batch_id = Ledger(self.connection).write_replay(
+            batch_id = Ledger(self.connection).plans.write_replay(
                 self.pipeline, [OffsetRange(self.topic, *each, ID) for each in ranges], origin="cli", run=None
             )
         return self.process(batch_id, meanwhile)
@@ -85,19 +88,21 @@ class Batches:
     def process(self, batch_id: int, meanwhile: Callable[[], Any] | None = None) -> Published:
         """Process a batch as process_batch() does, without reading from Kafka."""
         self.launches += 1
-        sink, tables = self.pipeline.sink, StagingTables(batch_id, self.launches)
+        writer, tables = find_writer(self.pipeline.traits), StagingTables(batch_id, self.launches)
         with transaction(self.connection) as cursor:
-            batch = Ledger(self.connection).batch(batch_id)
-            ranges = Ledger(self.connection).ranges(batch_id)
-            sink.prepare(cursor, self.columns, evolve=self.pipeline.evolve)
-            sink.check_shared(cursor, self.columns, Ledger(self.connection).sharing(self.pipeline))
+            batch = Ledger(self.connection).batches.read(batch_id)
+            ranges = Ledger(self.connection).batches.read_ranges(batch_id)
+            writer.prepare(cursor, self.columns, evolve=self.pipeline.evolve)
+            if isinstance(writer, ChecksShared):
+                sharing = Ledger(self.connection).registry.find_sharing(self.pipeline)
+                writer.check_shared(cursor, self.columns, sharing)
             if batch.kind == "replay":
-                sink.check_replay(cursor)
-            seen = facts_of(cursor, sink)
+                writer.check_replay(cursor)
+            seen = read_sink_facts(cursor, writer)
             create_rejects(cursor, tables)
-            create_rows(cursor, tables, sink.staged_columns(self.columns))
+            create_rows(cursor, tables, writer.traits.staged_columns(self.columns))
             staged = [self._stage(cursor, tables, range_, at) for at, range_ in enumerate(ranges)]
-            if sink.keeps_unchanged:
+            if writer.traits.keeps_unchanged:
                 staged = self._without_unknown(cursor, tables, staged)
         if meanwhile is not None:
             meanwhile()
@@ -107,6 +112,7 @@ class Batches:
                 return publish(
                     self.connection,
                     self.pipeline,
+                    writer,
                     plan_id=batch.plan_id,
                     tables=tables,
                     columns=self.columns,
@@ -130,7 +136,14 @@ class Batches:
     def _without_unknown(self, cursor: Any, tables: StagingTables, staged: list[Staged]) -> list[Staged]:
         """Reject the staged rows that lack unknown values, as reject_uncastable() does, without their records."""
         rows, rejects = identifier(tables.rows), identifier(tables.rejects)
-        note_unknown(cursor, self.pipeline, tables, StagedBatch.of(staged), self.columns, limit=10_000)
+        note_unknown(
+            cursor,
+            find_writer(self.pipeline.traits),
+            tables,
+            StagedBatch.of(staged),
+            self.columns,
+            limit=10_000,
+        )
         cursor.execute(
             sql.SQL(
                 "update {rejects} set task_attempt = ~ task_attempt, headers = '[]' where task_attempt <> {intact}; "
@@ -151,7 +164,7 @@ class Batches:
 
     def _stage(self, cursor: Any, tables: StagingTables, range_: OffsetRange, attempt: int) -> Staged:
         rows = self.log[range_.partition][range_.from_offset : range_.until_offset]
-        columns = self.pipeline.sink.staged_columns(self.columns)
+        columns = self.pipeline.traits.staged_columns(self.columns)
         for offset, row in enumerate(rows, range_.from_offset):
             cursor.execute(
                 sql.SQL(
@@ -215,14 +228,13 @@ def rows_that_the_audit_finds(made: Batches) -> int:
 
 
 def _comparison(cursor: Cursor, made: Batches) -> Comparison:
-    sink = made.pipeline.sink
+    writer = find_writer(made.pipeline.traits)
+    assert isinstance(writer, ComparesTarget)
     types = [
         {name: column.type for name, column in table.columns(cursor).items()}
-        for table in (sink.tables[-1], sink.lineage_table.table)
+        for table in (writer.tables[-1], writer.lineage_table.table)
     ]
-    comparison = sink.compare_target(made.columns, *types)
-    assert comparison is not None
-    return comparison
+    return writer.compare_target(made.columns, *types)
 
 
 def trigger(table: str, when: str, body: str, name: str = "meddle", each: str = "row") -> str:

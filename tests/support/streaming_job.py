@@ -10,6 +10,8 @@ from typing import Any
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from support.logins import java_properties
+
 
 def main(properties: str, topic: str, url: str, table: str, checkpoint: str, *fails: str) -> None:
     """Process what is new in one micro-batch and end; with `fails`, fail after the rows are written."""
@@ -22,9 +24,7 @@ def main(properties: str, topic: str, url: str, table: str, checkpoint: str, *fa
         if fails:
             raise RuntimeError("the job was ended before Spark recorded the batch")
 
-    kafka = json.loads(properties)
-    login = f'username="{kafka.pop("sasl.username")}" password="{kafka.pop("sasl.password")}"'
-    kafka["sasl.jaas.config"] = f"org.apache.kafka.common.security.plain.PlainLoginModule required {login};"
+    kafka = java_properties(json.loads(properties))
     records = spark.readStream.format("kafka").options(
         **{f"kafka.{name}": value for name, value in kafka.items()},
         subscribe=topic,

@@ -41,7 +41,7 @@ class Fields(list[tuple[str, Any]]):
     """The fields of an object, in their order, repeated ones too."""
 
 
-def rows_of(columns: Mapping[str, str], labels: frozenset[str]) -> Callable[[bytes], list[Any]]:
+def select_rows(columns: Mapping[str, str], labels: frozenset[str]) -> Callable[[bytes], list[Any]]:
     """A function from a value to its row for columns of these types, or Refused. `labels` are an enum's."""
 
     def row(value: bytes) -> list[Any]:

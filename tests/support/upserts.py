@@ -2,16 +2,16 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from exactbatch import Json, Pipeline
-from exactbatch.formats import Decoded
+from exactbatch import Custom, Json, Pipeline
+from exactbatch.formats.decoders import find_decoder
 from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import ReplayRequest, RequestedRange
+from exactbatch.sinks.writers import find_writer
 from support.batch_runner import BatchRunner
 
 MakeUpsert = Callable[..., Pipeline]
@@ -27,12 +27,12 @@ def key_of(number: int) -> bytes:
 
 def state(world: BatchRunner, pipeline: Pipeline) -> dict[int, str]:
     """The target, by key."""
-    table = pipeline.sink.table.as_string(world.connection)
+    table = find_writer(pipeline.traits).tables[-1].identifier.as_string(world.connection)
     return {row[0]: row[1] for row in world.rows(f"select id, name from {table}")}
 
 
 def changes(world: BatchRunner, pipeline: Pipeline) -> list[tuple[Any, ...]]:
-    table = pipeline.sink.lineage_table.identifier.as_string(world.connection)
+    table = find_writer(pipeline.traits).lineage_table.identifier.as_string(world.connection)
     return world.rows(
         f"select id, name, deleted, kafka_partition, kafka_offset, batch_id from {table} "
         f"order by kafka_partition, kafka_offset"
@@ -48,11 +48,22 @@ def replayed(world: BatchRunner, pipeline: Pipeline, *bounds: tuple[int, int], p
     world.process(pipeline, batch_id)
 
 
-@dataclass(frozen=True)
-class WrongKeys(Json):
-    """A program with a mistake: its keys are 100 too high."""
+def decode_wrongly(schema: str, change: Callable[[pa.RecordBatch], pa.RecordBatch]) -> Custom:
+    """The format Json of a program with a mistake: `change` changes the rows."""
 
-    def decode(self, values: Any) -> Decoded:
-        decoded = super().decode(values)
-        rows = decoded.rows.set_column(0, "id", pc.add(decoded.rows.column(0), pa.scalar(100, pa.int32())))
-        return replace(decoded, rows=rows)
+    def decode(values: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, str]]:
+        indexes = values.column("value_index")
+        decoded = find_decoder(Json(schema)).decode(values.column("value"))
+        rejects = {indexes[at].as_py(): reason for at, reason in decoded.rejects}
+        return change(decoded.rows).append_column("value_index", indexes.take(decoded.kept)), rejects
+
+    return Custom(decode, schema)
+
+
+def with_wrong_keys(schema: str) -> Custom:
+    """The format of a program with a mistake: its keys are 100 too high."""
+
+    def change(rows: pa.RecordBatch) -> pa.RecordBatch:
+        return rows.set_column(0, "id", pc.add(rows.column(0), pa.scalar(100, pa.int32())))
+
+    return decode_wrongly(schema, change)

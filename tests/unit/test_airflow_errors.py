@@ -4,7 +4,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowRuntimeError, ErrorType
 from airflow.sdk.execution_time.comms import ErrorResponse
 
-from exactbatch.airflow.errors import airflow_errors
+from exactbatch.airflow.exceptions import airflow_errors
 from exactbatch.airflow.versions import AirflowFailException
 from exactbatch.errors import AirflowUnavailable, UnexpectedError
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exactbatch.audit.audit_result import SHOWN, Differences, PartitionAudit
 from exactbatch.audit.covering import NOT_COVERED, Covering
 from exactbatch.audit.offset_sets import FoundOffsets, Positions, Rules, compare
-from exactbatch.audit.report import SHOWN, Finding, PartitionAudit
-from exactbatch.audit.units import Slice, Unit, units_of, windows_of
+from exactbatch.audit.units import Slice, Unit, divide_into_units, group_into_windows
 
 SIZE: Final = 24  # offsets of a partition
 RULES: Final = Rules(began=0, earliest=0, horizon=0, is_compacted=False, has_row_per_record=True)
@@ -72,12 +72,12 @@ def model(world: World) -> PartitionAudit:
     }
     result.unexpected = finding((inside - ours - unproven) | misplaced | (tombstones & inside))
     outside = [offset for offset, _ in world.rows + world.rejects if offset >= SIZE]
-    result.unexpected.merge(Finding(len(outside), sorted(outside)[:SHOWN]))
+    result.unexpected.merge(Differences(len(outside), sorted(outside)[:SHOWN]))
     return result
 
 
-def finding(offsets: set[int]) -> Finding:
-    return Finding(len(offsets), sorted(offsets)[:SHOWN])
+def finding(offsets: set[int]) -> Differences:
+    return Differences(len(offsets), sorted(offsets)[:SHOWN])
 
 
 def audited(world: World, window: int = SIZE, chunk: int = 7) -> PartitionAudit:
@@ -190,7 +190,7 @@ def test_damage_at_the_ends_of_runs_and_windows_is_named_by_its_offset(window, o
         assert found == model(world)
     # A hole of the log exactly there, and a row in it.
     hole = replace(sound, records=sound.records - {offset})
-    assert audited(hole, window).unexpected == Finding(1, [offset])
+    assert audited(hole, window).unexpected == Differences(1, [offset])
     assert not any(each.count for each in audited(replace(hole, rows=others), window).findings.values())
 
 
@@ -201,7 +201,7 @@ def test_a_row_of_a_record_that_gives_none_is_found():
     assert {name: each.first for name, each in found.findings.items() if each.count} == {"unexpected": [1]}
     assert (found.rows, found.rejected, found.tombstones) == (SIZE - 2, 1, 2)
     for rules in (replace(RULES, is_compacted=True), replace(RULES, has_row_per_record=False)):
-        assert audited(replace(world, rules=rules)).unexpected == Finding(1, [1])
+        assert audited(replace(world, rules=rules)).unexpected == Differences(1, [1])
     assert not audited(replace(world, nulls=set())).unexpected.count
 
 
@@ -209,11 +209,11 @@ def test_a_row_that_takes_the_place_of_its_neighbour_leaves_count_and_bounds_as_
     """The number of rows, the least and the greatest offset of the run stay the same."""
     rows = [(offset if offset != 11 else 12, 1) for offset in range(SIZE)]
     found = audited(World(rows=rows))
-    assert (found.missing, found.duplicated) == (Finding(1, [11]), Finding(1, [12]))
+    assert (found.missing, found.duplicated) == (Differences(1, [11]), Differences(1, [12]))
     # Two rows too many and two too few, with the same sum of offsets.
     rows = [({11: 12, 14: 13}.get(offset, offset), 1) for offset in range(SIZE)]
     found = audited(World(rows=rows))
-    assert (found.missing, found.duplicated) == (Finding(2, [11, 14]), Finding(2, [12, 13]))
+    assert (found.missing, found.duplicated) == (Differences(2, [11, 14]), Differences(2, [12, 13]))
 
 
 def test_an_offset_that_is_covered_twice_belongs_to_the_coverage_that_begins_last():
@@ -250,13 +250,13 @@ def test_slices_of_several_partitions_are_compared_by_the_same_query():
         3,
     )
     assert (np.flatnonzero(second.is_found).tolist(), second.misplaced.tolist()) == ([0, 3, 4], [3])
-    assert (third.rows, third.outside) == (0, Finding(2, [49, 50]))
+    assert (third.rows, third.outside) == (0, Differences(2, [49, 50]))
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=12), st.integers(1, 6), st.integers(1, 40))
 def test_units_and_windows_cover_each_offset_once(sizes, parts, window):
     partitions = [("t", None, Slice(number, 3, 3 + size)) for number, size in enumerate(sizes)]
-    units = units_of(partitions, parts)
+    units = divide_into_units(partitions, parts)
     for number, size in enumerate(sizes):
         pieces = [each for unit in units for each in unit.slices if each.partition == number]
         assert [pieces[0].start, *(each.end for each in pieces)] == [
@@ -267,7 +267,7 @@ def test_units_and_windows_cover_each_offset_once(sizes, parts, window):
         assert [each.is_last for each in pieces] == [False] * (len(pieces) - 1) + [True]
     assert len(units) <= parts + sum(size > 0 for size in sizes) + 1
     for unit in units:
-        groups = list(windows_of(unit.slices, window))
+        groups = list(group_into_windows(unit.slices, window))
         assert tuple(each for group in groups for each in group) == unit.slices
         for group in groups:
             assert len({each.partition for each in group}) == len(group)
@@ -277,8 +277,8 @@ def test_units_and_windows_cover_each_offset_once(sizes, parts, window):
 def test_partitions_of_nearly_the_same_size_stay_whole():
     sizes = (505_165, 505_164, 505_164, 505_163)
     partitions = [("t", None, Slice(number, 0, size)) for number, size in enumerate(sizes)]
-    assert [len(unit.slices) for unit in units_of(partitions, 2)] == [2, 2]
-    assert [len(unit.slices) for unit in units_of(partitions, 1)] == [4]
+    assert [len(unit.slices) for unit in divide_into_units(partitions, 2)] == [2, 2]
+    assert [len(unit.slices) for unit in divide_into_units(partitions, 1)] == [4]
     other = [*partitions, ("other", 1, Slice(0, 0, 10))]
-    assert [unit.topic for unit in units_of(other, 1)] == ["t", "other"]
-    assert isinstance(units_of(other, 1)[0], Unit)
+    assert [unit.topic for unit in divide_into_units(other, 1)] == ["t", "other"]
+    assert isinstance(divide_into_units(other, 1)[0], Unit)

@@ -6,11 +6,11 @@ from typing import Any
 
 import fastavro
 import numpy as np
-import pyarrow as pa
 import pytest
+from confluent_kafka import Message
 
 from exactbatch.audit import rowless
-from exactbatch.audit.log_records import CopiedRecords
+from exactbatch.audit.log_records import LogRecords
 from exactbatch.audit.rowless import RowlessEvents
 
 CHANGE = {"before": None, "after": {"id": 1, "op": "m"}, "source": {"lsn": 1}, "op": "c", "ts_ms": 1}
@@ -34,10 +34,7 @@ SCHEMAS: dict[int, dict[str, Any]] = {
 
 def among(events: RowlessEvents, values: list[bytes | None], *, is_found: bool) -> list[int]:
     """The offsets, from 0 on, of the events without a row."""
-    array = pa.array(values, pa.binary())
-    records = CopiedRecords(
-        array, array, pa.nulls(len(array), pa.timestamp("ms", "UTC")), [None] * len(array)
-    )
+    records = LogRecords([Message("t", 0, offset, value=value) for offset, value in enumerate(values)])
     return events.among(np.arange(len(values)), records, np.full(len(values), is_found)).tolist()
 
 

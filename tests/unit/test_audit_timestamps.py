@@ -25,6 +25,6 @@ def test_time_that_record_has_not_or_postgres_cannot_hold_is_null_for_both() -> 
         Told(0, 0),
         Told(2, 1_767_225_600_123),
     ]
-    found = log_records.MessageRecords(messages).timestamps()
+    found = log_records.LogRecords(messages).timestamps()
     assert found.null_count == 4
     assert found.to_pylist() == MessageRecords(messages, np.arange(len(messages))).timestamps().to_pylist()

@@ -18,8 +18,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from exactbatch.errors import ConfigurationError, RegistryUnavailable
-from exactbatch.formats import Avro, Text, WithMessage, with_registry
+from exactbatch.formats import Avro, Text, WithMessage
+from exactbatch.formats.decoders import find_decoder
 from exactbatch.formats.postgres_limits import EARLIEST_TIMESTAMP
+from exactbatch.formats.registry.addresses import with_registry
 from support.certificates import Authority
 from support.decoding import decode, reason, rows
 from support.registry import registry_server
@@ -42,7 +44,7 @@ def record(*fields: tuple[str, Any], name: str = "R", **more: Any) -> dict[str, 
 def value_of(type_: Any, value: Any, column: str | None = None) -> Any:
     """What a field becomes, and of which type its column is."""
     schema = record(("x", "int"), ("a", type_), ("y", "string"))
-    avro = Avro(json.dumps(schema), columns=None if column is None else f"a {column}")
+    avro = Avro(json.dumps(schema), fields=None if column is None else f"a {column}")
     [row] = rows(avro, body(schema, {"x": 1, "a": value, "y": "é"}))
     [its] = [each for each in avro.columns if each.name == "a"]
     return row["a"], its.type
@@ -201,7 +203,7 @@ def test_an_integer_fits_a_numeric(type_):
         assert value_of(items, [number], "numeric[]") == ([str(number)], "numeric[]")
         assert value_of(items, [number], "numeric(19,0)[]") == ([Decimal(number)], "numeric(19,0)[]")
     schema = record(("a", type_))
-    assert reason(Avro(json.dumps(schema), columns="a numeric(3,1)"), body(schema, {"a": 100})) == (
+    assert reason(Avro(json.dumps(schema), fields="a numeric(3,1)"), body(schema, {"a": 100})) == (
         "column 'a', numeric(3,1): expected at most 2 digits before the point and 1 after it, found 100"
     )
 
@@ -211,7 +213,7 @@ def test_a_long_decimal_that_does_not_fit_a_narrow_column_is_a_reject_and_no_oth
     """Arrow would multiply it modulo 2^128, and the remainder may fit."""
     type_ = {"type": "bytes", "logicalType": "decimal", "precision": 40, "scale": 0}
     schema = record(("a", type_))
-    avro = Avro(json.dumps(schema), columns=f"a {column}")
+    avro = Avro(json.dumps(schema), fields=f"a {column}")
     numbers = ["4", "40", "4" * 30]
     decoded = decode(avro, *(body(schema, {"a": Decimal(number)}) for number in numbers))
     fitting = [number for number in numbers if len(number) <= (1 if column == "numeric(38,37)" else 28)]
@@ -227,7 +229,7 @@ def test_what_is_no_number_of_json_is_a_reject_and_never_null(number):
         body(json.loads(str(avro.schema)), {"x": {"k": None}}),
         body(json.loads(str(avro.schema)), {"x": {"k": number}}),
     )
-    decoded = avro.decode(pa.array([good, bad], pa.binary()))
+    decoded = find_decoder(avro).decode(pa.array([good, bad], pa.binary()))
     assert decoded.rows.to_pylist() == [{"x": '{"k":null}'}]
     assert decoded.rejects == ((1, f"column 'x', jsonb: JSON has no number {number}"),)
 
@@ -249,19 +251,19 @@ def test_a_schema_that_refers_to_itself_is_jsonb():
 
 def test_a_schema_that_is_no_record_is_one_column():
     assert rows(Avro('"long"'), body("long", 5)) == [{"value": 5}]
-    assert rows(Avro('["null", "string"]', columns="k text"), b"\0", b"\2\2x") == [{"k": None}, {"k": "x"}]
+    assert rows(Avro('["null", "string"]', fields="k text"), b"\0", b"\2\2x") == [{"k": None}, {"k": "x"}]
 
 
 def test_a_schema_that_is_no_record_is_a_reject_for_several_columns(registry):
     """A producer of plain strings registers the schema "string" by itself."""
     registry.has(1, "string")
-    value = Avro(registry=registry.address, columns="note text, id bigint")
+    value = Avro(registry=registry.address, fields="note text, id bigint")
     assert "expected a record for 2 columns, found text" in reason(value, b"\0\0\0\0\1" + body("string", "x"))
 
 
 def test_columns_are_chosen_and_may_be_wider_or_checked():
     schema = record(("a", "long"), ("b", "string"), ("c", "float"))
-    avro = Avro(json.dumps(schema), columns="b uuid, c float8, a smallint")
+    avro = Avro(json.dumps(schema), fields="b uuid, c float8, a smallint")
     decoded = decode(avro, *(body(schema, {"a": a, "b": "x", "c": 1.5}) for a in (1, 40_000)))
     assert decoded.rows.to_pylist() == [{"b": "x", "c": 1.5, "a": 1}]
     [(index, why)] = decoded.rejects
@@ -285,7 +287,7 @@ def test_columns_are_chosen_and_may_be_wider_or_checked():
 )
 def test_a_field_that_does_not_fit_its_column_is_refused_at_once(type_, column):
     with pytest.raises(ConfigurationError, match="expected a field whose values fit, found"):
-        Avro(json.dumps(record(("a", type_))), columns=f"a {column}")
+        Avro(json.dumps(record(("a", type_))), fields=f"a {column}")
 
 
 def test_what_is_no_schema_is_refused_at_once(tmp_path):
@@ -297,13 +299,13 @@ def test_what_is_no_schema_is_refused_at_once(tmp_path):
         ({"schema": tmp_path / "wrong.avsc"}, "invalid Avro schema"),
         ({"schema": '"int"', "registry": "http://x"}, "found both or neither"),
         ({}, "found both or neither"),
-        ({"registry": "http://x"}, "needs the columns to take"),
+        ({"registry": "http://x"}, "needs the fields to take"),
         (
-            {"registry": "http://me:s3cret@x", "columns": "a int"},
+            {"registry": "http://me:s3cret@x", "fields": "a int"},
             "address of the schema registry contains a user and password",
         ),
         (
-            {"schema": json.dumps(record(("a", "int"))), "columns": "b int"},
+            {"schema": json.dumps(record(("a", "int"))), "fields": "b int"},
             "are not fields of the schema",
         ),
     ):
@@ -403,7 +405,7 @@ def test_each_value_is_decoded_by_schema_that_it_was_written_with(registry):
     old, new = record(("a", "int")), record(("b", ["null", "string"]), ("x", "double"), ("a", "long"))
     registry.has(1, old)
     registry.has(70_000, new)
-    avro = Avro(registry=registry.address, columns="a bigint, b text")
+    avro = Avro(registry=registry.address, fields="a bigint, b text")
     values = [framed(1, body(old, {"a": 1})), framed(70_000, body(new, {"a": 2**40, "b": "x", "x": 0.5}))] * 2
     decoded = decode(avro, *values, None, framed(1, body(old, {"a": 3})))
     assert decoded.rows.to_pylist() == [
@@ -421,7 +423,7 @@ def test_each_value_is_decoded_by_schema_that_it_was_written_with(registry):
 def test_values_without_a_schema_of_the_registry_are_refused(registry):
     registry.has(1, record(("a", "int")))
     registry.has(2, record(("a", "string")))
-    avro = Avro(registry=registry.address, columns="a int")
+    avro = Avro(registry=registry.address, fields="a int")
     good = framed(1, body("int", 5))
     decoded = decode(
         avro, b"\1" + good[1:], good, b"", b"\0\0\0", framed(9, b""), framed(2, body("string", "")), good
@@ -436,12 +438,22 @@ def test_values_without_a_schema_of_the_registry_are_refused(registry):
     )
 
 
+@pytest.mark.parametrize("levels", [200, 250, 300])
+def test_bodies_of_a_schema_that_nests_deep_are_rejects(registry, levels):
+    schema = "int"
+    for level in range(levels):
+        schema = record(("a", schema), name=f"R{level}")
+    registry.has(1, record(("a", schema)))
+    avro = Avro(registry=registry.address, fields="a jsonb")
+    assert len(decode(avro, b"\0\0\0\0\1", b"\0\0\0\0\1\0\0").rejects) == 2
+
+
 NO_RETRIES = {"schema.registry.max.retries": 0}
 
 
 def test_a_registry_that_does_not_answer_is_no_reject(registry):
     value = framed(1, body("int", 5))
-    avro = with_registry(Avro(registry=registry.address, columns="a int"), NO_RETRIES)
+    avro = with_registry(Avro(registry=registry.address, fields="a int"), NO_RETRIES)
     for status in (408, 429, 500, 503, 507):
         registry.answers_with(1, status, {})
         with pytest.raises(RegistryUnavailable, match=f"answered HTTP status {status} for schema 1"):
@@ -457,7 +469,7 @@ def test_a_registry_is_asked_again_before_a_batch_fails(registry):
     properties = {"schema.registry.max.retries": 2, "schema.registry.retries.wait.ms": 1}
     with pytest.raises(RegistryUnavailable):
         decode(
-            with_registry(Avro(registry=registry.address, columns="a int"), properties),
+            with_registry(Avro(registry=registry.address, fields="a int"), properties),
             framed(1, body("int", 5)),
         )
     assert len(registry.asked) == 3
@@ -476,14 +488,14 @@ def test_a_registry_is_asked_again_before_a_batch_fails(registry):
 def test_a_registry_that_refuses_or_is_none_ends_the_batch(registry, status, answer, message):
     registry.answers_with(1, status, answer)
     with pytest.raises(ConfigurationError, match=message):
-        decode(Avro(registry=registry.address, columns="a int"), framed(1, b"\x02"))
+        decode(Avro(registry=registry.address, fields="a int"), framed(1, b"\x02"))
 
 
 def test_an_address_that_is_none_ends_the_batch():
     with pytest.raises(
         ConfigurationError, match="client of the schema registry at 'no address' cannot start"
     ):
-        decode(Avro(registry="no address", columns="a int"), framed(1, b""))
+        decode(Avro(registry="no address", fields="a int"), framed(1, b""))
 
 
 CUSTOMER = record(("name", "string"), ("home", "shop.Address"), name="Customer", namespace="shop")
@@ -518,7 +530,7 @@ def test_of_two_versions_of_a_referenced_schema_the_first_counts_as_for_the_seri
         200,
         {"subject": "cs", "version": 1, "id": 9, "schema": json.dumps(schema), "references": [b[4]]},
     )
-    avro = Avro(registry=registry.address, columns="b jsonb, c jsonb")
+    avro = Avro(registry=registry.address, fields="b jsonb, c jsonb")
     [row] = decode(avro, framed(1, b"\x04\x04\xd2\x04\x04\xd2")).rows.to_pylist()
     assert row == {"b": f'{{"amount":{amount}}}', "c": f'{{"b":{{"amount":{amount}}}}}'}
 
@@ -552,7 +564,7 @@ def test_a_schema_with_references_decodes_as_the_whole(registry):
         namespace="shop",
     )
     order = {"id": 7, "customer": {"name": "Ada", "home": {"city": "London"}}, "to": {"city": "Turin"}}
-    avro = Avro(registry=registry.address, columns="id bigint, customer jsonb, to jsonb")
+    avro = Avro(registry=registry.address, fields="id bigint, customer jsonb, to jsonb")
     assert rows(avro, framed(1, body(whole, order))) == [
         {"id": 7, "customer": '{"name":"Ada","home":{"city":"London"}}', "to": '{"city":"Turin"}'}
     ]
@@ -574,14 +586,14 @@ def test_a_schema_with_references_decodes_as_the_whole(registry):
 def test_a_reference_that_is_no_avro_schema_is_a_reject(registry, answer, why):
     registry.has(1, ORDER, references=[reference("shop.Customer", "customers", 3)])
     registry.answers["/subjects/customers/versions/3?deleted=true"] = (200, answer)
-    assert why in reason(Avro(registry=registry.address, columns="id bigint"), framed(1, b"\x02"))
+    assert why in reason(Avro(registry=registry.address, fields="id bigint"), framed(1, b"\x02"))
 
 
 def test_a_reference_that_the_registry_does_not_give_ends_the_batch(registry):
     registry.has(1, ORDER, references=[reference("shop.Customer", "customers", 3)])
     registry.answers["/subjects/customers/versions/3?deleted=true"] = (404, {"error_code": 40401})
     with pytest.raises(ConfigurationError, match="answered HTTP status 404 for schema 1"):
-        decode(Avro(registry=registry.address, columns="id bigint"), framed(1, b"\x02"))
+        decode(Avro(registry=registry.address, fields="id bigint"), framed(1, b"\x02"))
 
 
 @pytest.mark.parametrize(
@@ -599,12 +611,12 @@ def test_a_reference_that_the_registry_does_not_give_ends_the_batch(registry):
 )
 def test_properties_that_the_registry_does_not_have_are_refused(properties, message):
     with pytest.raises(ConfigurationError, match=message):
-        with_registry(Avro(registry="http://x", columns="a int"), properties)
+        with_registry(Avro(registry="http://x", fields="a int"), properties)
 
 
 def test_a_user_without_a_password_is_refused(registry):
     avro = with_registry(
-        Avro(registry=registry.address, columns="a int"), {"schema.registry.basic.auth.user.info": "me"}
+        Avro(registry=registry.address, fields="a int"), {"schema.registry.basic.auth.user.info": "me"}
     )
     with pytest.raises(ConfigurationError, match="cannot start: basic.auth.user.info must be in the form"):
         decode(avro, framed(1, b""))
@@ -626,7 +638,7 @@ def test_a_client_certificate_reaches_the_registry(tmp_path):
             "schema.registry.ssl.key.location": str(own_key),
             "schema.registry.ssl.key.password": "k3y",
         }
-        value, plain = framed(1, body("int", 5)), Avro(registry=registry.address, columns="a int")
+        value, plain = framed(1, body("int", 5)), Avro(registry=registry.address, fields="a int")
         with pytest.raises(RegistryUnavailable):
             decode(with_registry(plain, dict(list(properties.items())[:2])), value)
         assert rows(with_registry(plain, properties), value) == [{"a": 5}]
@@ -639,14 +651,14 @@ def test_a_bearer_token_reaches_the_registry(registry):
         "schema.registry.bearer.auth.token": "t0ken",
         "schema.registry.bearer.auth.logical.cluster": "lsrc-1",
     }
-    avro = with_registry(Avro(registry=registry.address, columns="a int"), properties)
+    avro = with_registry(Avro(registry=registry.address, fields="a int"), properties)
     assert rows(avro, framed(1, body("int", 5))) == [{"a": 5}]
     assert registry.asked == [("/schemas/ids/1", "Bearer t0ken")]
 
 
 def test_secrets_of_the_registry_come_from_the_kafka_properties(registry):
     registry.has(1, "string")
-    avro = Avro(registry=registry.address, columns="a text")
+    avro = Avro(registry=registry.address, fields="a text")
     properties = {"bootstrap.servers": "x:1", "schema.registry.basic.auth.user.info": "me:se:cret"}
     for format_ in (
         with_registry(avro, properties),
@@ -663,7 +675,7 @@ def test_secrets_of_the_registry_come_from_the_kafka_properties(registry):
 
 
 def test_no_value_and_only_broken_ones_give_no_row(registry):
-    avro = Avro(registry=registry.address, columns="a int")
+    avro = Avro(registry=registry.address, fields="a int")
     assert rows(avro) == []
     assert rows(AVRO) == []
     assert len(decode(avro, b"x", None).rejects) == 1
@@ -716,7 +728,7 @@ def test_decimals_and_times_that_avro_does_not_allow_are_refused(type_, plain, g
 
 
 def test_decimal_with_too_many_digits_is_not_rounded_into_wider_column():
-    avro = Avro(json.dumps(record(("a", DECIMAL))), columns="a numeric(10,2)")
+    avro = Avro(json.dumps(record(("a", DECIMAL))), fields="a numeric(10,2)")
     [row] = rows(avro, body(record(("a", "bytes")), {"a": (9999).to_bytes(2, "big")}))
     assert row == {"a": Decimal("99.99")}
     why = reason(avro, body(record(("a", "bytes")), {"a": (12345).to_bytes(2, "big")}))
@@ -725,7 +737,7 @@ def test_decimal_with_too_many_digits_is_not_rounded_into_wider_column():
 
 def test_a_reason_names_the_field_and_no_exception():
     schema = record(("x", "int"), ("e", {"type": "enum", "name": "E", "symbols": ["A"]}), ("s", "string"))
-    avro = Avro(json.dumps(schema), columns="s text, x int")
+    avro = Avro(json.dumps(schema), fields="s text, x int")
     written = record(("x", "int"), ("e", "int"), ("s", "bytes"))
     assert reason(avro, body(written, {"x": 1, "e": 7, "s": b""})) == (
         "field 'e': the number of an enum's symbol or a union's branch is out of range"
@@ -738,7 +750,7 @@ def test_a_reason_names_the_field_and_no_exception():
 @pytest.mark.parametrize("number", ["123.00", "1.25"])
 def test_a_decimal_that_does_not_fit_a_narrower_column_is_named(number):
     schema = record(("a", {**DECIMAL, "precision": 10}))
-    avro = Avro(json.dumps(schema), columns="a numeric(3,1)")
+    avro = Avro(json.dumps(schema), fields="a numeric(3,1)")
     assert reason(avro, body(schema, {"a": Decimal(number)})) == (
         f"column 'a', numeric(3,1): expected at most 2 digits before the point and 1 after it, found {number}"
     )
@@ -787,7 +799,7 @@ def test_times_of_debezium_fit_into_times(type_, value, column, there):
 def test_a_time_of_debezium_that_does_not_fit_is_refused(type_, value, column, said):
     schema = record(("a", type_))
     try:
-        why = reason(Avro(json.dumps(schema), columns=f"a {column}"), body(schema, {"a": value}))
+        why = reason(Avro(json.dumps(schema), fields=f"a {column}"), body(schema, {"a": value}))
     except ConfigurationError as error:
         why = str(error)
     assert why.startswith(f"column 'a', {column}")

@@ -1,5 +1,6 @@
 """A deep value of a recursive Avro schema is a reject: fastavro's reader is in C, and would overflow its stack."""
 
+import itertools
 import json
 import subprocess
 import sys
@@ -8,7 +9,8 @@ import fastavro
 import pytest
 
 from exactbatch.formats import Avro
-from exactbatch.formats.raw_json_fields import TOO_DEEP
+from exactbatch.formats.avro.bounded_bodies import bounded
+from exactbatch.formats.json.raw_fields import TOO_DEEP
 from support.decoding import reason, rows
 
 LIST = {
@@ -29,6 +31,11 @@ ENDLESS = {"type": "record", "name": "E", "fields": [{"name": "v", "type": "E"}]
 LEAF = b"\x02\0\0"  # v is 1, without labels and children
 
 
+def record_of(name, *types):
+    fields = [{"name": f"f{number}", "type": type_} for number, type_ in enumerate(types)]
+    return {"type": "record", "name": name, "fields": fields}
+
+
 def chain(levels):
     return b"\x02\x02" * levels + b"\x02\0"
 
@@ -42,8 +49,10 @@ CODE = """
 import json, sys
 import pyarrow as pa
 from exactbatch.formats import Avro
+from exactbatch.formats.decoders import find_decoder
 schema, columns, values = json.load(sys.stdin)
-decoded = Avro(schema, columns=columns).decode(pa.array([bytes.fromhex(value) for value in values], pa.binary()))
+bodies = pa.array([bytes.fromhex(value) for value in values], pa.binary())
+decoded = find_decoder(Avro(schema, fields=columns)).decode(bodies)
 print(json.dumps([len(decoded.rows), decoded.rejects]))
 """
 
@@ -67,6 +76,19 @@ def test_a_deep_record_is_a_reject_and_crashes_nothing(levels, columns):
 def test_a_deep_tree_and_a_type_that_contains_itself_without_end_are_rejects():
     assert outcome(TREE, "v int", tree(2_000), tree(3)) == [1, [[0, TOO_DEEP]]]
     assert outcome(ENDLESS, "v jsonb", b"") == [0, [[0, TOO_DEEP]]]
+
+
+def test_a_record_may_be_in_two_circles():
+    """The deep value goes round the inner one only."""
+    inner = record_of("I", ["null", "I"], ["null", "O"])
+
+    def value(levels):
+        return b"\x02" * levels + b"\0" * (levels + 1)
+
+    assert outcome(record_of("O", ["null", inner]), "f0 jsonb", value(100_000), value(3)) == [
+        1,
+        [[0, TOO_DEEP]],
+    ]
 
 
 AUDIT = """
@@ -101,9 +123,27 @@ def test_nesting_below_the_limit_is_a_row():
 def test_the_reason_of_a_body_needs_few_schemas(monkeypatch):
     """The schemas of all first fields together grow with the square of their number."""
     fields = [{"name": f"f{number}", "type": "string"} for number in range(500)]
-    form = Avro(json.dumps({"type": "record", "name": "V", "fields": fields}), columns="f300 text")
+    form = Avro(json.dumps({"type": "record", "name": "V", "fields": fields}), fields="f300 text")
     body = b"\0" * 300 + b"\x02\xff" + b"\0" * 199
     parsed, parse = [], fastavro.parse_schema
     monkeypatch.setattr(fastavro, "parse_schema", lambda schema: parsed.append(schema) or parse(schema))
     assert reason(form, body) == "column 'f300', text: expected text in UTF-8, found other bytes"
     assert len(parsed) < 20
+
+
+def test_the_work_for_a_schema_grows_only_with_its_size():
+    def calls(records):
+        fields = [
+            record_of(f"R{number}", ["null", f"R{max(number - 1, 0)}", f"R{number}"])
+            for number in range(records)
+        ]
+        schema = fastavro.parse_schema(record_of("V", *fields))
+        counted = itertools.count()
+        sys.setprofile(lambda *_: next(counted))
+        try:
+            bounded(schema)
+        finally:
+            sys.setprofile(None)
+        return next(counted)
+
+    assert calls(8_000) < 9 * calls(1_000)  # 1 MB and 0.1 MB

@@ -16,10 +16,12 @@ from exactbatch.compiled.rows_arrow import _text
 from exactbatch.errors import ConfigurationError, RegistryUnavailable
 from exactbatch.formats import Avro, Csv, Custom, Debezium, Json, Protobuf, Raw, Text, WithMessage, bounds
 from exactbatch.formats.bounds import InParts
-from exactbatch.formats.raw_json_fields import TOO_DEEP
+from exactbatch.formats.decoders import find_decoder
+from exactbatch.formats.json.decoder import JsonDecoder
+from exactbatch.formats.json.raw_fields import TOO_DEEP
 from exactbatch.kafka.native_records import _binary
 from exactbatch.kafka.reader import _next_size, _pieces
-from exactbatch.testing import Record, load
+from exactbatch.testing import Record, decode
 from support.registry import Registry, registry_server
 
 TOPIC = "t"
@@ -28,7 +30,7 @@ TOPIC = "t"
 def outcome(value: Any, *records: Any) -> tuple[list[dict[str, Any]], dict[int, str]]:
     """The rows and the reasons of rejects by offset of records, which are values or Records."""
     pipeline = Pipeline(name="bounds", topics=(TOPIC,), value=value, sink=Append("public.t"))
-    loaded = load(pipeline, [each if isinstance(each, Record) else Record(each) for each in records])
+    loaded = decode(pipeline, [each if isinstance(each, Record) else Record(each) for each in records])
     return loaded.rows, {reject.offset: reject.reason for reject in loaded.rejects}
 
 
@@ -161,7 +163,7 @@ def decoded_in_parts(format_: Any, values: list[bytes]) -> list[tuple[int, int, 
         (len(part), len(decoded.rows), list(decoded.rejects))
         for block in (values, values)
         for part, decoded in parts.decode(
-            Values(block), lambda some: format_.decode(pa.array(some.values, pa.binary()))
+            Values(block), lambda some: find_decoder(format_).decode(pa.array(some.values, pa.binary()))
         )
     ]
 
@@ -191,14 +193,14 @@ FAILURES = [
 
 def failing(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let Json fail with an error for a block that has the value `bad`."""
-    decode = Json.decode
+    decode = JsonDecoder.decode
 
-    def decode_unless_bad(self: Json, values: pa.BinaryArray) -> Any:
+    def decode_unless_bad(self: JsonDecoder, values: pa.BinaryArray) -> Any:
         if b"bad" in values.to_pylist():
             raise error
         return decode(self, values)
 
-    monkeypatch.setattr(Json, "decode", decode_unless_bad)
+    monkeypatch.setattr(JsonDecoder, "decode", decode_unless_bad)
 
 
 @pytest.mark.parametrize(("error", "why"), FAILURES, ids=[type(error).__name__ for error, _ in FAILURES])
@@ -221,10 +223,10 @@ def test_a_failure_of_a_server_or_of_the_set_up_is_no_reject(error, monkeypatch)
 
 
 def test_an_error_of_no_record_is_no_reject(monkeypatch):
-    def decode(self: Json, values: pa.BinaryArray) -> Any:
+    def decode(self: JsonDecoder, values: pa.BinaryArray) -> Any:
         raise AttributeError("a mistake")
 
-    monkeypatch.setattr(Json, "decode", decode)
+    monkeypatch.setattr(JsonDecoder, "decode", decode)
     with pytest.raises(Exception, match="a mistake"):
         outcome(Json("id int"), b"{}")
 
@@ -268,9 +270,9 @@ def test_parts_of_avro_that_take_no_bytes_are_bounded(type_, body, header, regis
     }
     registry.has(7, schema)
     format_ = (
-        Avro(registry=registry.address, columns="id int")
+        Avro(registry=registry.address, fields="id int")
         if header
-        else Avro(json.dumps(schema), columns="id int")
+        else Avro(json.dumps(schema), fields="id int")
     )
     rows, rejects = outcome(format_, b"?", header + b"\x0e" + body)
     assert rows == []
@@ -279,7 +281,7 @@ def test_parts_of_avro_that_take_no_bytes_are_bounded(type_, body, header, regis
 
 def test_an_array_of_a_few_nulls_is_a_value():
     schema = json.dumps({"type": "array", "items": "null"})
-    assert outcome(Avro(schema, columns="a text[]"), b"\x06\x00") == ([{"a": [None, None, None]}], {})
+    assert outcome(Avro(schema, fields="a text[]"), b"\x06\x00") == ([{"a": [None, None, None]}], {})
 
 
 def test_events_and_keys_of_avro_are_bounded_too(registry):
@@ -293,7 +295,7 @@ def test_events_and_keys_of_avro_are_bounded_too(registry):
     rows, rejects = outcome(value, event + b"\x00", event + COUNT + b"\x00")
     assert [row["id"] for row in rows] == [7]
     assert "parts that take no bytes" in rejects[1]
-    with_key = WithMessage(Json("a int"), key=Avro(registry=registry.address, columns="k int"))
+    with_key = WithMessage(Json("a int"), key=Avro(registry=registry.address, fields="k int"))
     rows, rejects = outcome(
         with_key, Record(b'{"a":1}', key=key + b"\x00"), Record(b'{"a":1}', key=key + COUNT + b"\x00")
     )

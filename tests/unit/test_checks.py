@@ -5,7 +5,7 @@ import pytest
 from exactbatch import Append
 from exactbatch.columns import parse_columns
 from exactbatch.errors import ConfigurationError
-from exactbatch.sinks.values.checks import columns_of
+from exactbatch.sinks.values.checks import find_columns
 from support.pipelines import flights_pipeline
 
 COLUMNS = parse_columns('amount int, id int, "Amount" int, note text, "a b" int')
@@ -24,7 +24,7 @@ COLUMNS = parse_columns('amount int, id int, "Amount" int, note text, "a b" int'
     ],
 )
 def test_a_reason_shows_the_columns_that_the_check_names(check, names):
-    assert [column.name for column in columns_of(check, COLUMNS)] == names
+    assert [column.name for column in find_columns(check, COLUMNS)] == names
 
 
 def test_checks_are_a_tuple_of_expressions():

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from exactbatch import class_archive
-from exactbatch.class_archive import archive_file, archive_folder, build_archive, with_archive
+from exactbatch.batch.spark import class_archive
+from exactbatch.batch.spark.class_archive import archive_file, archive_folder, build_archive, with_archive
 from exactbatch.errors import ConfigurationError
 from support.waiting import wait_for
 

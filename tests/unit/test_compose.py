@@ -11,7 +11,7 @@ from pathlib import Path
 
 import yaml
 
-from exactbatch.connect_server import PORT
+from exactbatch.batch.engines.connect_server import PORT
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yaml").read_text())

@@ -1,6 +1,5 @@
 """A Spark Connect server as the engine of a batch: its URL, and how the outcomes of its tasks arrive."""
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,15 +17,14 @@ from pipelines.flights import flights
 class Executors(ConnectExecutors):
     """Whose server sends given answers; an answer is what a Spark task returns, or an error of the client."""
 
-    def __init__(self, *answers: Any, wait: float = 0) -> None:
+    def __init__(self, *answers: Any) -> None:
         self._variables, self._now = {}, Progress()
-        self.answers, self.wait = answers, wait
+        self.answers = answers
         self.taken = self.cancelled = 0
 
     def _accepted(self, *_: Any) -> Iterator[list[bytes]]:
         for answer in self.answers:
-            time.sleep(self.wait)
-            if isinstance(answer, TasksFailed):
+            if isinstance(answer, Exception) and not isinstance(answer, ConfigurationError):
                 raise answer
             self.taken += 1
             yield [dump([Committed(answer) if isinstance(answer, int) else answer])]
@@ -34,8 +32,8 @@ class Executors(ConnectExecutors):
     def cancel(self) -> None:
         self.cancelled += 1
 
-    def outcomes(self, finished: Any = None) -> list[Any]:
-        return self.run([], lambda *_: [], limit=1, verb="stage", finished=finished)
+    def outcomes(self) -> list[Any]:
+        return self.run([], lambda *_: [], limit=1, verb="stage")
 
 
 @pytest.mark.parametrize(
@@ -78,32 +76,16 @@ def test_an_error_of_one_range_lets_the_others_end():
     assert Executors(1, 2).outcomes() == [Committed(1), Committed(2)]
 
 
-def test_outcomes_are_reported_when_they_come_and_nothing_meanwhile():
-    """What is inserted early is one transaction, which Postgres ends if it is idle for too long."""
-    reports: list[list[Any]] = []
-    assert Executors(1, 2, wait=0.5).outcomes(reports.append) == [Committed(1), Committed(2)]
-    assert [each for each in reports if each] == [[Committed(1)], [Committed(2)]]
-    assert reports.count([]) >= 4
-
-
-def test_what_a_report_raises_ends_the_tasks():
-    def finished(_: list[Any]) -> None:
-        raise PostgresUnavailable("gone")
-
-    executors = Executors(1)
+def test_what_interrupts_the_driver_ends_the_tasks():
+    executors = Executors(1, PostgresUnavailable("gone"))
     with pytest.raises(PostgresUnavailable, match="gone"):
-        executors.outcomes(finished)
-    assert executors.cancelled == 1
-    executors = Executors(ConfigurationError("refused"), 2)
-    with pytest.raises(ConfigurationError, match="refused"):
-        executors.outcomes(lambda _: None)
+        executors.outcomes()
     assert executors.cancelled == 1
 
 
 def test_a_job_that_has_failed_is_not_ended_once_more():
     """The server may be gone: to ask it takes half a minute."""
-    for finished in (None, lambda _: None):
-        executors = Executors(1, TasksFailed("does not answer"))
-        with pytest.raises(TasksFailed, match="does not answer"):
-            executors.outcomes(finished)
-        assert executors.cancelled == 0
+    executors = Executors(1, TasksFailed("does not answer"))
+    with pytest.raises(TasksFailed, match="does not answer"):
+        executors.outcomes()
+    assert executors.cancelled == 0

@@ -16,8 +16,8 @@ from pyspark.sql.connect.proto import base_pb2, base_pb2_grpc
 
 from exactbatch.batch.by_partition.partition_commit import Committed
 from exactbatch.batch.engines.connect_engine import ConnectEngine
+from exactbatch.batch.engines.connect_server import ARTIFACT_ISOLATION
 from exactbatch.batch.staging.outcomes import dump
-from exactbatch.connect_server import ARTIFACT_ISOLATION
 from exactbatch.errors import ConfigurationError
 from exactbatch.offsets import OffsetRange
 from pipelines.flights import flights

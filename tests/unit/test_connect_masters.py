@@ -4,10 +4,10 @@ import pytest
 from typer.testing import CliRunner
 
 from exactbatch import Append, Json, Pipeline, Tables
-from exactbatch.cli import inspect
+from exactbatch.batch.engines.connect_url import find_address, is_connect
+from exactbatch.cli import audit
 from exactbatch.cli.app import app
-from exactbatch.cli.many_tables import run_tables
-from exactbatch.connect_url import address_of, is_connect
+from exactbatch.cli.run import run_tables
 from exactbatch.errors import ConfigurationError
 
 URL = "sc://spark:15002/;token=SECRET"
@@ -25,7 +25,7 @@ FLIGHTS = Pipeline(name="flights", topics=("flights",), value=Json("id int"), si
     ],
 )
 def test_a_token_is_not_shown(master, shown):
-    assert (address_of(master) if is_connect(master) else master) == shown
+    assert (find_address(master) if is_connect(master) else master) == shown
 
 
 def test_a_connect_server_processes_no_tables():
@@ -38,7 +38,7 @@ def test_a_connect_server_processes_no_tables():
 
 
 def test_a_connect_server_audits_nothing(monkeypatch):
-    monkeypatch.setattr(inspect, "load_any", lambda _: (FLIGHTS, None))
+    monkeypatch.setattr(audit, "load_any", lambda _: (FLIGHTS, None))
     done = CliRunner().invoke(app, ["audit", "flights", "--master", URL])
     assert done.exit_code == 42
     assert "an audit cannot run on a Spark Connect server" in done.output

@@ -8,11 +8,14 @@ import pytest
 from airflow.sdk import Connection
 from pyspark.sql.connect.client.core import DefaultChannelBuilder
 
-from exactbatch.airflow import connect_operator as module
 from exactbatch.airflow import pipeline_dag
-from exactbatch.airflow.connect_operator import ProcessBatchOnServerOperator, server_url
+from exactbatch.airflow.connect_operator import ProcessBatchOnServerOperator
+from exactbatch.airflow.tasks import left_batches as launch
+from exactbatch.airflow.tasks import process_on_server as module
+from exactbatch.airflow.tasks.process_on_server import server_url
 from exactbatch.airflow.versions import AirflowFailException, BaseHook
 from exactbatch.errors import BatchLost, ConfigurationError, TasksFailed
+from exactbatch.model import PlannedBatch
 from pipelines.flights import flights
 
 PLAN = UUID(int=17)
@@ -47,15 +50,19 @@ def execute(monkeypatch):
             return "committed"
 
         left = list(answers)
-        monkeypatch.setattr(module, "done_already", lambda *_: left.pop(0))
+
+        def ask(_: Any, batches: list[PlannedBatch], __: Any) -> dict[PlannedBatch, str]:
+            answer = left.pop(0)
+            return {} if answer is None else {batches[0]: answer}
+
+        monkeypatch.setattr(launch, "done_already", ask)
         monkeypatch.setattr(module, "server_url", lambda _: "sc://localhost:1/;token=t0ken")
-        monkeypatch.setattr("exactbatch.batch.job.process_batch", process)
+        monkeypatch.setattr(module, "process_batch", process)
         operator = ProcessBatchOnServerOperator(
             task_id="process_batch",
             connections=Given(),  # type: ignore[arg-type]
             pipeline="pipelines.flights:flights",
-            batch_id="17",
-            plan_id=str(PLAN),
+            batches=f'["flights:17:{PLAN}"]',
         )
         operator.execute({"ti": TI})
         return processed
@@ -102,7 +109,11 @@ def test_a_dag_names_its_engine():
 @pytest.mark.parametrize(
     ("changes", "engine", "message"),
     [
-        ({"sql": "select * from records"}, "connect", "has a transform, which Spark Connect cannot check"),
+        (
+            {"transform": "select * from records"},
+            "connect",
+            "has a transform, which Spark Connect cannot check",
+        ),
         ({"spark_conf": {"spark.executor.cores": "2"}}, "connect", r"spark_conf has spark\.executor\.cores"),
         ({}, "yarn", "expected engine to be one of spark-submit, connect, found 'yarn'"),
     ],
@@ -110,8 +121,8 @@ def test_a_dag_names_its_engine():
 def test_what_an_engine_cannot_do_is_refused_when_the_dag_is_parsed(changes, engine, message, monkeypatch):
     from dataclasses import replace
 
-    from exactbatch.airflow import dag
+    from exactbatch.airflow import task_definitions
 
-    monkeypatch.setattr(dag, "reference_of", lambda _: "pipelines.flights:flights")
+    monkeypatch.setattr(task_definitions, "find_reference", lambda _: "pipelines.flights:flights")
     with pytest.raises(ConfigurationError, match=message):
         pipeline_dag(replace(flights, **changes), engine=engine)

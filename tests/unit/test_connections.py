@@ -10,9 +10,9 @@ from psycopg2.extensions import parse_dsn
 
 from exactbatch.airflow import connections as module
 from exactbatch.airflow.connections import Connections
-from exactbatch.airflow_api import airflow_url
 from exactbatch.errors import ConfigurationError
 from exactbatch.kafka.client_properties import check_properties
+from exactbatch.operations.airflow_api import airflow_url
 
 
 def settings(monkeypatch: pytest.MonkeyPatch, **given: dict[str, Any]) -> Any:

@@ -57,7 +57,7 @@ def test_rows_may_come_in_any_order():
     assert rows(Custom(backwards, "n int"), b"a", b"bb", b"ccc") == [{"n": 1}, {"n": 2}, {"n": 3}]
 
 
-def rows_of(*indexes: int, **columns: pa.Array) -> pa.RecordBatch:
+def select_rows(*indexes: int, **columns: pa.Array) -> pa.RecordBatch:
     made = columns or {"n": pa.array([0] * len(indexes), pa.int32())}
     return pa.record_batch({"value_index": pa.array(indexes, pa.int64()), **made})
 
@@ -65,28 +65,28 @@ def rows_of(*indexes: int, **columns: pa.Array) -> pa.RecordBatch:
 @pytest.mark.parametrize(
     ("returned", "found"),
     [
-        ((rows_of(0), {}), "found no row or reject for 1: 1"),
-        ((rows_of(0, 1, 1), {}), "found several rows or rejects for 1: 1"),
-        ((rows_of(0, 1), {1: "x"}), "found several rows or rejects for 1: 1"),
-        ((rows_of(0, 1, 2), {}), "found a row or reject without a value for 1: 2"),
-        ((rows_of(0, 1), {7: "x"}), "found a row or reject without a value for 1: 7"),
-        ((rows_of(0, 2), {}), "found no row or reject for 1: 1"),
-        ((rows_of(0), {1: ""}), "expected rejects as a mapping of value_index to a reason"),
-        ((rows_of(0), {"1": "x"}), "expected rejects as a mapping of value_index to a reason"),
+        ((select_rows(0), {}), "found no row or reject for 1: 1"),
+        ((select_rows(0, 1, 1), {}), "found several rows or rejects for 1: 1"),
+        ((select_rows(0, 1), {1: "x"}), "found several rows or rejects for 1: 1"),
+        ((select_rows(0, 1, 2), {}), "found a row or reject without a value for 1: 2"),
+        ((select_rows(0, 1), {7: "x"}), "found a row or reject without a value for 1: 7"),
+        ((select_rows(0, 2), {}), "found no row or reject for 1: 1"),
+        ((select_rows(0), {1: ""}), "expected rejects as a mapping of value_index to a reason"),
+        ((select_rows(0), {"1": "x"}), "expected rejects as a mapping of value_index to a reason"),
         (
-            rows_of(0, 1),
+            select_rows(0, 1),
             "expected a pair of a pyarrow.RecordBatch and a mapping of rejects, found RecordBatch",
         ),
         (None, "found NoneType"),
-        ((rows_of(0, 1), []), "found tuple"),
-        ((rows_of(0, 1).to_pylist(), {}), "found tuple"),
+        ((select_rows(0, 1), []), "found tuple"),
+        ((select_rows(0, 1).to_pylist(), {}), "found tuple"),
         (
-            (rows_of(0, 1, n=pa.array([0, 0])), {}),
+            (select_rows(0, 1, n=pa.array([0, 0])), {}),
             "columns value_index int64, n int32, found value_index int64, n int64",
         ),
-        ((rows_of(0, 1, m=pa.array([0, 0], pa.int32())), {}), "found value_index int64, m int32"),
-        ((rows_of(0, 1).select(["n"]), {}), "found n int32"),
-        ((rows_of(0, None), {}), "expected one row or reject for each value_index"),
+        ((select_rows(0, 1, m=pa.array([0, 0], pa.int32())), {}), "found value_index int64, m int32"),
+        ((select_rows(0, 1).select(["n"]), {}), "found n int32"),
+        ((select_rows(0, None), {}), "expected one row or reject for each value_index"),
     ],
 )
 def test_a_mistake_ends_the_batch_and_says_what_was_expected(returned, found):
@@ -117,7 +117,7 @@ def test_broken_arrow_data_ends_the_batch():
     text = pa.StringArray.from_buffers(
         2, pa.py_buffer(b"\0\0\0\0\1\0\0\0\2\0\0\0"), pa.py_buffer(b"\xff\xff")
     )
-    assert "expected valid Arrow data" in mistake(lambda batch: (rows_of(0, 1, t=text), {}), "t text")
+    assert "expected valid Arrow data" in mistake(lambda batch: (select_rows(0, 1, t=text), {}), "t text")
 
 
 def test_a_row_that_postgres_cannot_store_is_a_reject():

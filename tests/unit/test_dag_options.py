@@ -13,11 +13,11 @@ from airflow.sdk import Param
 
 from exactbatch import Append, Json, Pipeline, ToTopic
 from exactbatch.airflow import pipeline_dag
-from exactbatch.discovery import reference_of
+from exactbatch.discovery import find_reference
 from exactbatch.errors import ConfigurationError
 
 PIPELINE = Pipeline(name="shop", topics=("t",), value=Json("id int"), sink=Append("public.shop"))
-QUERIED = replace(PIPELINE, name="queried", sql="select * from records")
+QUERIED = replace(PIPELINE, name="queried", transform="select * from records")
 FORWARDING = replace(PIPELINE, name="forwarding", forward=ToTopic("late"))
 HOSTILE = Pipeline(
     name="hostile", topics=("t",), value=Json('"a|b <img src=x>" int'), sink=Append("public.shop")
@@ -123,14 +123,14 @@ def test_many_pipelines_are_found_soon_although_many_modules_are_loaded(monkeypa
         monkeypatch.setitem(sys.modules, f"module_of_this_test_{number}", ModuleType("x"))
     began = time.process_time()
     for _ in range(50):
-        assert reference_of(PIPELINE).endswith(":PIPELINE")
+        assert find_reference(PIPELINE).endswith(":PIPELINE")
     assert time.process_time() - began < 5
 
 
 def test_a_module_whose_import_is_blocked_is_passed_over(monkeypatch):
     blocked = {"blocked_by_this_test": None}
     monkeypatch.setattr(sys, "modules", {**blocked, **sys.modules})
-    assert reference_of(PIPELINE).endswith(":PIPELINE")
+    assert find_reference(PIPELINE).endswith(":PIPELINE")
 
 
 def test_the_trigger_form_has_what_is_used_most_first_and_describes_each():

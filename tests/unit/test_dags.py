@@ -16,6 +16,7 @@ HEAVY = (
     "pandas",
     "pyarrow",
     "adbc_driver_postgresql",
+    "numba",
     "exactbatch.airflow.openlineage_facets",
 )
 PROBE = """
@@ -109,3 +110,44 @@ def test_a_dag_imports_the_provider_of_spark_only_for_spark_submit(tmp_path, eng
     done = run(_ENGINE, engine, AIRFLOW_HOME=str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == is_imported
+
+
+FORMATS = """
+import sys
+from exactbatch import *
+for value in (
+    Json("id int, tags text[] from 'a.tags', at timestamptz", epoch={"at": "ms"}),
+    Json("id int from 'items[].id', note jsonb", encoding="gzip", documents="lines"),
+    JsonSchema("id int", registry="http://r"),
+    Avro(registry="http://r", fields="id bigint, note text"),
+    Protobuf("id bigint from 'user.id'", registry="http://r"),
+    Debezium("id int, at timestamp, big numeric(60,2)", "postgres", times="connect"),
+    Debezium("id int", registry="http://r"),
+    Flattened("id int, lsn bigint from '__lsn'"),
+    Csv("id int, name text", delimiter=";"),
+    Raw("id bigint"),
+    Text("name"),
+    Custom(print, "id int"),
+    WithMessage(Json("id int"), key=Text("name"), header={"trace": Raw("trace")}, headers="headers"),
+):
+    Pipeline(name="p", topics=("t",), value=value, sink=Append("public.t"))
+upsert = Upsert("public.t", key=("id",))
+Pipeline(name="p", topics=("t",), value=Json("id int"), sink=upsert, message_key=Json("id int"))
+print({name.partition(".")[0] for name in sys.modules} & {*sys.argv[1:]})
+"""
+
+
+def test_a_pipeline_of_any_format_loads_no_large_library():
+    large = [
+        "pyspark",
+        "kafka",
+        "confluent_kafka",
+        "pandas",
+        "pyarrow",
+        "numpy",
+        "fastavro",
+        "google",
+        "msgspec",
+    ]
+    done = run(FORMATS, *large)
+    assert done.stdout.strip() == "set()", done.stderr

@@ -11,6 +11,7 @@ import pytest
 
 from exactbatch import Debezium, Pipeline, Upsert
 from exactbatch.errors import ConfigurationError
+from exactbatch.formats.decoders import find_decoder
 from exactbatch.testing import load
 from support.connect_avro import avro_body, avro_schema
 from support.debezium_types import envelope, time, typed
@@ -55,7 +56,7 @@ def decode(*events: Any, form: Debezium = FORMAT) -> Any:
         None if each is None else each if isinstance(each, bytes) else json.dumps(each).encode()
         for each in events
     ]
-    return form.decode(pa.array(values, pa.binary()))
+    return find_decoder(form).decode(pa.array(values, pa.binary()))
 
 
 LONG_NAME = "a" * 70
@@ -101,7 +102,7 @@ def test_columns_take_fields_of_other_names(monkeypatch, sent):
             for each in row_of_key:  # Avro's names have no dots and no accents
                 each["field"] = {"b.c": "b_c", "é": "e"}.get(each["field"], each["field"])
         monkeypatch.setattr(
-            "exactbatch.formats.avro_bodies.writer_schema", lambda *_: json.dumps(avro_schema(schema))
+            "exactbatch.formats.avro.bodies.writer_schema", lambda *_: json.dumps(avro_schema(schema))
         )
         names = {"b.c": "b_c", "é": "e"}
         for each in events:
@@ -115,7 +116,7 @@ def test_columns_take_fields_of_other_names(monkeypatch, sent):
         registry="http://registry" if sent == "avro" else None,
         decimals="string" if sent == "bare" else None,
     )
-    decoded = form.decode_with_unchanged(
+    decoded = find_decoder(form).decode_with_unchanged(
         pa.array([e if isinstance(e, bytes) else compact(e) for e in events], pa.binary())
     )
     assert decoded.rejects == ()
@@ -299,7 +300,7 @@ def test_value_that_source_left_out_is_reject_that_names_column_table_and_remedy
 def test_only_an_update_keeps_values_that_were_left_out(op):
     """Debezium writes an update of a key as a delete and an insert, which lacks values of the old key's row."""
     events = [event(each, None, {"id": 1, "name": OUT, "born": None}) for each in ("u", op, "u")]
-    decoded = FORMAT.decode_with_unchanged(pa.array(map(compact, events), pa.binary()))
+    decoded = find_decoder(FORMAT).decode_with_unchanged(pa.array(map(compact, events), pa.binary()))
     assert decoded.kept.to_pylist() == [0, 2]
     assert decoded.unchanged.to_pylist() == [["name"], ["name"]]
     [(at, reason)] = decoded.rejects
@@ -457,9 +458,11 @@ def test_a_reason_names_the_column_that_is_refused():
 
     def why(row: dict[str, Any], position: Any = 7) -> str:
         envelope = {"op": "c", "after": row, "source": {"position": position}}
-        [(_, bare)] = of_items.decode(pa.array([json.dumps(envelope).encode()], pa.binary())).rejects
+        [(_, bare)] = (
+            find_decoder(of_items).decode(pa.array([json.dumps(envelope).encode()], pa.binary())).rejects
+        )
         inside = json.dumps({"payload": envelope}).encode()
-        assert [(0, bare)] == [*of_items.decode(pa.array([inside], pa.binary())).rejects]
+        assert [(0, bare)] == [*find_decoder(of_items).decode(pa.array([inside], pa.binary())).rejects]
         return bare
 
     assert why({"id": 1, "n": 1.005}) == (
@@ -475,7 +478,7 @@ def test_a_byte_order_mark_does_not_hide_the_schema():
     schema = envelope({"id": typed("int32"), "at": time("int64", "MicroTimestamp")}, {})
     row = {"schema": schema, "payload": {"op": "c", "before": None, "after": {"id": 1, "at": 1}}}
     values = pa.array([b"\xef\xbb\xbf" + compact(row), compact(row)], pa.binary())
-    decoded = Debezium("id int, at timestamp").decode(values)
+    decoded = find_decoder(Debezium("id int, at timestamp")).decode(values)
     assert decoded.rejects == ()
     assert len(set(decoded.rows.column("at").to_pylist())) == 1
 

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from exactbatch import Debezium
+from exactbatch.formats.decoders import find_decoder
 from support.debezium_types import data, typed
 
 
@@ -37,7 +38,7 @@ def wrapped(value: dict[str, Any]) -> dict[str, Any]:
 
 def decode(form: Debezium, *values: Any) -> Any:
     texts = [json.dumps(value, separators=(",", ":")).encode() for value in values]
-    return form.decode(pa.array(texts, pa.binary()))
+    return find_decoder(form).decode(pa.array(texts, pa.binary()))
 
 
 @pytest.mark.parametrize("as_sent", [dict, wrapped], ids=["bare", "with schema"])

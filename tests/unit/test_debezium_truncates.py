@@ -13,13 +13,14 @@ from exactbatch import (
     Debezium,
     Json,
     Pipeline,
-    Together,
     TopicPattern,
     Upsert,
     WithMessage,
 )
 from exactbatch.errors import ConfigurationError
-from exactbatch.formats import as_changes
+from exactbatch.formats.decoders import find_decoder
+from exactbatch.formats.message.decoder import RecordDecoder
+from exactbatch.formats.upsert_changes import as_changes
 from support.connect_avro import avro_body, avro_schema
 from support.debezium_types import envelope, typed
 from support.registry import registry_server
@@ -54,7 +55,9 @@ CHANGES = [
 def decode(form: Debezium, values: list[bytes | None]) -> Any:
     """The changes of an Upsert, as a batch stages them."""
     array = pa.array(values, pa.binary())
-    changes = as_changes(form.decode(array), array, array, None, ("id",), tombstones_delete=False)
+    changes = as_changes(
+        find_decoder(form).decode(array), array, array, None, ("id",), tombstones_delete=False
+    )
     assert (changes.kept.to_pylist(), changes.tombstones) == ([0, 1, 2, 6], 1)
     (no_key, no_key_reason), (no_lsn, no_lsn_reason) = changes.rejects
     assert (no_key, no_key_reason) == (3, "column 'id': the key is null")
@@ -88,7 +91,12 @@ def test_a_truncate_in_avro():
 def test_whatever_row_a_truncate_has_it_has_no_key():
     values = pa.array([json.dumps(event("t", 1, before={"id": 5, "name": "x"})).encode()], pa.binary())
     changes = as_changes(
-        APPLIES.decode_with_unchanged(values), values, values, None, ("id",), tombstones_delete=False
+        find_decoder(APPLIES).decode_with_unchanged(values),
+        values,
+        values,
+        None,
+        ("id",),
+        tombstones_delete=False,
     )
     assert changes.rows.column("id").to_pylist() == [None]
 
@@ -101,7 +109,7 @@ def test_a_truncate_next_to_columns_of_the_message():
     values = [event("c", 1, after={"id": 1}), event("t", 2), event("t", 3)]
     encoded = pa.array([json.dumps(each).encode() for each in values], pa.binary())
     form = WithMessage(APPLIES, key=Json("k int"))
-    decoded = form.decode(encoded, Keys())
+    decoded = RecordDecoder(form).decode(encoded, Keys())
     changes = as_changes(decoded, encoded, encoded, None, ("id", "k"), tombstones_delete=False)
     assert [(row["id"], row["k"]) for row in changes.rows.to_pylist()] == [(1, 1), (None, None)]
     assert [at for at, _ in changes.rejects] == [2]
@@ -112,9 +120,9 @@ def pipeline(**options: Any) -> Pipeline:
 
 
 def test_a_sink_knows_whether_truncates_are_applied():
-    assert pipeline().sink.applies_truncates
-    assert pipeline(value=WithMessage(APPLIES)).sink.applies_truncates
-    assert not pipeline(value=Debezium("id int", version="postgres")).sink.applies_truncates
+    assert pipeline().traits.applies_truncates
+    assert pipeline(value=WithMessage(APPLIES)).traits.applies_truncates
+    assert not pipeline(value=Debezium("id int", version="postgres")).traits.applies_truncates
 
 
 @pytest.mark.parametrize(
@@ -125,7 +133,10 @@ def test_a_sink_knows_whether_truncates_are_applied():
             {"sink": Aggregate("public.t", group_by=("id",), aggregates={"n": Count()})},
             "Aggregate: only an Upsert applies truncates",
         ),
-        ({"sink": Together((Append("public.a"), SINK))}, "Together: only an Upsert applies truncates"),
+        (
+            {"sink": [Append("public.a"), SINK]},
+            "Upsert('public.t')]: only an Upsert applies truncates",
+        ),
         (
             {"sink": Upsert("public.t", key=("id",), version=("commit_lsn", "lsn"), history=False)},
             "truncate='apply' needs the history of the Upsert",
@@ -139,7 +150,7 @@ def test_a_sink_knows_whether_truncates_are_applied():
             {"value": Debezium("id int, commit_lsn bigint, lsn bigint", truncate="apply")},
             "its version has 'commit_lsn'",
         ),
-        ({"sql": "select * from records"}, "a transform sees rows, and no truncates"),
+        ({"transform": "select * from records"}, "a transform sees rows, and no truncates"),
         ({"topics": ("t", "u")}, "expected one topic, the topic of the table whose truncates are applied"),
         (
             {"topics": TopicPattern("t.*")},

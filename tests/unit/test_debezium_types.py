@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 import pytest
 
 from exactbatch import Debezium
+from exactbatch.formats.decoders import find_decoder
 from support.connect_avro import avro_body, avro_schema
 from support.debezium_types import CONNECTORS, Value, envelope, typed
 
@@ -100,14 +101,14 @@ def test_a_value_arrives_as_the_source_has_it(value):
     events = [event({"id": 1, "x": value.written}), event({"id": 2, "x": None})]
     events += [event({"id": 3, "x": value.written}, "u"), event({"id": 3, "x": value.written}, "d")]
     values = written_in_json(schema_of(value), events)
-    check(form.decode(pa.array(values, pa.binary())), value, 4)
+    check(find_decoder(form).decode(pa.array(values, pa.binary())), value, 4)
 
 
 @pytest.fixture
 def registry(monkeypatch):
     schemas: dict[int, str] = {}
     monkeypatch.setattr(
-        "exactbatch.formats.avro_bodies.writer_schema", lambda _registry, id_, *_: schemas.get(id_)
+        "exactbatch.formats.avro.bodies.writer_schema", lambda _registry, id_, *_: schemas.get(id_)
     )
     return schemas
 
@@ -120,7 +121,7 @@ def test_a_value_arrives_from_avro(value, registry):
     events += [event({"id": 3, "x": value.written}, "u"), event({"id": 3, "x": value.written}, "d")]
     values = [b"\0\0\0\0\x07" + avro_body(schema, each) for each in events]
     form = Debezium(f"id int, x {value.column}", version="postgres", registry="http://registry")
-    decoded = form.decode(pa.array(values, pa.binary()))
+    decoded = find_decoder(form).decode(pa.array(values, pa.binary()))
     check(decoded, value, 4)
     assert decoded.deleted.to_pylist() == [False] * 3 + [True]
     assert decoded.rows.column("commit_lsn").to_pylist() == [4] * 4

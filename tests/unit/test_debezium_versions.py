@@ -9,6 +9,7 @@ import pytest
 
 from exactbatch import Debezium, Pipeline, Upsert
 from exactbatch.errors import ConfigurationError
+from exactbatch.formats.decoders import find_decoder
 
 LSN = "0000002b:000002e8:0003"
 
@@ -18,7 +19,7 @@ def decoded(version: Any, *events: tuple[str, dict[str, Any]]) -> Any:
         json.dumps({"before": None, "after": {"id": 1}, "source": source, "op": op}).encode()
         for op, source in events
     ]
-    return Debezium("id int", version=version).decode(pa.array(values, pa.binary()))
+    return find_decoder(Debezium("id int", version=version)).decode(pa.array(values, pa.binary()))
 
 
 def versions(version: Any, *events: tuple[str, dict[str, Any]]) -> list[tuple[Any, ...]]:
@@ -182,5 +183,5 @@ def test_an_upsert_orders_changes_by_the_whole_position(version):
     with pytest.raises(ConfigurationError, match="is not the position of a change, which is"):
         Pipeline(name="p", topics=("t",), value=value, sink=Upsert("public.t", key=("key",), version=version))
     whole = Upsert("public.t", key=("key",), version=("commit_lsn", "lsn"))
-    sink = Pipeline(name="p", topics=("t",), value=value, sink=whole).sink
-    assert sink.position_columns == ("commit_lsn", "lsn")
+    traits = Pipeline(name="p", topics=("t",), value=value, sink=whole).traits
+    assert traits.position_columns == ("commit_lsn", "lsn")

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from exactbatch.formats import Csv, Debezium, Json
+from exactbatch.formats.decoders import find_decoder
 from support.decoding import decode, reason, rows
 
 # Arrow finds 0.00 in the first ones, and ends the process at the last ones.
@@ -41,7 +42,7 @@ def test_a_decimal_with_more_than_38_places_is_refused(written):
         assert "at most 38 places" in reason(Csv("b text, a numeric(10,2)"), line.encode())
     event = {"op": "d", "before": {"id": 1, "a": written}}
     for envelope in (event, {"payload": event}):
-        decoded = DEBEZIUM.decode(pa.array([json.dumps(envelope).encode()], pa.binary()))
+        decoded = find_decoder(DEBEZIUM).decode(pa.array([json.dumps(envelope).encode()], pa.binary()))
         assert "at most 38 places" in decoded.rejects[0][1]
 
 

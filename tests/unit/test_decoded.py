@@ -4,7 +4,8 @@ from dataclasses import fields
 
 import pyarrow as pa
 
-from exactbatch.formats.format import Decoded, without_values
+from exactbatch.formats.decoded import Decoded
+from exactbatch.formats.decoder import without_values
 
 
 def test_every_part_loses_the_rows_of_refused_values():

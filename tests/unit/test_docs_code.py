@@ -22,7 +22,8 @@ from google.protobuf.descriptor_pb2 import FileDescriptorSet
 
 import exactbatch
 import exactbatch.airflow
-from exactbatch.cli.app import app
+from exactbatch.cli.app import COMMANDS as SUMMARIES
+from exactbatch.cli.app import app, load_command
 from exactbatch.local.commands import app as local_app
 from pipelines.flights import flights
 from support.documentation import PAGES, blocks
@@ -42,7 +43,7 @@ CONSOLE = [
     for line in re.findall(r"^\$ (.+?)(?: +# .*)?$", block.code.replace("\\\n", " "), re.MULTILINE)
     for command in line.split(" && ")
 ]
-COMMANDS = typer.main.get_command(app).commands
+COMMANDS = {**typer.main.get_command(app).commands, **{name: load_command(name) for name in SUMMARIES}}
 LOCAL = typer.main.get_command(local_app).commands
 # Postgres shows these names of connections in pg_stat_activity.
 CONNECTIONS = {"audit", "launch", "plan", "publish", "report", "status"}

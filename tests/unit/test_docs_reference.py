@@ -65,7 +65,7 @@ def batch():
 
 @pytest.fixture
 def event():
-    """What report_batch sends: see exactbatch.airflow.report_task."""
+    """What report_batch sends: see exactbatch.airflow.tasks.report_batch."""
     missed = (Missed(batch(), (RANGE,)),)
     report = Report(batch(), (RANGE,), (1200,), stored={}, partitions=(), missed=missed)
     return {**report.as_json(), "beyond_stored": [str(RANGE)]}

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from exactbatch.ledger import EmptyRun, Run
+from exactbatch.ledger import DagRun, EmptyRun
 from exactbatch.planning.run import was_empty
 
 
@@ -24,4 +24,4 @@ from exactbatch.planning.run import was_empty
 def test_the_last_plan_before_the_clear_decides(cleared, empty, batches, expected):
     plans = [SimpleNamespace(clear_number=number) for number in batches]
     trace = EmptyRun(empty, datetime(2026, 1, 5, tzinfo=UTC))
-    assert was_empty(Run("d", "r", cleared), plans, trace) is expected
+    assert was_empty(DagRun("d", "r", cleared), plans, trace) is expected

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 import exactbatch
-from exactbatch.airflow.errors import airflow_errors
+from exactbatch.airflow.exceptions import airflow_errors
 from exactbatch.airflow.versions import AirflowFailException
 from exactbatch.cli.app import app
 from exactbatch.errors import ExactbatchError, KafkaUnavailable, OffsetsLost, RetryableError, TablesUnfinished
@@ -21,8 +21,8 @@ from exactbatch.errors.explanation import (
     explain,
     explained_errors,
     explained_topics,
+    find_hint,
     hint,
-    hint_of,
     page_name,
 )
 from support.environment import DOCS, JOBS
@@ -30,8 +30,8 @@ from support.environment import DOCS, JOBS
 PAGES = DOCS / "errors"
 SECTIONS = ["What you see", "Why it happens", "What was written", "Find the cause", "Recover", "Prevent it"]
 RETRIED = {
-    True: "**Retryable**: Airflow retries the task, and a command ends with exit status 1.",
-    False: "**Terminal**: Airflow fails the task at once, without retries, and a command ends with exit status 42.",
+    True: "**Retryable**: Airflow retries the task; a command has exit status 1.",
+    False: "**Terminal**: no retries in Airflow; a command has exit status 42.",
 }
 
 
@@ -54,7 +54,7 @@ def error_classes():
 ERRORS = error_classes()
 
 
-def text_of(error):
+def decode_text(error):
     return (PAGES / page_name(error.__name__)).read_text(encoding="utf-8")
 
 
@@ -67,7 +67,7 @@ def test_every_error_class_has_a_page_and_every_page_has_a_class():
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.__name__)
 def test_a_page_begins_with_what_the_class_says(error):
-    title, meaning, retried, *_ = text_of(error).split("\n\n")
+    title, meaning, retried, *_ = decode_text(error).split("\n\n")
     assert title == f"# {error.__name__}"
     assert " ".join(meaning.split()) == " ".join(inspect.getdoc(error).split())
     assert retried == RETRIED[error.retryable]
@@ -105,7 +105,7 @@ def messages():
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.__name__)
 def test_the_message_of_a_page_is_one_of_the_code(error, messages):
-    shown = " ".join(re.search(r"```text\n(.+?)```", text_of(error), re.DOTALL)[1].split())
+    shown = " ".join(re.search(r"```text\n(.+?)```", decode_text(error), re.DOTALL)[1].split())
     assert shown.startswith(f"{error.__name__}: ")
     assert any(pattern.search(shown) for pattern in messages), shown
 
@@ -134,8 +134,9 @@ def test_explain_names_commands_and_errors_instead_of_relative_links():
     for name in (*explained_errors(), *explained_topics()):
         assert "](" not in run(name).stdout.replace("](…)", ""), name
     assert "(`exactbatch explain failover`)" in run("OffsetsLost").stdout
-    assert "`exactbatch explain failover` goes back." not in run("upgrade").stdout
-    assert "`exactbatch explain failover` says what else goes back" in run("upgrade").stdout
+    upgrade = " ".join(run("upgrade").stdout.split())
+    assert "`exactbatch explain failover` goes back." not in upgrade
+    assert "failover (`exactbatch explain failover`) says what else goes back" in upgrade
 
 
 def test_explain_prints_the_topics_that_are_no_errors():
@@ -173,14 +174,14 @@ def test_messages_name_pages_that_every_installation_has():
         for text in strings(ast.parse(path.read_text())):
             assert not re.search(r"docs/[\w/-]+\.(md|sql)", text), f"{path.name}: {text}"
             named |= set(re.findall(r"`exactbatch explain ([\w-]+)`", text))
-    assert {"poolers", "roles", "upgrade"} < named
+    assert {"poolers", "upgrade"} < named
     assert named <= {*explained_errors(), *explained_topics()}
 
 
 def test_explain_takes_a_name_in_any_case_and_proposes_the_nearest():
     assert run("offsetslost").stdout == run("OffsetsLost").stdout
     unknown = run("OffsetLost")
-    assert unknown.exit_code == 42
+    assert unknown.exit_code == 2
     assert "Did you mean OffsetsLost?" in unknown.stderr
     assert "Did you mean" not in run("qqqqqq").stderr
 
@@ -206,7 +207,7 @@ class OwnError(OffsetsLost):
 def test_a_hint_names_the_page_of_the_class_or_of_its_nearest_base():
     assert hint(KafkaUnavailable("…")).startswith("`exactbatch explain KafkaUnavailable`")
     assert hint(OwnError("…")) == hint(OffsetsLost("…"))
-    assert hint(ExactbatchError("…")) == hint(ValueError("…")) == hint_of("RuntimeError") == ""
+    assert hint(ExactbatchError("…")) == hint(ValueError("…")) == find_hint("RuntimeError") == ""
 
 
 def test_a_command_names_the_page_after_its_error(monkeypatch):
@@ -214,7 +215,7 @@ def test_a_command_names_the_page_after_its_error(monkeypatch):
     monkeypatch.setenv("EXACTBATCH_POSTGRES", "host=127.0.0.1")
     lines = CliRunner().invoke(app, ["lag"]).stderr.splitlines()
     assert lines[0].startswith("error: ConfigurationError: ")
-    assert lines[-1] == hint_of("ConfigurationError")
+    assert lines[-1] == find_hint("ConfigurationError")
 
 
 @pytest.mark.parametrize("error", [OffsetsLost("…"), TablesUnfinished("…")], ids=["terminal", "retryable"])

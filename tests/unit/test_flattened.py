@@ -10,6 +10,7 @@ import pytest
 
 from exactbatch import Append, Flattened, Json, Pipeline, Upsert, WithMessage
 from exactbatch.errors import ConfigurationError
+from exactbatch.formats.decoders import find_decoder
 from exactbatch.testing import Record, load
 from support.connect_avro import avro_body, avro_schema
 from support.debezium_types import decimal, encoded, time, typed, unscaled
@@ -24,7 +25,7 @@ def written(value: Any) -> bytes | None:
 
 
 def decode(*values: Any, form: Flattened = FORMAT) -> Any:
-    return form.decode_with_unchanged(pa.array(list(map(written, values)), pa.binary()))
+    return find_decoder(form).decode_with_unchanged(pa.array(list(map(written, values)), pa.binary()))
 
 
 def deleted(*values: Any, form: Flattened = FORMAT) -> list[bool]:
@@ -170,7 +171,7 @@ def test_a_schema_gives_values_their_meaning(monkeypatch):
     }
     events = [row, {**row, "__deleted": "true"}, {**row, "tags": [PLACEHOLDER]}]
     monkeypatch.setattr(
-        "exactbatch.formats.avro_bodies.writer_schema", lambda *_: json.dumps(avro_schema(schema))
+        "exactbatch.formats.avro.bodies.writer_schema", lambda *_: json.dumps(avro_schema(schema))
     )
     for registry in (None, "http://registry"):
         values = [
@@ -199,13 +200,13 @@ def test_avro_of_other_kinds(monkeypatch):
     for name, expected in (("own", 1), ("other", 0)):
         schema = row_schema(names[name], ts_ms=typed("int64"), x=typed("int64"))
         text = json.dumps(avro_schema(schema))
-        monkeypatch.setattr("exactbatch.formats.avro_bodies.writer_schema", lambda *_, text=text: text)
+        monkeypatch.setattr("exactbatch.formats.avro.bodies.writer_schema", lambda *_, text=text: text)
         value = b"\0\0\0\0\1" + avro_body(schema, {"ts_ms": 1, "x": 2})
         decoded = decode(value, value, form=Flattened("id int", registry=f"http://{name}"))
         assert (decoded.tombstones, len(decoded.rejects)) == (2 * expected, 2 - 2 * expected)
     schema = row_schema(id=typed("int32"), __deleted=typed("boolean"))
     text = json.dumps(avro_schema(schema))
-    monkeypatch.setattr("exactbatch.formats.avro_bodies.writer_schema", lambda *_: text)
+    monkeypatch.setattr("exactbatch.formats.avro.bodies.writer_schema", lambda *_: text)
     values = [b"\0\0\0\0\1" + avro_body(schema, {"id": 1, "__deleted": each}) for each in (False, True)]
     assert deleted(*values, form=Flattened("id int", registry="http://boolean")) == [False, True]
 
@@ -226,7 +227,7 @@ def test_only_a_value_of_an_update_is_kept():
     assert "add op to the connector's add.fields" in refused[0]
     assert not any("add.fields" in reason for reason in refused[1:])
     assert "alter table t replica identity full" in refused[2]
-    with_rejects = FORMAT.decode(pa.array(list(map(written, kept)), pa.binary()))
+    with_rejects = find_decoder(FORMAT).decode(pa.array(list(map(written, kept)), pa.binary()))
     assert len(with_rejects.rejects) == 3
 
 
@@ -245,7 +246,7 @@ def test_a_null_deletes_the_row_of_its_key_however_it_is_written(history, key):
         name="p",
         topics=("t",),
         value=FORMAT,
-        key=key,
+        message_key=key,
         sink=Upsert("public.t", key=("id",), history=history),
     )
     records = [Record(written({"id": number, "name": "a"}), b"{}") for number in range(6)]
@@ -260,7 +261,7 @@ def test_a_null_deletes_the_row_of_its_key_however_it_is_written(history, key):
 
 def test_a_delete_whose_key_is_null_is_a_reject_however_it_is_written():
     sink = Upsert("public.t", key=("id",))
-    pipeline = Pipeline(name="p", topics=("t",), value=FORMAT, key=Flattened("id int"), sink=sink)
+    pipeline = Pipeline(name="p", topics=("t",), value=FORMAT, message_key=Flattened("id int"), sink=sink)
     keys = [*map(written, NULLS), written({"ts_ms": 1}), written({"id": None})]
     rejects = load(pipeline, [Record(None, key) for key in keys]).rejects
     assert [reject.reason for reject in rejects] == [
@@ -301,10 +302,10 @@ def test_a_field_that_the_connector_adds_is_no_version(history):
         with pytest.raises(ConfigurationError, match="version='lsn': a field that the connector adds"):
             Pipeline(name="p", topics=("t",), value=form, sink=sink)
     own = Upsert("public.t", key=("id",), version="version", history=history)
-    assert Pipeline(name="p", topics=("t",), value=value, sink=own).sink.version_columns == ("version",)
+    assert Pipeline(name="p", topics=("t",), value=value, sink=own).traits.version_columns == ("version",)
 
 
 def test_a_compacted_log_without_values_that_were_left_out_is_not_replayed():
     sink = Upsert("public.t", key=("id",))
-    pipeline = Pipeline(name="p", topics=("t",), value=FORMAT, key=Json("id int"), sink=sink)
+    pipeline = Pipeline(name="p", topics=("t",), value=FORMAT, message_key=Json("id int"), sink=sink)
     assert not pipeline.replays_compacted

@@ -15,7 +15,7 @@ from exactbatch.airflow.page.first_records import (
 from exactbatch.model import LogPartition, StoredOffset
 from exactbatch.operations.freshness import differing_freshness, is_overdue
 from exactbatch.operations.lag import PipelineLag
-from exactbatch.operations.status import Status
+from exactbatch.operations.status import PipelineStatus
 from support import logs
 from support.pipelines import flights_pipeline
 
@@ -41,15 +41,17 @@ def test_a_pipeline_is_overdue_if_its_oldest_unprocessed_record_is_older_than_it
 
 
 def test_status_says_that_a_pipeline_is_overdue_and_that_it_has_to_be_registered_again():
-    late = Status(flights_pipeline(freshness=2 * HOUR), (), (), at=NOW, freshness=HOUR, oldest=NOW - 3 * HOUR)
+    late = PipelineStatus(
+        flights_pipeline(freshness=2 * HOUR), (), (), at=NOW, freshness=HOUR, oldest=NOW - 3 * HOUR
+    )
     assert late.as_json()["overdue"] is True
     assert late.as_json()["freshness_seconds"] == 3600
     assert late.troubles == [
         "overdue: its oldest unprocessed record is 3:00:00 old, and freshness allows 1:00:00.",
         "its freshness is 2:00:00 in its code and 1:00:00 in the ledger. The ledger decides what status, lag, doctor, "
-        "dashboards and the page in Airflow show. To store the new value in the ledger: exactbatch init flights",
+        "dashboards and the page in Airflow show. To store the new value in the ledger: exactbatch register flights",
     ]
-    idle = Status(flights_pipeline(freshness=HOUR), (), (), at=NOW, freshness=HOUR)
+    idle = PipelineStatus(flights_pipeline(freshness=HOUR), (), (), at=NOW, freshness=HOUR)
     assert (idle.overdue, idle.troubles) == (False, [])
     assert "not set in its code and 1:00:00" in str(differing_freshness(None, HOUR))
 
@@ -57,7 +59,9 @@ def test_status_says_that_a_pipeline_is_overdue_and_that_it_has_to_be_registered
 @pytest.mark.parametrize(("hours", "overdue"), [(0, None), (3, True)])
 def test_a_pipeline_with_ages_that_are_not_known_is_overdue_or_may_be(hours, overdue):
     oldest = NOW - hours * HOUR
-    status = Status(flights_pipeline(), (), (), at=NOW, freshness=HOUR, oldest=oldest, is_age_known=False)
+    status = PipelineStatus(
+        flights_pipeline(), (), (), at=NOW, freshness=HOUR, oldest=oldest, is_age_known=False
+    )
     assert status.overdue is overdue
 
 

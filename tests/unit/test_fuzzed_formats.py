@@ -15,6 +15,7 @@ from support.fuzzed_formats import FORMATS
 SECONDS = 60 * FUZZ_MINUTES or 3
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 600)
 @pytest.mark.parametrize("name", FORMATS)
 def test_hostile_records_are_rows_or_rejects_in_2_gb(name):

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from exactbatch.formats import Csv, Format, Text
+from exactbatch.formats.decoders import find_decoder
 from support.environment import draw_seed
 
 COUNT = 1_500
@@ -53,7 +54,7 @@ def compare(
     chance = random.Random(seed)
     for size in (1, 2, 10, 100, COUNT):
         values = [make(chance) for _ in range(size)]
-        decoded = format_.decode(pa.array(values, pa.binary()))
+        decoded = find_decoder(format_).decode(pa.array(values, pa.binary()))
         found: list[Any] = [None] * size
         for at, row in zip(decoded.kept.to_pylist(), decoded.rows.to_pylist(), strict=True):
             found[at] = list(row.values())

@@ -305,7 +305,7 @@ TREE_OBJECTS = st.dictionaries(st.sampled_from("abcde"), TREES, max_size=4).flat
 )
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(VALUES | st.lists(TREE_OBJECTS | OBJECTS, max_size=12))
 def test_block_of_any_types_decodes_as_its_values_do_one_by_one(values):
     for format_ in (

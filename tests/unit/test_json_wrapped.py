@@ -3,6 +3,7 @@
 import base64
 import gzip
 import json
+import tracemalloc
 import zlib
 
 import pyarrow as pa
@@ -10,9 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exactbatch.audit.json_members import audited_format
+from exactbatch.audit.json_members import find_audited_decoder
 from exactbatch.errors import ConfigurationError
-from exactbatch.formats import Json, wrapped
+from exactbatch.formats import Json
+from exactbatch.formats.decoders import find_decoder
+from exactbatch.formats.json import wrapped
 from support.decoding import decode, reason, rows
 
 
@@ -90,13 +93,27 @@ def test_a_value_that_decompresses_to_too_much_is_a_reject(encoding):
 @pytest.mark.parametrize("encoding", ["gzip", "zstd"])
 def test_the_auditor_reads_no_more_than_the_limit(encoding):
     bomb = WRITERS[encoding](b" " * (wrapped.MOST_BYTES + 1))
-    audited = audited_format(Json("a int", encoding=encoding)).decode(pa.array([bomb], pa.binary()))
+    audited = find_audited_decoder(Json("a int", encoding=encoding)).decode(pa.array([bomb], pa.binary()))
     assert audited.rejects == ((0, "the value decompresses to more than 67108864 bytes"),)
+
+
+@pytest.mark.parametrize("find", [find_decoder, find_audited_decoder])
+@pytest.mark.parametrize("encoding", ["gzip", "zstd"])
+def test_a_value_whose_end_is_broken_leaves_nothing_in_memory(encoding, find):
+    values = pa.array([WRITERS[encoding](b" " * wrapped.MOST_BYTES)[:-1]], pa.binary())
+    decoder = find(Json("a int", encoding=encoding))
+    tracemalloc.start()
+    try:
+        assert len(decoder.decode(values).rejects) == 1
+        left, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert left < wrapped.MOST_BYTES / 2
 
 
 def test_the_auditor_ends_lines_where_batches_do():
     format_ = Json("a int", documents="lines")
-    audited = audited_format(format_).decode(pa.array([b'{"a":\r 1}\r\n{"a": 2}'], pa.binary()))
+    audited = find_audited_decoder(format_).decode(pa.array([b'{"a":\r 1}\r\n{"a": 2}'], pa.binary()))
     assert audited.rows.to_pylist() == rows(format_, b'{"a":\r 1}\r\n{"a": 2}') == [{"a": 1}, {"a": 2}]
 
 
@@ -118,7 +135,10 @@ DEEP = b'{"a": {"b": "x"}, "other": ' + b"[" * 2000 + b"]" * 2000 + b"}"
 )
 def test_the_auditor_decodes_what_is_nested_deeper_than_its_parser_goes(schema, options, values):
     format_ = Json(schema, **options)
-    decoded, audited = decode(format_, *values), audited_format(format_).decode(pa.array(values, pa.binary()))
+    decoded, audited = (
+        decode(format_, *values),
+        find_audited_decoder(format_).decode(pa.array(values, pa.binary())),
+    )
     assert audited.rows.equals(decoded.rows)
     assert audited.kept.equals(decoded.kept)
     assert [index for index, _ in audited.rejects] == [index for index, _ in decoded.rejects]
@@ -172,6 +192,14 @@ def test_one_bad_document_rejects_the_whole_value(documents, value, why):
     assert decode(Json("a int", documents=documents), value).kept.to_pylist() == []
 
 
+def test_a_value_with_too_many_objects_is_a_reject_before_they_are_searched(monkeypatch):
+    monkeypatch.setattr(wrapped, "_MOST_OBJECTS", 3)
+    json_ = Json("a int", documents="concatenated")
+    assert rows(json_, b'{"a":1}' * 3) == [{"a": 1}] * 3
+    said = "the value has more than 3 opening braces, which is the limit"
+    assert reason(json_, b'{"a":1}' * 4) == reason(json_, b"{" * 4) == said
+
+
 @pytest.mark.parametrize("type_", ["text", "int", "jsonb[]", "public.hstore"])
 def test_only_json_takes_the_whole_value(type_):
     with pytest.raises(ConfigurationError, match="only json and jsonb take the whole value"):
@@ -205,7 +233,7 @@ def test_the_auditor_decodes_the_same_rows(values, documents, encoding, noise, c
         written.append(value[:cut] + noise if number == 2 else value)
     decoded, audited = (
         decode(format_, *written),
-        audited_format(format_).decode(pa.array(written, pa.binary())),
+        find_audited_decoder(format_).decode(pa.array(written, pa.binary())),
     )
     assert {index for index, _ in decoded.rejects} >= {index for index, _ in audited.rejects}
     if 2 not in {index for index, _ in decoded.rejects}:

@@ -290,22 +290,38 @@ def test_what_producers_and_groups_use_reaches_no_client() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("auto.offset.reset", "earliest"),
         ("isolation.level", "read_uncommitted"),
-        ("enable.auto.commit", "true"),
-        ("auto.commit.enable", True),
         ("enable.partition.eof", False),
         ("allow.auto.create.topics", True),
-        ("enable.auto.offset.store", True),
         ("check.crcs", "false"),
         ("statistics.interval.ms", 0),
     ],
 )
 def test_what_makes_a_read_exact_cannot_be_changed(name: str, value: Any) -> None:
-    fixed = FIXED["enable.auto.commit" if name == "auto.commit.enable" else name]
+    fixed = FIXED[name]
     assert refusal({**BROKER, name: value}).startswith(
         f"the Kafka property {name} is {value!r}, and exactbatch needs {fixed.value!r}: {fixed.why}. Remove it"
     )
+
+
+def test_a_connection_that_other_consumers_share_is_read_as_exactly(caplog: pytest.LogCaptureFixture) -> None:
+    shared = {
+        **BROKER,
+        "group.id": "airflow",
+        "enable.auto.commit": "true",
+        "auto.commit.enable": True,
+        "auto.offset.reset": "beginning",
+        "enable.auto.offset.store": "true",
+    }
+    with caplog.at_level("INFO"):
+        check_properties(shared)
+    [line] = caplog.messages
+    assert line.startswith(
+        "the Kafka connection has auto.commit.enable=True, auto.offset.reset=beginning, enable.auto.commit=true, "
+        "enable.auto.offset.store=true, which batches ignore"
+    )
+    assert reader_properties(shared) == {**reader_properties(BROKER), "group.id": "airflow"}
+    assert admin_properties(shared) == admin_properties(BROKER)
 
 
 @pytest.mark.parametrize("use", [admin_properties, reader_properties])
@@ -350,11 +366,11 @@ def properties_of_librdkafka(folder: Path) -> dict[str, str]:
 def test_the_documentation_has_the_tables_of_the_code() -> None:
     text = DOCS.read_text(encoding="utf-8")
     for table in (
-        rows_of(
+        select_rows(
             ("property", "value", "why"),
             [(f"`{n}`", f"`{each.value}`", each.why) for n, each in FIXED.items()],
         ),
-        rows_of(
+        select_rows(
             ("property", "why it is refused"),
             [(", ".join(f"`{n}`" for n in names), why) for why, names in reasons().items()],
         ),
@@ -374,7 +390,7 @@ def reasons() -> dict[str, list[str]]:
     return found
 
 
-def rows_of(titles: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def select_rows(titles: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     lines = [titles, tuple("---" for _ in titles), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

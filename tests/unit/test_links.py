@@ -8,7 +8,7 @@ import pytest
 from exactbatch import ledger
 from exactbatch.airflow import Connections
 from exactbatch.airflow.history import application_url
-from exactbatch.airflow.links import BatchLink, SparkApplicationLink, links_of
+from exactbatch.airflow.links import BatchLink, SparkApplicationLink, build_links
 from exactbatch.airflow.page.dags import stored_in
 from exactbatch.airflow.versions import AirflowFailException
 from exactbatch.errors import ConfigurationError
@@ -18,7 +18,7 @@ KEY = SimpleNamespace(dag_id="a b", run_id="manual__2026-01-05T00:00:00+00:00")
 
 
 def operator(batch_id, connections=None):
-    return SimpleNamespace(batch_id=batch_id, plan_id="", connections=connections)
+    return SimpleNamespace(batches=f'["a b:{batch_id}:"]', connections=connections)
 
 
 def test_the_link_to_the_page_is_relative_and_names_the_batch():
@@ -44,8 +44,10 @@ def test_an_application_has_a_page_if_both_are_known(monkeypatch, address, appli
     monkeypatch.setattr(Connections, "settings", lambda _: Settings(kafka={}, postgres=""))
     connection = SimpleNamespace(cursor=nullcontext)
     monkeypatch.setattr(ledger, "ledger_session", lambda *_: nullcontext(connection))
-    monkeypatch.setattr("exactbatch.postgres.connection.transaction", lambda _: nullcontext())
-    monkeypatch.setattr(ledger.Ledger, "batch", lambda *_: SimpleNamespace(application_id=application))
+    monkeypatch.setattr("exactbatch.airflow.links.transaction", lambda _: nullcontext())
+    monkeypatch.setattr(
+        "exactbatch.ledger.batches.Batches.read", lambda *_: SimpleNamespace(application_id=application)
+    )
     assert SparkApplicationLink().get_link(operator(17, connections), ti_key=KEY) == (expected or "")
 
 
@@ -59,14 +61,15 @@ def test_only_a_web_address_becomes_a_link(address):
         "postgres_conn_id": "p",
         "spark_history": address,
     }
-    assert stored_in({"dag": {"tasks": [{"__var": task}]}}) == ("k", "p", False, None, False)
+    stored = {"dag": {"tasks": [{"__var": task}]}}
+    assert stored_in(stored) == [("k", "p", False, None, False, "")]
     task["spark_history"] = "https://h"
-    assert stored_in({"dag": {"tasks": [{"__var": task}]}}) == ("k", "p", False, "https://h", False)
+    assert stored_in(stored) == [("k", "p", False, "https://h", False, "")]
 
 
 def test_a_task_has_a_link_to_spark_only_with_a_history_server():
-    assert [link.name for link in links_of(Connections())] == ["Batch in exactbatch"]
-    assert [link.name for link in links_of(Connections(spark_history="http://h"))] == [
+    assert [link.name for link in build_links(Connections())] == ["Batch in exactbatch"]
+    assert [link.name for link in build_links(Connections(spark_history="http://h"))] == [
         "Batch in exactbatch",
         "Spark application",
     ]

@@ -10,9 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from exactbatch.local.connect import Connect
-from exactbatch.local.process import Recorded, spawn
+from exactbatch.local.child_process import Recorded, spawn
 from exactbatch.local.server import PortTaken
+from exactbatch.local.spark_connect import Connect
 from exactbatch.local.state import StateFile
 
 BIND_EXCEPTION = (

@@ -4,13 +4,14 @@ import socket
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import psutil
 import pytest
 
 from exactbatch.local import LocalStack, LocalStackError
+from exactbatch.local.child_process import Recorded, spawn, wait_until_ended
 from exactbatch.local.ports import accepts, becomes_free, find_port, is_free
-from exactbatch.local.process import Recorded, spawn, wait_until_ended
 from exactbatch.local.state import ServerState, StateFile
 
 SLEEP = (sys.executable, "-c", "print('here', flush=True); import time; time.sleep(60)")
@@ -35,6 +36,11 @@ def test_free_port_is_taken_as_preferred_unless_it_is_chosen_already():
     free = find_port(0)
     assert find_port(free) == free
     assert find_port(free, frozenset({free})) != free
+
+
+def test_no_connection_of_a_client_can_take_a_port_that_was_found():
+    first, _ = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+    assert all(find_port(None) < int(first) for _ in range(20))
 
 
 def test_a_process_is_recognised_until_it_ends(tmp_path):

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exactbatch.sinks.by_batch.merge import groups_of
-from exactbatch.sinks.by_batch.partitions import Partition, partition_of, range_from
+from exactbatch.sinks.by_batch.merge import group_neighbours
+from exactbatch.sinks.by_batch.partitions import Partition, build_partition, range_from
 from exactbatch.sinks.tables.target import TargetTable
 
 
@@ -30,7 +30,7 @@ def partitions(*bounds: tuple[int | None, int | None]) -> list[Partition]:
 def test_neighbours_are_merged_up_to_a_size_and_not_across_a_planned_batch(sizes, planned, expected):
     """Partitions are of the batches 1, 3, 5, and so on; those in between belong to other pipelines."""
     given_partitions = partitions((1, 2), (3, 4), (5, 6), (7, 8), (10, 11))[: len(sizes)]
-    groups = groups_of(
+    groups = group_neighbours(
         list(zip(given_partitions, sizes, strict=True)), planned=planned, below=99, max_bytes=4
     )
     assert [(group.lower, group.upper) for group in groups] == expected
@@ -38,14 +38,14 @@ def test_neighbours_are_merged_up_to_a_size_and_not_across_a_planned_batch(sizes
 
 def test_partitions_that_take_more_rows_or_have_no_bound_are_left():
     sizes = [(each, 1) for each in partitions((None, 1), (1, 2), (2, 3), (3, 103))]
-    [group] = groups_of(sizes, planned=(), below=50, max_bytes=4)
+    [group] = group_neighbours(sizes, planned=(), below=50, max_bytes=4)
     assert (group.lower, group.upper, group.partitions, group.bytes) == (1, 3, ("p1", "p2"), 2)
 
 
 def test_a_transaction_exchanges_100_partitions_at_most_and_the_next_merge_goes_on():
     sizes = [(each, 1) for each in partitions(*((number, number + 1) for number in range(2101)))]
     counts = []
-    while groups := groups_of(sizes, planned=(), below=9999, max_bytes=1 << 29):
+    while groups := group_neighbours(sizes, planned=(), below=9999, max_bytes=1 << 29):
         assert max(len(group.partitions) for group in groups) <= 100
         names = {name for group in groups for name in group.partitions}
         merged = [
@@ -72,7 +72,7 @@ def test_groups_are_disjoint_and_within_all_limits(steps, planned, below):
     for gap, width, size in steps:
         sizes.append((Partition("s", f"p{end + gap}", end + gap, end + gap + width), size))
         end += gap + width
-    groups = groups_of(sizes, planned=planned, below=below, max_bytes=6)
+    groups = group_neighbours(sizes, planned=planned, below=below, max_bytes=6)
     for group in groups:
         members = [(each, size) for each, size in sizes if group.lower <= (each.lower or 0) < group.upper]
         assert [each.name for each, _ in members] == list(group.partitions)
@@ -90,6 +90,6 @@ def test_an_open_partition_ends_where_the_next_one_begins():
 
 def test_a_name_has_63_bytes_at_most():
     table = TargetTable(f'public."{"ü" * 31}"')
-    partition = partition_of(table, 12, 112)
+    partition = build_partition(table, 12, 112)
     assert partition.name == "ü" * 27 + "_b12_112"
-    assert partition_of(table, 12, 13).name == "ü" * 29 + "_b12"
+    assert build_partition(table, 12, 13).name == "ü" * 29 + "_b12"

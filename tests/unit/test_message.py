@@ -10,8 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from exactbatch import Pipeline, Upsert
 from exactbatch.errors import ConfigurationError
-from exactbatch.formats import Decoded, Json, Raw, Text, WithMessage
+from exactbatch.formats import Json, Raw, Text, WithMessage
+from exactbatch.formats.decoded import Decoded
+from exactbatch.formats.message.decoder import RecordDecoder
 
 Header = tuple[str, bytes | None]
 
@@ -43,7 +46,7 @@ class Messages:
 
 def decode(format_: WithMessage, *messages: Message, asked: list[str] | None = None) -> Decoded:
     values = pa.array([each.value for each in messages], pa.binary())
-    decoded = format_.decode(values, Messages(messages, [] if asked is None else asked))
+    decoded = RecordDecoder(format_).decode(values, Messages(messages, [] if asked is None else asked))
     types = [(column.name, column.arrow_type) for column in format_.columns]
     assert [(field.name, field.type) for field in decoded.rows.schema] == types
     decoded.rows.validate(full=True)
@@ -150,7 +153,7 @@ MESSAGES = st.builds(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(MESSAGES, max_size=12))
 def test_a_block_of_records_decodes_as_they_do_one_by_one(messages):
     for format_ in (
@@ -164,3 +167,20 @@ def test_a_block_of_records_decodes_as_they_do_one_by_one(messages):
         assert block.rows.to_pylist() == [row for each in alone for row in each.rows.to_pylist()]
         assert block.kept.to_pylist() == [i for i, each in enumerate(alone) if len(each.kept)]
         assert block.rejects == tuple((i, why) for i, each in enumerate(alone) for _, why in each.rejects)
+
+
+def test_a_message_is_no_part_of_a_message_and_no_key():
+    inner = WithMessage(Json("a int"), headers="all")
+    for parts in ({"value": inner}, {"key": inner}, {"header": {"h": inner}}):
+        with pytest.raises(ConfigurationError, match="format of a value, key or header, found WithMessage"):
+            WithMessage(**{"value": Json("b int")} | parts)
+    with pytest.raises(
+        ConfigurationError, match="expected the format of message keys as message_key, found WithMessage"
+    ):
+        Pipeline(
+            name="p",
+            topics=("t",),
+            value=Json("a int"),
+            message_key=inner,
+            sink=Upsert("public.t", key=("a",)),
+        )

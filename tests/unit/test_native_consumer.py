@@ -21,11 +21,9 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
-from exactbatch.audit.log_windows import LogWindows
 from exactbatch.columns import Column
 from exactbatch.compiled import messages
 from exactbatch.compiled.json_kernel import JsonKernel
-from exactbatch.compiled.row_formats import PACKED
 from exactbatch.compiled.row_frame import NO_FRAME, row_frame
 from exactbatch.errors import ConfigurationError
 from exactbatch.kafka import reader as range_reader
@@ -36,7 +34,6 @@ from exactbatch.kafka.reader import read_range
 from exactbatch.offsets import OffsetRange
 from support.environment import LEAK_MINUTES
 from support.held_resources import Held
-from support.logs import log
 from support.mock_broker import mock_broker
 from support.readers import read_with
 from support.topics import Topic
@@ -106,7 +103,7 @@ def read(topic: Topic, until_offset: int, *, cluster_id: str | None = None, **ex
 
 def test_what_was_tried_and_kept_on_disk_is_what_runs(make_topic: MakeTopic) -> None:
     """numba would compile a loop again for arrays of another type, in the middle of a batch."""
-    from exactbatch.compiled import arrow_rows, json_kernel, packed_fields, rows_arrow
+    from exactbatch.compiled import json_kernel, rows_arrow
 
     topic = make_topic()
     topic.produce(*(b'{"a": %d}' % number for number in range(5000)))
@@ -121,18 +118,14 @@ def test_what_was_tried_and_kept_on_disk_is_what_runs(make_topic: MakeTopic) -> 
         assert taken.rows == len(records)
         fields = of_values.take(block.data, block.starts, block.ends, block.present, offsets, times)
         rows_arrow.RowsAsArrow(schema).read(fields.data, fields.rows)
-        twice = packed_fields.PackedFields(1, [0, 0]).of_rows(fields.data, fields.ends)
-        batch = pa.record_batch({PACKED: twice})
-        rows = arrow_rows.ArrowRows(batch.schema, ["a", "b"])
-        rows.write(batch), rows.packed(batch)
         records.keys(), records.part(1, len(records))
     loops = {
         name: loop
-        for module in (messages, json_kernel, arrow_rows, packed_fields, rows_arrow)
+        for module in (messages, json_kernel, rows_arrow)
         for name, loop in vars(module).items()
         if hasattr(loop, "signatures")
     }
-    assert {"json_rows", "row_fields", "row_columns", "gather", "read_fields", "destroy"} <= loops.keys()
+    assert {"json_rows", "row_columns", "gather", "read_fields", "destroy"} <= loops.keys()
     assert {name for name, loop in loops.items() if len(loop.signatures) > 1} == set()
 
 
@@ -219,10 +212,6 @@ def test_a_signal_between_two_statements_loses_no_message(
     with pytest.raises(Interrupted):
         list(read(topic, 5000))
     assert balance["taken"] == balance["destroyed"] > 0
-    partition = log(topic=topic.name, last_stable=20_000, leader_epoch=None)
-    windows = LogWindows(topic.properties, partition, 0, 20_000)
-    with pytest.raises(Interrupted), closing(windows):
-        list(windows.window(20_000))
 
 
 @pytest.mark.timeout(60)

@@ -20,8 +20,9 @@ from exactbatch.sampling.fitting import decode, fit
 from exactbatch.sampling.json_columns import MOST_COLUMNS
 from exactbatch.sampling.key_and_sink import TopicFacts
 from exactbatch.sampling.proposal import chosen_records, propose
-from exactbatch.sampling.registry_columns import Registry
-from exactbatch.testing import Record, load
+from exactbatch.sampling.registry_columns import RegistryAddress
+from exactbatch.testing import Record
+from exactbatch.testing import decode as decode_given
 from support.registry import registry_server
 
 
@@ -37,7 +38,7 @@ def proposed(*values, keys=None, is_compacted=False, partitions=None):
     return propose("p", "t", "public.p", facts)
 
 
-def types_of(proposal):
+def list_types(proposal):
     return {column.name: column.text.partition(" ")[2] for column in proposal.columns}
 
 
@@ -95,7 +96,7 @@ def test_the_type_of_a_member(name, values, type_):
         for text, value in zip(written, values, strict=True)
     ]
     proposal = proposed(*written)
-    assert list(types_of(proposal).values()) == [type_]
+    assert list(list_types(proposal).values()) == [type_]
     assert proposal.broken == ()
     assert len(proposal.decoded.rows) == len(values)
 
@@ -121,7 +122,7 @@ def test_the_unit_of_a_time_follows_from_its_size(moment, unit):
 
 def test_members_of_nested_objects_become_columns_with_paths():
     event = {"user": {"id": 1, "address": {"city": "Köln"}}, "items": [{"sku": "a"}], "a.b": {"c d": 1}}
-    assert types_of(proposed(event)) == {
+    assert list_types(proposed(event)) == {
         "user_id": "bigint from 'user.id'",
         "user_address_city": "text from 'user.address.city'",
         "items": "jsonb",
@@ -131,20 +132,20 @@ def test_members_of_nested_objects_become_columns_with_paths():
 
 def test_a_nested_object_that_is_sometimes_null_or_empty_is_still_one():
     proposal = proposed({"user": {"id": 1}}, {"user": None}, {"user": {}}, {})
-    assert types_of(proposal) == {"user_id": "bigint from 'user.id'"}
+    assert list_types(proposal) == {"user_id": "bigint from 'user.id'"}
     assert [column.nulls for column in proposal.columns] == [3]
 
 
 def test_an_object_with_keys_that_are_data_is_one_column():
     by_day = {"sales": {f"2026-01-{day:02}": day for day in range(1, 20)}}
-    assert types_of(proposed(by_day)) == {"sales": "jsonb"}
+    assert list_types(proposed(by_day)) == {"sales": "jsonb"}
     rare = [{"labels": {f"label_{number}": "x"}} for number in range(50)]
-    assert types_of(proposed(*rare)) == {"labels": "jsonb"}
+    assert list_types(proposed(*rare)) == {"labels": "jsonb"}
 
 
 def test_names_that_collide_get_numbers():
     proposal = proposed({"userId": 1, "user_id": 2, "user": {"id": 3}})
-    assert types_of(proposal) == {
+    assert list_types(proposal) == {
         "user_id": "bigint from 'userId'",
         "user_id_2": "bigint from 'user_id'",
         "user_id_3": "bigint from 'user.id'",
@@ -160,13 +161,13 @@ def test_more_members_than_a_table_has_columns():
         "a": {f"m{number}": {"x": number} for number in range(15)},
         "b": {f"n{n}": n for n in range(90)},
     }
-    assert types_of(proposed(nested)) == {"a": "jsonb", "b": "jsonb"}
+    assert list_types(proposed(nested)) == {"a": "jsonb", "b": "jsonb"}
 
 
 def test_a_record_that_no_schema_accepts_is_named_and_spoils_no_type():
     good = [{"id": number, "name": "x"} for number in range(20)]
     proposal = proposed(*good, b'{"id": 1, "name": "\\u0000"}', b"oops")
-    assert types_of(proposal) == {"id": "bigint", "name": "text"}
+    assert list_types(proposal) == {"id": "bigint", "name": "text"}
     assert [index for index, _ in proposal.broken] == [20, 21]
     assert len(proposal.decoded.rows) == 20
 
@@ -225,7 +226,7 @@ def test_a_format_that_nine_of_ten_values_have_is_proposed():
         of_base64 = proposed_with_one(broken, [base64.b64encode(zipped)] * 9).pipeline.value
         assert of_base64 == Json("a bigint", encoding=("base64", "gzip"))
     for broken in (b"1,2,\xff", b"1,2,\0", b"1"):
-        assert types_of(proposed_with_one(broken, [b"1,2,3"] * 9)) == {
+        assert list_types(proposed_with_one(broken, [b"1,2,3"] * 9)) == {
             "column_1": "bigint",
             "column_2": "bigint",
             "column_3": "bigint",
@@ -236,7 +237,7 @@ def test_a_format_that_nine_of_ten_values_have_is_proposed():
 
 def test_the_payload_next_to_a_schema_of_connect():
     value = {"schema": {"type": "struct", "fields": []}, "payload": {"id": 1}}
-    assert types_of(proposed(value)) == {"id": "bigint from 'payload.id'"}
+    assert list_types(proposed(value)) == {"id": "bigint from 'payload.id'"}
 
 
 @pytest.mark.parametrize(
@@ -255,24 +256,24 @@ def test_a_number_of_any_length_is_no_error(number):
 
 def test_integers_in_csv_are_bigint_as_far_as_it_holds_them():
     proposal = proposed(b"9223372036854775807,9223372036854775808,1", b"-9223372036854775808,1,1")
-    assert list(types_of(proposal).values()) == ["bigint", "numeric", "bigint"]
+    assert list(list_types(proposal).values()) == ["bigint", "numeric", "bigint"]
 
 
 def test_numbers_in_csv_keep_their_digits():
     proposal = proposed(b"1e-400,0.1,0.12345678901234567890", b"2.5,1e3,1.5")
-    assert list(types_of(proposal).values()) == ["numeric", "double precision", "numeric"]
+    assert list(list_types(proposal).values()) == ["numeric", "double precision", "numeric"]
     assert Decimal(str(proposal.decoded.rows.to_pylist()[0]["column_1"])) == Decimal("1e-400")
 
 
 def test_the_header_among_lines_of_csv_names_the_columns():
     proposal = proposed(b"id,name,day", *[b"%d,x,2026-01-01" % number for number in range(5)])
-    assert types_of(proposal) == {"id": "text", "name": "text", "day": "text"}
+    assert list_types(proposal) == {"id": "text", "name": "text", "day": "text"}
     assert proposal.decoded.rows.num_rows == 6
 
 
 def test_the_text_that_stands_for_null_in_csv():
     proposal = proposed(b"1,NA,a", b"NA,2.5,b", b"3,4,NA")
-    assert types_of(proposal) == {"column_1": "bigint", "column_2": "double precision", "column_3": "text"}
+    assert list_types(proposal) == {"column_1": "bigint", "column_2": "double precision", "column_3": "text"}
     assert proposal.decoded.rows.to_pylist()[1] == {"column_1": None, "column_2": 2.5, "column_3": "b"}
 
 
@@ -300,7 +301,7 @@ def test_a_topic_that_is_not_compacted_is_appended():
 def test_a_compacted_topic_is_an_upsert_by_its_key(keys, key, column):
     proposal = proposed(*KEYED, None, keys=keys, is_compacted=True)
     assert proposal.pipeline.sink == Upsert("public.p", key=(column,))
-    assert proposal.pipeline.key == key
+    assert proposal.pipeline.message_key == key
     assert isinstance(proposal.pipeline.value, WithMessage) == (column in ("key", "tenant"))
     rows = proposal.decoded.rows.to_pylist()
     assert [row["deleted"] for row in rows] == [False, False, True]
@@ -320,7 +321,7 @@ def test_members_of_keys_and_values_with_the_same_name_and_other_values_are_not_
         values, keys = [*values, None], [*keys, keys[-1]]
     proposal = proposed(*values, keys=keys, is_compacted=True)
     assert proposal.pipeline.sink == Upsert("public.p", key=("key",))
-    assert proposal.pipeline.key == Text("key")
+    assert proposal.pipeline.message_key == Text("key")
     assert len({row["key"] for row in proposal.decoded.rows.to_pylist()}) == 2
 
 
@@ -352,7 +353,7 @@ def test_keys_next_to_their_schemas_are_an_upsert_by_the_payload(member, values_
         values, keys = [*values, None], [*keys, keys[-1]]
     proposal = proposed(*values, keys=keys, is_compacted=True)
     assert proposal.pipeline.sink == Upsert("public.p", key=(member,))
-    assert proposal.pipeline.key == Json(f"{member} bigint from 'payload.{member}'")
+    assert proposal.pipeline.message_key == Json(f"{member} bigint from 'payload.{member}'")
     assert isinstance(proposal.pipeline.value, WithMessage) == (member == "tenant")
     assert [row[member] for row in proposal.decoded.rows.to_pylist()] == [7, 8, 8][: len(values)]
 
@@ -369,7 +370,7 @@ def test_keys_next_to_their_schemas_are_an_upsert_by_the_payload(member, values_
 def test_a_key_column_is_that_of_the_value_with_the_path_in_the_key(value, key, column, format_):
     proposal = proposed(value, keys=[json.dumps(key).encode()], is_compacted=True)
     assert proposal.pipeline.sink == Upsert("public.p", key=(column,))
-    assert proposal.pipeline.key == format_
+    assert proposal.pipeline.message_key == format_
 
 
 @pytest.mark.parametrize(
@@ -395,14 +396,14 @@ def change(op, before, after, **source):
 def test_debezium_without_schemas():
     row = {"id": 1, "createdAt": 1767225600000000, "born_on_date": 20000, "price": "12.50", "order": None}
     proposal = proposed(change("c", None, row), change("d", row, None), None, keys=[b'{"id": 1}'] * 3)
-    assert types_of(proposal) == {
+    assert list_types(proposal) == {
         "id": "bigint",
         '"createdAt"'.strip('"'): "timestamp",
         "born_on_date": "date",
         "price": "numeric",
         "order": "jsonb",
     }
-    assert proposal.pipeline.sink.identity == Upsert("public.p", key=("id",)).identity
+    assert proposal.pipeline.traits.identity == Upsert("public.p", key=("id",)).identity
     first, last = proposal.decoded.rows.to_pylist()
     assert (first["deleted"], last["deleted"]) == (False, True)
     assert first["born_on_date"] == date(2024, 10, 4)
@@ -413,7 +414,7 @@ def test_fields_of_debezium_with_names_that_a_table_uses_get_others():
     row = {"batch_id": 1, "deleted": True, "ctid": "a", "x" * 64: "b", 'q"': 1}
     events = [change("c", None, row), change("d", {"batch_id": 1}, None)]
     proposal = proposed(*events, keys=[b'{"batch_id": 1}'] * 2)
-    assert types_of(proposal) == {
+    assert list_types(proposal) == {
         "batch_id_": "bigint from 'batch_id'",
         "deleted_": "boolean from 'deleted'",
         "ctid_": "text from 'ctid'",
@@ -422,7 +423,7 @@ def test_fields_of_debezium_with_names_that_a_table_uses_get_others():
     assert [note for note in proposal.notes if "left out" in note] == [
         "left out, because a table cannot have such columns: 'q\"'"
     ]
-    assert proposal.pipeline.sink.identity == Upsert("public.p", key=("batch_id_",)).identity
+    assert proposal.pipeline.traits.identity == Upsert("public.p", key=("batch_id_",)).identity
     first, _ = proposal.decoded.rows.to_pylist()
     assert (first["batch_id_"], first["deleted_"], first["ctid_"]) == (1, True, "a")
 
@@ -430,7 +431,7 @@ def test_fields_of_debezium_with_names_that_a_table_uses_get_others():
 def test_numbers_of_debezium_without_schemas_are_never_numeric():
     events = [change("c", None, {"price": 12.5, "total": 7}), change("c", None, {"price": 3, "total": 8})]
     proposal = proposed(*events)
-    assert types_of(proposal) == {"price": "double precision", "total": "bigint"}
+    assert list_types(proposal) == {"price": "double precision", "total": "bigint"}
     assert len(proposal.decoded.rows) == 2
 
 
@@ -440,7 +441,7 @@ def test_objects_of_debezium_without_schemas_are_left_out():
         {"id": 2, "at": None, "mixed": 5, "tags": []},
     ]
     proposal = proposed(*(change("c", None, row) for row in rows), keys=[b'{"id": 1}', b'{"id": 2}'])
-    assert types_of(proposal) == {"id": "bigint", "tags": "text[]"}
+    assert list_types(proposal) == {"id": "bigint", "tags": "text[]"}
     assert len(proposal.decoded.rows) == 2
     assert any("only with a schema: 'at', 'mixed'" in note for note in proposal.notes)
 
@@ -449,7 +450,7 @@ def test_the_day_of_a_month_or_year_is_no_date():
     days = [1, 28, 366]
     events = [change("c", None, {"id": day, "day": day, "birthday": 300 + day}) for day in days]
     proposal = proposed(*events, keys=[b'{"id": %d}' % day for day in days])
-    assert types_of(proposal) == {"id": "bigint", "day": "bigint", "birthday": "date"}
+    assert list_types(proposal) == {"id": "bigint", "day": "bigint", "birthday": "date"}
 
 
 def test_what_the_source_left_out_and_seconds_say_nothing_of_a_type():
@@ -458,7 +459,7 @@ def test_what_the_source_left_out_and_seconds_say_nothing_of_a_type():
     second = change("u", None, {"id": 1, "ref": "__debezium_unavailable_value", "created_at": 1767225601})
     proposal = proposed(first, second, keys=[b'{"id": 1}'] * 2)
     # No mode of a connector writes seconds.
-    assert types_of(proposal) == {"id": "bigint", "ref": "uuid", "created_at": "bigint"}
+    assert list_types(proposal) == {"id": "bigint", "ref": "uuid", "created_at": "bigint"}
     assert len(proposal.decoded.rows) == 2
 
 
@@ -473,7 +474,7 @@ def test_no_record_that_lacks_what_has_not_changed_is_in_the_test():
             proposal.decoded, pa.array(values, pa.binary()), count=3, with_tombstone=bool(keys_or_none)
         )
         assert chosen == [0, 1, 2]
-        loaded = load(proposal.pipeline, [Record(values[index], keys[index]) for index in chosen])
+        loaded = decode_given(proposal.pipeline, [Record(values[index], keys[index]) for index in chosen])
         assert (loaded.rejects, len(loaded.rows)) == ([], 3)
 
 
@@ -488,10 +489,10 @@ def test_debezium_has_no_version_so_that_a_truncate_is_a_reject():
     proposal = proposed(change("c", None, {"id": 1, "lsn": 2}), truncate, keys=[b'{"id": 1}', None])
     assert isinstance(proposal.pipeline.value, Debezium)
     assert (proposal.pipeline.value.version, proposal.pipeline.value.truncate) == (None, "reject")
-    assert proposal.pipeline.sink.identity == Upsert("public.p", key=("id",)).identity
+    assert proposal.pipeline.traits.identity == Upsert("public.p", key=("id",)).identity
     [(index, reason)] = proposal.broken
     assert (index, "was truncated at its source" in reason) == (1, True)
-    assert types_of(proposal)["lsn"] == "bigint"
+    assert list_types(proposal)["lsn"] == "bigint"
 
 
 ROWS = [{"id": 1, "name": "a", "__op": "c"}, {"id": 2, "name": "__debezium_unavailable_value", "__op": "u"}]
@@ -511,12 +512,12 @@ def test_flattened_events_are_recognized(wrapped):
     written = [*(json.dumps(each).encode() for each in values), None, b"null"]
     proposal = proposed(*written, keys=[json.dumps(key).encode() for key in [*keys, *keys, keys[1], keys[1]]])
     pipeline = proposal.pipeline
-    assert (type(pipeline.value), pipeline.key) == (
+    assert (type(pipeline.value), pipeline.message_key) == (
         Flattened,
         Flattened("id integer" if wrapped else "id bigint"),
     )
-    assert types_of(proposal) == {"id": "integer" if wrapped else "bigint", "name": "text", "__op": "text"}
-    assert pipeline.sink.identity == Upsert("public.p", key=("id",)).identity
+    assert list_types(proposal) == {"id": "integer" if wrapped else "bigint", "name": "text", "__op": "text"}
+    assert pipeline.traits.identity == Upsert("public.p", key=("id",)).identity
     assert proposal.broken == ()
     assert len(proposal.decoded.rows) == len(written)
 
@@ -529,7 +530,7 @@ def test_flattened_events_with_plain_keys_or_none():
         ([b"\0\0\0\0\0\0\0\1", b"\0\0\0\0\0\0\0\2"], Raw("id bigint")),
     ):
         pipeline = proposed(*written, keys=keys).pipeline
-        assert (pipeline.key, pipeline.sink.key_columns) == (key, ("id",))
+        assert (pipeline.message_key, pipeline.traits.key_columns) == (key, ("id",))
     assert isinstance(proposed(*written).pipeline.sink, Append)
 
 
@@ -537,8 +538,8 @@ def test_documents_of_mongodb():
     document = json.dumps({"_id": {"$oid": "5" * 24}, "n": 1, "at": {"$date": 1767225600000}, "x": {"a": 1}})
     event = change("c", None, document, connector="mongodb")
     proposal = proposed(event, keys=[b'{"id": "x"}'])
-    assert types_of(proposal) == {"_id": "text", "n": "bigint", "at": "timestamptz", "x": "jsonb"}
-    assert proposal.pipeline.sink.identity == Upsert("public.p", key=("_id",)).identity
+    assert list_types(proposal) == {"_id": "text", "n": "bigint", "at": "timestamptz", "x": "jsonb"}
+    assert proposal.pipeline.traits.identity == Upsert("public.p", key=("_id",)).identity
 
 
 scalars = st.one_of(
@@ -685,7 +686,7 @@ def proposed_by(registry, *values, keys=None):
         values=pa.array(values, pa.binary()),
         partitions=[0] * len(values),
         is_compacted=False,
-        registry=Registry(registry.address, {}),
+        registry=RegistryAddress(registry.address, {}),
     )
     return propose("p", "t", "public.p", facts)
 
@@ -710,7 +711,7 @@ def test_avro_that_changed_from_int_to_long_and_got_a_field(registry):
     registry.has(1, first)
     registry.has(2, second)
     values = framed(1, first, {"id": 1}), framed(2, second, {"id": 2**40, "note": "x"})
-    assert types_of(proposed_by(registry, *values)) == {"id": "bigint", "note": "text"}
+    assert list_types(proposed_by(registry, *values)) == {"id": "bigint", "note": "text"}
 
 
 def test_times_that_debezium_unwrapped_into_avro(registry):
@@ -740,7 +741,7 @@ def test_times_that_debezium_unwrapped_into_avro(registry):
         "beyond": 2**62,
     }
     proposal = proposed_by(registry, framed(1, schema, record))
-    assert types_of(proposal) == {
+    assert list_types(proposal) == {
         "id": "integer",
         "at": "timestamp",
         "zoned": "timestamptz",
@@ -772,7 +773,7 @@ def test_no_record_with_nan_is_in_the_test(registry):
 def test_one_record_in_ten_may_be_no_avro(registry, broken):
     registry.has(1, {"type": "record", "name": "r", "fields": [{"name": "id", "type": "int"}]})
     proposal = proposed_by(registry, *[b"\0\0\0\0\1\2"] * 9, broken)
-    assert types_of(proposal) == {"id": "integer"}
+    assert list_types(proposal) == {"id": "integer"}
     assert [index for index, _ in proposal.broken] == [9]
 
 
@@ -800,7 +801,7 @@ def test_one_value_that_no_type_accepts_breaks_its_record_alone(registry, logica
     registry.has(1, written)
     values = [framed(1, plain, {"id": 1, "x": bad if number == 7 else good}) for number in range(20)]
     proposal = proposed_by(registry, *values)
-    assert types_of(proposal) == {"id": "integer", "x": column}
+    assert list_types(proposal) == {"id": "integer", "x": column}
     assert [index for index, _ in proposal.broken] == [7]
 
 
@@ -815,14 +816,14 @@ def test_decimals_of_two_scales_are_a_numeric_that_holds_all(registry, is_array)
         values.append(framed(schema_id, schema, {"id": 1, "x": [number] if is_array else number}))
     proposal = proposed_by(registry, *values)
     column = "numeric[]" if is_array else "numeric"
-    assert (types_of(proposal), proposal.broken) == ({"id": "integer", "x": column}, ())
+    assert (list_types(proposal), proposal.broken) == ({"id": "integer", "x": column}, ())
 
 
 def test_one_record_in_ten_may_have_a_schema_that_is_none(registry):
     registry.has(1, {"type": "record", "name": "r", "fields": [{"name": "id", "type": "int"}]})
     registry.has(2, {})
     proposal = proposed_by(registry, *[b"\0\0\0\0\1\2"] * 9, b"\0\0\0\0\2\2")
-    assert types_of(proposal) == {"id": "integer"}
+    assert list_types(proposal) == {"id": "integer"}
     assert [index for index, _ in proposal.broken] == [9]
     with pytest.raises(ConfigurationError, match="no valid Avro schema for the IDs 2"):
         proposed_by(registry, b"\0\0\0\0\2\2")
@@ -872,8 +873,8 @@ def test_debezium_as_avro_with_keys_as_avro(registry):
     registry.has(5, ENVELOPE)
     registry.has(6, key)
     proposal = proposed_by(registry, framed(5, ENVELOPE, EVENT), keys=[framed(6, key, {"id": 7})])
-    assert types_of(proposal) == {"id": "integer", "n": "bigint"}
-    assert proposal.pipeline.sink.identity == Upsert("public.p", key=("id",)).identity
+    assert list_types(proposal) == {"id": "integer", "n": "bigint"}
+    assert proposal.pipeline.traits.identity == Upsert("public.p", key=("id",)).identity
     assert proposal.decoded.rows.to_pylist()[0]["id"] == 7
 
 
@@ -881,7 +882,7 @@ def test_debezium_as_avro_with_keys_as_avro(registry):
 def test_one_record_in_ten_may_be_no_event_in_avro(registry, broken):
     registry.has(5, ENVELOPE)
     proposal = proposed_by(registry, *[framed(5, ENVELOPE, EVENT)] * 9, broken)
-    assert types_of(proposal) == {"id": "integer", "n": "bigint"}
+    assert list_types(proposal) == {"id": "integer", "n": "bigint"}
     assert [index for index, _ in proposal.broken] == [9]
 
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from exactbatch import Append, Avro, Csv, Debezium, Json, Pipeline, Raw, Text, Upsert, WithMessage
 from exactbatch.cli.project_files import project_at, write_new
 from exactbatch.errors import ConfigurationError
+from exactbatch.errors.printable import printable
 from exactbatch.member_paths import Path as MemberPath
-from exactbatch.printable import printable
 from exactbatch.sampling.key_and_sink import TopicFacts
 from exactbatch.sampling.literals import Literal, record_code, string
 from exactbatch.sampling.proposal import propose
@@ -114,7 +114,7 @@ PIPELINES = [
         value=Json(
             "\n    at timestamptz,\n    b text from 'x.\"y z\"'\n", epoch={"at": "ms"}, encoding="gzip"
         ),
-        key=Csv("at timestamptz"),
+        message_key=Csv("at timestamptz"),
         sink=Upsert("public.a", key=("at",)),
     ),
     Pipeline(name="a", topics=("t",), value=Csv(LONG, delimiter="\t", null="\\N"), sink=Append("public.a")),
@@ -127,14 +127,14 @@ PIPELINES = [
     Pipeline(
         name="a",
         topics=("t",),
-        value=Avro(registry="http://localhost:8081", columns='id bigint, "Name" text'),
+        value=Avro(registry="http://localhost:8081", fields='id bigint, "Name" text'),
         sink=Append("public.a"),
     ),
     Pipeline(
         name="a",
         topics=("t",),
         value=WithMessage(Json("id int"), key=Text("key")),
-        key=Text("key"),
+        message_key=Text("key"),
         sink=Upsert("public.a", key=("key",)),
     ),
     Pipeline(name="a", topics=("t",), value=Raw("bytes"), sink=Append("public.a")),
@@ -184,7 +184,6 @@ def test_the_module_defines_the_pipeline_and_is_formatted(pipeline, width):
         pipeline,
         [(b"{}", None, []), (None, b"k" * 200, [("__value_schema_id", b"\1" * 17)])],
         [{"x": "y" * 300}],
-        attribute="rows",
         separate=True,
     )
     for text in (module, dag, test):
@@ -208,8 +207,8 @@ def test_the_folders_are_those_of_the_project(tmp_path):
         (elsewhere, own, elsewhere / "pipelines"),
         (elsewhere, None, elsewhere / "pipelines"),
     ):
-        assert project_at(folder, importable).files_of("x")[0] == module / "x.py"
-    assert project_at(own / "dags", own).files_of("x") == (
+        assert project_at(folder, importable).find_files("x")[0] == module / "x.py"
+    assert project_at(own / "dags", own).find_files("x") == (
         own / "pipelines" / "x.py",
         own / "dags" / "x.py",
         own / "tests" / "pipelines" / "test_x.py",

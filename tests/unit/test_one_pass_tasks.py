@@ -1,6 +1,5 @@
 """What the two workers of a task that stages a transform in one pass hand over and count."""
 
-from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
 
@@ -10,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exactbatch import OffsetRange
-from exactbatch.batch.rows.fast_path import Packing
-from exactbatch.batch.rows.rejects import REJECT_SCHEMA
+from exactbatch.batch.rows.rejected import REJECT_SCHEMA
 from exactbatch.batch.staging.task import Staged
 from exactbatch.batch.transform.one_pass import (
     PLACE,
@@ -20,12 +18,9 @@ from exactbatch.batch.transform.one_pass import (
     Passed,
     RecordsInOrder,
     UnchangedColumns,
-    can_pack,
     passed,
     staged_batch,
 )
-from exactbatch.compiled import availability
-from exactbatch.compiled.row_formats import PACKED, PACKED_TYPE
 from exactbatch.errors import ReadFailed, StagedRowsDiffer
 
 ID = UUID(int=1)
@@ -137,16 +132,16 @@ def test_attempts_do_not_share_files(tmp_path: Path):
 def test_an_error_of_the_worker_that_decodes_is_the_outcome():
     piece = Staged(RANGES[0], 7, records=10, rows=8, rejects=2, tombstones=0)
     error = ReadFailed("bad")
-    assert passed([piece, error], 7, 8, 8, 1) is error
-    assert passed([piece], 7, 8, None, 1) == Passed(7, (piece,), 8, None, 1)
+    assert passed([piece, error], 7, 8, 8) is error
+    assert passed([piece], 7, 8, None) == Passed(7, (piece,), 8, None)
 
 
 def test_pieces_come_in_the_order_of_the_log():
     pieces = [Staged(range_, 7, 0, 0, 0, 0) for range_ in RANGES]
-    done = [Passed(7, tuple(pieces[:2]), 5, 0, 1), Passed(8, tuple(pieces[2:]), 6, 0, None)]
+    done = [Passed(7, tuple(pieces[:2]), 5, 0), Passed(8, tuple(pieces[2:]), 6, 0)]
     staged = staged_batch(done)
     assert [piece.range for piece in staged.pieces] == sorted(RANGES)
-    assert (staged.rows, staged.part_of) == ({7: 5, 8: 6}, {7: 1})
+    assert staged.rows == {7: 5, 8: 6}
 
 
 def kept_rows(records: list[Row], hand_over: HandOver) -> None:
@@ -242,46 +237,12 @@ def test_a_row_of_a_record_that_was_not_kept_is_an_error(tmp_path, rows):
     assert not list(tmp_path.iterdir())
 
 
-def decoded_rows(packed: bool) -> pa.RecordBatch:
+def test_unchanged_columns_are_kept_under_their_names_in_the_rows(tmp_path):
+    one_pass = OnePass("ab", {"label": "name", "seen": "kafka_timestamp"}, PLACE)
     rows = batch(RECORDS[:3]).append_column("name", pa.array(["a", "b", "c"]))
     rows = rows.append_column("kafka_timestamp", pa.array([1, 2, 3]))
-    return rows.append_column(PACKED, pa.array([b"1", b"2", b"3"], PACKED_TYPE)) if packed else rows
-
-
-@pytest.mark.parametrize("packed", [False, True])
-def test_the_timestamp_is_kept_beside_packed_columns(tmp_path, packed):
-    one_pass = OnePass("ab", {"label": "name", "seen": "kafka_timestamp"}, PLACE)
-    assert one_pass.of_values == {"label": "name"}
     hand_over = HandOver("ab", 7, tmp_path)
-    hand_over.keep_rows(one_pass.kept(decoded_rows(packed)))
+    hand_over.keep_rows(one_pass.kept(rows))
     (added,) = UnchangedColumns(hand_over, one_pass.unchanged).added_to(batch(RECORDS[1:3]))
-    values = {PACKED: [b"2", b"3"]} if packed else {"label": ["b", "c"]}
-    assert added.select([*values, "seen"]).to_pydict() == values | {"seen": [2, 3]}
-    assert set(added.schema.names) == {*PLACE, *values, "seen"}
-
-
-NUMBER, TEXT, ARRAY = pa.int64(), pa.string(), pa.list_(pa.int64())
-
-
-@pytest.mark.parametrize(
-    ("unchanged", "records", "rows", "expected"),
-    [
-        ({"b": "a"}, {"a": NUMBER, "tags": ARRAY}, {"b": NUMBER, "more": TEXT}, True),
-        ({}, {"a": NUMBER}, {"b": NUMBER}, False),
-        ({"b": "a"}, {"a": NUMBER}, {"b": pa.int32()}, False),
-        ({"b": "a"}, {"a": NUMBER}, {"b": NUMBER, "tags": ARRAY}, False),
-    ],
-)
-def test_columns_that_cannot_be_packed(unchanged, records, rows, expected):
-    assert can_pack(unchanged, pa.schema(records), pa.schema(rows)) == expected
-
-
-@pytest.mark.parametrize("loaded", [False, True])
-def test_a_small_batch_is_not_packed_because_its_worker_has_loaded_the_code(monkeypatch, loaded):
-    """The other worker would have to load it, too."""
-    monkeypatch.delenv(availability.VARIABLE, raising=False)
-    monkeypatch.setattr(availability, "_loaded", loaded)
-    one_pass = OnePass("ab", {"b": "a", "seen": "kafka_timestamp"}, ("c",), packs=True)
-    assert one_pass.packing(availability.PAYS_FROM - 1) is None
-    assert one_pass.packing(availability.PAYS_FROM) == Packing(("a",), ("c",))
-    assert replace(one_pass, packs=False).packing(availability.PAYS_FROM) is None
+    assert added.select(["label", "seen"]).to_pydict() == {"label": ["b", "c"], "seen": [2, 3]}
+    assert set(added.schema.names) == {*PLACE, "label", "seen"}

@@ -17,6 +17,7 @@ from openlineage.client.serde import Serde
 from exactbatch.airflow import Connections
 from exactbatch.airflow.connect_operator import ProcessBatchOnServerOperator
 from exactbatch.airflow.openlineage_facets import OFFSET_RANGES, operator_lineage
+from exactbatch.airflow.operator import ProcessBatchOperator
 from exactbatch.airflow.versions import AirflowFailException
 from exactbatch.ledger import Batch
 from exactbatch.offsets import OffsetRange
@@ -157,10 +158,22 @@ def test_the_facet_is_what_its_schema_describes():
 
 def test_the_provider_survives_an_operator_without_a_batch():
     operator = ProcessBatchOnServerOperator(
-        task_id="process_batch", connections=Connections(), pipeline="x:x", batch_id=""
+        task_id="process_batch", connections=Connections(), pipeline="x:x", batches=""
     )
     with pytest.raises(AirflowFailException, match="plan_batch has left no batch"):
         operator.get_openlineage_facets_on_start()
     run = SimpleNamespace(run_id="r")
     lineage = ExtractorManager().extract_metadata(run, operator, TaskInstanceState.RUNNING, SimpleNamespace())
+    assert (lineage.inputs, lineage.outputs) == ([], [])
+
+
+def test_a_task_of_many_tables_sends_no_datasets():
+    operator = ProcessBatchOperator(
+        task_id="process_batch",
+        connections=Connections(),
+        pipeline="x:x",
+        batches='["x.a:1:"]',
+        is_tables=True,
+    )
+    lineage = operator.get_openlineage_facets_on_start()
     assert (lineage.inputs, lineage.outputs) == ([], [])

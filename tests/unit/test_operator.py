@@ -13,13 +13,14 @@ from airflow.providers.apache.spark.operators import spark_submit
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk import Connection
 
-from exactbatch.airflow import operator as module
-from exactbatch.airflow.batches import check_committed, check_own, named_batch
+from exactbatch.airflow.check_batches import check_committed, check_own, named_batches
 from exactbatch.airflow.operator import ProcessBatchOperator
 from exactbatch.airflow.submit import search_path
+from exactbatch.airflow.tasks import left_batches as launch
 from exactbatch.airflow.versions import AirflowException, AirflowFailException, BaseHook
-from exactbatch.class_archive import archive_file
+from exactbatch.batch.spark.class_archive import archive_file
 from exactbatch.errors.exit_status import TERMINAL
+from exactbatch.model import PlannedBatch
 from exactbatch.settings import Settings
 
 PLAN = UUID(int=17)
@@ -58,9 +59,11 @@ class Launches:
         answers = list(done) or [None]
         self.connections = Given()
 
-        def ask(_: Settings, *batch: Any) -> str | None:
-            self.asked.append(batch)
-            return answers.pop(0)
+        def ask(_: Settings, batches: list[PlannedBatch], ti: Any) -> dict[PlannedBatch, str]:
+            (batch,) = batches
+            self.asked.append((batch, ti))
+            answer = answers.pop(0)
+            return {} if answer is None else {batch: answer}
 
         def submit(operator: Any, _: Any) -> None:
             self.launched += 1
@@ -68,8 +71,8 @@ class Launches:
             if returncode:
                 raise AirflowException("spark-submit failed")
 
-        monkeypatch.setattr(module, "done_already", ask)
-        monkeypatch.setattr(module, "planned_offsets", lambda *_: 1_000)
+        monkeypatch.setattr(launch, "done_already", ask)
+        monkeypatch.setattr(launch, "planned_offsets", lambda *_: 1_000)
         monkeypatch.setattr(BaseHook, "get_connection", lambda _: None)
         monkeypatch.setattr(SparkSubmitOperator, "execute", submit)
         self.hook = SimpleNamespace(
@@ -81,8 +84,7 @@ class Launches:
             task_id="process_batch",
             connections=self.connections,  # type: ignore[arg-type]
             pipeline="p:p",
-            batch_id=batch_id,
-            plan_id=plan_id,
+            batches=f'["p:{batch_id}:{plan_id}"]',
             **named,
         )
         operator._get_hook = lambda: self.hook  # type: ignore[method-assign]
@@ -93,11 +95,11 @@ class Launches:
 @pytest.mark.parametrize(
     ("batch_id", "plan_id", "arguments"),
     [
-        ("17", str(PLAN), ["--pipeline", "p:p", "--batch-id", "17", "--plan-id", str(PLAN)]),
+        ("17", str(PLAN), ["--pipeline", "p:p", "--batches", f"p:17:{PLAN}"]),
         # The XCom of a run that was planned before there were plan ids.
-        ("17", "", ["--pipeline", "p:p", "--batch-id", "17"]),
+        ("17", "", ["--pipeline", "p:p", "--batches", "p:17:"]),
         # With render_template_as_native_obj.
-        (17, str(PLAN), ["--pipeline", "p:p", "--batch-id", "17", "--plan-id", str(PLAN)]),
+        (17, str(PLAN), ["--pipeline", "p:p", "--batches", f"p:17:{PLAN}"]),
     ],
     ids=["with a plan", "planned before", "as a number"],
 )
@@ -105,7 +107,7 @@ def test_a_batch_is_named_with_its_plan(monkeypatch, batch_id, plan_id, argument
     launches = Launches(monkeypatch)
     operator = launches.execute(batch_id, plan_id)
     assert operator.application_args == arguments
-    assert launches.asked == [(17, PLAN if plan_id else None, TI)]
+    assert launches.asked == [(PlannedBatch("p", 17, PLAN if plan_id else None), TI)]
     assert launches.launched == 1
 
 
@@ -145,8 +147,8 @@ def real_hook(monkeypatch, tmp_path):
     def make(*, exit_status: int = 0, host: str = "local[1]", extra: str = "{}") -> ProcessBatchOperator:
         spark = Connection(conn_id="spark_default", conn_type="spark", host=host, extra=extra)
         monkeypatch.setattr(BaseHook, "get_connection", lambda *_: spark)
-        monkeypatch.setattr(module, "done_already", lambda *_: None)
-        monkeypatch.setattr(module, "planned_offsets", lambda *_: 1_000)
+        monkeypatch.setattr(launch, "done_already", lambda *_: {})
+        monkeypatch.setattr(launch, "planned_offsets", lambda *_: 1_000)
         # A name that the provider allows, and that no other folder of PATH has.
         binary = tmp_path / "spark3-submit"
         binary.write_text(f"#!/bin/sh\n{NOTE.format(tmp_path)}\nexit {exit_status}\n")
@@ -156,7 +158,7 @@ def real_hook(monkeypatch, tmp_path):
             task_id="process_batch",
             connections=Given(),  # type: ignore[arg-type]
             pipeline="p:p",
-            batch_id="17",
+            batches='["p:17:"]',
             spark_binary=binary.name,
         )
 
@@ -241,15 +243,15 @@ def batch(**changes: Any) -> Any:
 
 
 def test_a_batch_of_another_run_is_not_this_ones():
-    check_own(batch(), TI)
+    check_own(batch(), TI, pipeline="p")
     for name in ("pipeline", "dag_id", "run_id"):
         with pytest.raises(AirflowFailException, match="batch 17 is one of pipeline .* Clear plan_batch"):
-            check_own(batch(**{name: "other"}), TI)
+            check_own(batch(**{name: "other"}), TI, pipeline="p")
     check_committed(batch())
     for status in ("planned", "superseded"):
         with pytest.raises(AirflowFailException, match=f"batch 17 is {status}, not committed: .* by hand"):
             check_committed(batch(status=status))
-    assert named_batch("17", "") == (17, None)
+    assert named_batches('["p:17:"]') == [PlannedBatch("p", 17, None)]
 
 
 def test_a_note_that_airflow_refuses_fails_nothing(monkeypatch, caplog):
@@ -279,7 +281,7 @@ def test_a_driver_uses_the_archive_and_the_quick_compiler_where_there_is_little_
     monkeypatch.setenv("EXACTBATCH_ARCHIVES", str(tmp_path))
     monkeypatch.delenv("SPARK_SUBMIT_OPTS", raising=False)
     launches = Launches(monkeypatch)
-    monkeypatch.setattr(module, "planned_offsets", lambda *_: offsets)
+    monkeypatch.setattr(launch, "planned_offsets", lambda *_: offsets)
     seen: list[str] = []
     monkeypatch.setattr(
         SparkSubmitOperator, "execute", lambda *_: seen.append(os.environ["SPARK_SUBMIT_OPTS"])

@@ -22,6 +22,8 @@ from exactbatch import (
     Raw,
     Sum,
     Text,
+    ToTopic,
+    Tuning,
     Upsert,
     Window,
     WithMessage,
@@ -30,7 +32,9 @@ from exactbatch.errors import ConfigurationError
 
 OPTIONS: tuple[Any, ...] = (
     Pipeline(name="p", topics=("t",), value=Raw(), sink=Append("t")),
-    Limits(max_records=1),
+    Limits(max_offsets=1),
+    Tuning(),
+    ToTopic("t"),
     Append("t"),
     Upsert("t", key=("id",)),
     Aggregate("t", ("a", Window("at", timedelta(hours=1))), {"n": Count(), "m": Max("b")}),
@@ -61,27 +65,25 @@ def test_a_value_of_another_type_is_refused(options):
                 replace(options, **{field.name: wrong})
 
 
-def test_old_names_of_options_are_taken_with_a_warning():
-    by, measures = ("a", Window("at", "1 hour")), {"n": Count()}
-    with pytest.warns(DeprecationWarning, match="is deprecated") as warned:
-        old = Aggregate("t", by=by, measures=measures, final_after="2 hours", late="reject")  # type: ignore[call-arg]
-    assert old == Aggregate(
-        "t", group_by=by, aggregates=measures, allowed_lateness="2 hours", on_late="reject"
-    )
-    assert [str(warning.message) for warning in warned] == [
-        "Aggregate(by=…) is deprecated. Write group_by=… instead.",
-        "Aggregate(measures=…) is deprecated. Write aggregates=… instead.",
-        "Aggregate(final_after=…) is deprecated. Write allowed_lateness=… instead.",
-        "Aggregate(late=…) is deprecated. Write on_late=… instead.",
-    ]
-    assert {warning.filename for warning in warned} == {__file__}
-    assert old.identity.key == ("a", "at_window = at by 1:00:00", "n = count(*)")
-    with pytest.raises(ConfigurationError, match="by is the old name of group_by, and both are given"):
-        Aggregate("t", group_by=by, by=by, aggregates=measures)  # type: ignore[call-arg]
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Aggregate("t", ("a",), measures={}), "Aggregate has no option 'measures'. Write aggregates"),
+        (lambda: Limits(max_records=1), "Limits has no option 'max_records'. Write max_offsets instead"),
+        (lambda: Append("t", smallest_partition=1), "no option 'smallest_partition'. Write min_offsets"),
+        (lambda: Avro("s", columns="id int"), "Avro has no option 'columns'. Write fields instead"),
+        (lambda: ToTopic("t", key=("id",)), "ToTopic has no option 'key'. Write keyed_by instead"),
+        (lambda: Append("t", target="u", lineag="record"), "no option 'lineag'. Write lineage instead"),
+        (lambda: ToTopic("t", xyz=1), "no option 'xyz'. It has topic, keyed_by, value, key_format, numbers,"),
+    ],
+)
+def test_an_option_that_does_not_exist_is_refused_with_the_one_that_is_meant(make, said):
+    with pytest.raises(ConfigurationError, match=said):
+        make()
 
 
 def test_lists_may_stand_for_tuples_and_secrets_are_not_shown():
     assert Upsert("t", key=["id"]).key == ["id"]  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError) as found:
-        Avro(registry="http://x", columns="id int", properties="s3cret")  # type: ignore[arg-type]
+        Avro(registry="http://x", fields="id int", properties="s3cret")  # type: ignore[arg-type]
     assert "s3cret" not in str(found.value)

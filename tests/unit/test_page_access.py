@@ -12,14 +12,14 @@ from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessE
 from airflow.models.dag import DagModel
 from fastapi.testclient import TestClient
 
-from exactbatch.airflow.page import app, databases, members
-from exactbatch.airflow.page.app import create_app
+from exactbatch.airflow.page import databases, routes, table_members
 from exactbatch.airflow.page.brokers import Brokers
 from exactbatch.airflow.page.dags import PipelineDag, PipelineDags
 from exactbatch.airflow.page.databases import Databases
+from exactbatch.airflow.page.routes import create_app
 from exactbatch.errors import ConfigurationError
-from exactbatch.ledger import Ledger
-from exactbatch.ledger.overview import OverviewRows, Position
+from exactbatch.ledger import Registry
+from exactbatch.ledger.overview_rows import OverviewRows, PartitionPosition
 from exactbatch.operations.overview import LedgerSummary
 from support.page_auth import PerDagAuthManager, session_of
 from support.stored_dags import store_dags
@@ -111,9 +111,9 @@ def test_what_a_dag_without_permission_runs_is_no_member_of_another_dag(client, 
     names = ("shop.eu.orders", "shop.orders", "shop.payroll", "shop.us.orders", "shops.orders")
     monkeypatch.setattr(PipelineDags, "find", FIND)
     monkeypatch.setattr(Databases, "connection", lambda *_: nullcontext())
-    monkeypatch.setattr(members, "transaction", lambda _: nullcontext())
-    monkeypatch.setattr(Ledger, "registered", lambda _: [SimpleNamespace(name=name) for name in names])
-    monkeypatch.setattr(app, "load_summaries", lambda *_, **__: {})
+    monkeypatch.setattr(table_members, "transaction", lambda _: nullcontext())
+    monkeypatch.setattr(Registry, "read_all", lambda _: [SimpleNamespace(name=name) for name in names])
+    monkeypatch.setattr(routes, "load_summaries", lambda *_, **__: {})
 
     def shown():
         rows = client.get("/data/pipelines").json()["pipelines"]
@@ -147,14 +147,14 @@ def test_each_answer_about_a_pipeline_lets_kafka_be_asked_the_same(client, monke
         sink="append",
         lineage="record",
     )
-    position = Position("one", "t", UUID(int=1), 0, 0, 9, datetime.now(UTC), None)
+    position = PartitionPosition("one", "t", UUID(int=1), 0, 0, 9, datetime.now(UTC), None)
     summary = LedgerSummary(definition, (position,), (), ())
     monkeypatch.setattr(Databases, "connection", lambda *_: nullcontext())
     monkeypatch.setattr(Brokers, "watch", lambda _, *given, **options: watched.append((given, options)))
-    monkeypatch.setattr(app, "load_summaries", lambda *_, **__: {"one": summary})
-    monkeypatch.setattr(app, "load_forwarding", lambda *_: None)
-    monkeypatch.setattr(app, "transaction", lambda _: nullcontext())
-    monkeypatch.setattr(app, "load_strips", lambda *_, **__: [])
+    monkeypatch.setattr(routes, "load_summaries", lambda *_, **__: {"one": summary})
+    monkeypatch.setattr(routes, "load_forwarding", lambda *_: None)
+    monkeypatch.setattr(routes, "transaction", lambda _: nullcontext())
+    monkeypatch.setattr(routes, "load_strips", lambda *_, **__: [])
     monkeypatch.setattr(OverviewRows, "page_of_batches", lambda *_, **__: [])
     grant(one={READ, RUNS})
     for path in ("", "/one", "/one/strips", "/one/lag"):

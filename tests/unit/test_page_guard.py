@@ -13,10 +13,10 @@ from airflow.api_fastapi.app import create_auth_manager, purge_cached_app
 from airflow.models.dag import DagModel
 from jwt import InvalidTokenError
 
-from exactbatch.airflow.page import app, databases, room
-from exactbatch.airflow.page.app import create_app
+from exactbatch.airflow.page import databases, room, routes
+from exactbatch.airflow.page.airflow_versions import browsers_send_session
 from exactbatch.airflow.page.dags import PipelineDag, PipelineDags
-from exactbatch.airflow.versions import browsers_send_session
+from exactbatch.airflow.page.routes import create_app
 from exactbatch.errors import ConfigurationError
 from exactbatch.planning.request import MOST_ENTRIES
 from support.page_auth import PerDagAuthManager, session_of
@@ -226,7 +226,7 @@ def asked(url, *statuses, method="GET", kept=None):
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node, as the tests in a browser do")
 def test_the_page_asks_again_and_not_at_once_while_all_turns_are_taken(tmp_path):
     script = tmp_path / "api.mjs"
-    script.write_text((Path(app.__file__).parent / "static" / "api.js").read_text())
+    script.write_text((Path(routes.__file__).parent / "static" / "api.js").read_text())
     outcome, sent, waited, _ = asked(script.as_uri(), 503, 503, 200)
     assert (outcome, sent) == ("answered", 3)
     assert all(2000 <= each <= 4000 for each in waited)

@@ -20,8 +20,8 @@ from exactbatch.airflow.page import views
 from exactbatch.airflow.page.brokers import LogState, retention_left
 from exactbatch.airflow.page.dags import stored_in
 from exactbatch.airflow.page.views import partition_views, record_view
-from exactbatch.ledger.overview import ListedBatch, Position, RejectedRecord
-from exactbatch.ledger.rows import Batch
+from exactbatch.ledger.overview_rows import ListedBatch, PartitionPosition, RejectedRecord
+from exactbatch.ledger.row_types import Batch
 from exactbatch.operations.overview import stored_at
 from support.airflow_versions import DagSerialization
 from support.logs import log
@@ -63,7 +63,7 @@ def test_the_page_is_registered_by_the_package_or_by_the_folder(monkeypatch):
 def test_a_process_that_only_loads_plugins_does_not_load_the_application():
     code = (
         "import sys; import exactbatch.airflow.page.plugin; "
-        "print([name for name in sys.modules if name in ('kafka', 'exactbatch.airflow.page.app')])"
+        "print([name for name in sys.modules if name in ('kafka', 'exactbatch.airflow.page.routes')])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
@@ -84,7 +84,7 @@ def test_a_file_parses_no_text_as_html_and_names_no_other_server(file):
 def test_the_chart_of_the_lag_begins_after_batches_that_are_folded():
     """Nobody knows any more how many offsets these had."""
     hours = [NOW + timedelta(hours=number) for number in range(5)]
-    position = Position("p", "t", UUID(int=1), 0, 0, 700, NOW, None)
+    position = PartitionPosition("p", "t", UUID(int=1), 0, 0, 700, NOW, None)
     newest = [
         ListedBatch(replace(ADVANCE, committed_at=at), None, offsets=offsets)
         for at, offsets in zip(hours[::-1], (100, 100, None, None, None), strict=True)
@@ -123,7 +123,7 @@ def test_retention_counts_from_the_first_unprocessed_record():
 
 
 def test_the_log_of_a_topic_that_was_created_again_is_not_shown():
-    position = Position("p", "t", UUID(int=1), 0, 0, 50, NOW, None)
+    position = PartitionPosition("p", "t", UUID(int=1), 0, 0, 50, NOW, None)
     again = log(topic_id=UUID(int=2), last_stable=9)
     [view] = partition_views([position], LogState(logs={"t": (again,)}))
     assert view["high_watermark"] is None
@@ -135,12 +135,18 @@ def test_a_stored_dag_has_the_connections_and_whether_a_compacted_topic_can_be_r
     monkeypatch, key, engine
 ):
     pipeline = Pipeline(
-        name="stored", topics=("t",), value=Json("id int"), key=key, sink=Upsert("public.t", key=("id",))
+        name="stored",
+        topics=("t",),
+        value=Json("id int"),
+        message_key=key,
+        sink=Upsert("public.t", key=("id",)),
     )
-    monkeypatch.setattr("exactbatch.airflow.dag.reference_of", lambda _: "pipelines.stored:stored")
+    monkeypatch.setattr(
+        "exactbatch.airflow.task_definitions.find_reference", lambda _: "pipelines.stored:stored"
+    )
     dag = pipeline_dag(pipeline, connections=Connections(kafka="k", postgres="p"), engine=engine)
     stored = json.loads(json.dumps(DagSerialization.to_dict(dag)))
-    assert stored_in(stored) == ("k", "p", key is not None, None, False)
+    assert stored_in(stored) == [("k", "p", key is not None, None, False, "")]
 
 
 def test_a_batch_shows_its_stages_in_their_order_and_links_its_application():

@@ -6,14 +6,14 @@ from uuid import UUID
 
 import pytest
 
-from exactbatch import Append, Json, Pipeline, Together, TopicPattern, Upsert
+from exactbatch import Append, Json, Pipeline, TopicPattern, Upsert
 from exactbatch.airflow.page.brokers import LogState
 from exactbatch.airflow.page.dags import PipelineDag
 from exactbatch.airflow.page.first_records import FirstRecord
 from exactbatch.airflow.page.views import overview_view, pipeline_view, preview_view
-from exactbatch.ledger.definition import definition_of
-from exactbatch.ledger.overview import ListedBatch, Position
-from exactbatch.ledger.rows import Batch, BatchFailure
+from exactbatch.ledger.definition import build_definition
+from exactbatch.ledger.overview_rows import ListedBatch, PartitionPosition
+from exactbatch.ledger.row_types import Batch, BatchFailure
 from exactbatch.operations.overview import LedgerSummary
 from exactbatch.operations.unprocessed import FirstOffset
 from exactbatch.planning.freeze_replay import Preview
@@ -23,8 +23,10 @@ from support.logs import ID, log
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 AT_END = log(last_stable=100)
 DAG = PipelineDag("p", False, "kafka", "postgres", False, None)
-DEFINITION = definition_of(Pipeline(name="p", topics=("t",), value=Json("id int"), sink=Append("public.p")))
-POSITION = Position("p", "t", ID, 0, 0, 100, NOW - timedelta(minutes=1), None)
+DEFINITION = build_definition(
+    Pipeline(name="p", topics=("t",), value=Json("id int"), sink=Append("public.p"))
+)
+POSITION = PartitionPosition("p", "t", ID, 0, 0, 100, NOW - timedelta(minutes=1), None)
 
 
 def batch(number, kind="advance", status="committed", *, minutes=1, error=None, retryable=True):
@@ -170,7 +172,7 @@ def test_the_throughput_of_a_whole_hour_is_divided_by_it():
 @pytest.mark.parametrize(("is_paused", "state"), [(False, "no topic yet"), (True, "paused")])
 def test_a_pattern_that_no_topic_has_joined_is_known_to_have_nothing(is_paused, state):
     pipeline = Pipeline(name="p", topics=TopicPattern("t.*"), value=Json("id int"), sink=Append("public.p"))
-    row = shown(dag=replace(DAG, is_paused=is_paused), definition=definition_of(pipeline), positions=())
+    row = shown(dag=replace(DAG, is_paused=is_paused), definition=build_definition(pipeline), positions=())
     assert (row["state"], row["lag"], row["kafka_error"], row["error"]) == (state, 0, None, None)
 
 
@@ -181,14 +183,15 @@ ONE, CHANGES, LATEST = Append("public.one"), Upsert("public.now", key=("id",)), 
     ("sink", "target", "others", "retracts", "is_derived"),
     [
         (ONE, "public.one", [], True, False),
-        (Together((Append("public.two"), ONE)), "public.one", ["public.two"], True, False),
-        (Together((CHANGES, ONE)), "public.now", ["public.one"], True, True),
+        ([Append("public.two"), ONE], "public.one", ["public.two"], True, False),
+        ([CHANGES, ONE], "public.now", ["public.one"], True, True),
         (Upsert(LATEST, key=("id",), history=False), LATEST, [], False, False),
     ],
 )
 def test_every_target_is_named_and_what_a_replay_retracts(sink, target, others, retracts, is_derived):
-    definition = definition_of(Pipeline(name="p", topics=("t",), value=Json("id int"), sink=sink))
-    preview = Preview(ReplayPlan(ranges=()), (), 0, retracts=sink.keeps_every_row)
+    pipeline = Pipeline(name="p", topics=("t",), value=Json("id int"), sink=sink)
+    definition = build_definition(pipeline)
+    preview = Preview(ReplayPlan(ranges=()), (), 0, retracts=pipeline.traits.keeps_every_row)
     view = preview_view(preview, definition)
     assert (view["target"], view["other_targets"]) == (target, others)
     assert (view["retracts"], view["is_derived"]) == (retracts, is_derived)

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from exactbatch import Append, Json, Pipeline, Raw, Tables, Together, ToTopic, Upsert
+from exactbatch import Append, Json, Pipeline, Raw, Tables, ToTopic, Tuning, Upsert
 from exactbatch.discovery import load_pipeline
 from exactbatch.errors import ConfigurationError
 from exactbatch.operations.doctor.registrations import find_pipelines
@@ -29,32 +29,43 @@ def test_pipeline_starts_at_earliest_offset_and_refuses_losses_and_rejects():
         ({"name": "flüge"}, "found 'flüge'"),
         ({"name": "a b"}, "found 'a b'"),
         ({"name": "a" * 201}, "expected a pipeline name of 1 to 200 letters"),
-        ({"topics": ()}, r"expected topics as a tuple of one or more names, .*found \(\)"),
-        ({"topics": "flights"}, r"found 'flights' \(str\); write topics=\(\"flights\",\)"),
-        ({"start": "newest"}, "expected start to be 'earliest', 'latest', 'group:NAME' or .*found 'newest'"),
+        ({"topics": ()}, r"expected one or more topics, .*found \(\)"),
+        (
+            {"start": "newest"},
+            "expected start to be 'earliest', 'latest', 'group:NAME', a time .* or .*found 'newest'",
+        ),
         ({"start": "group:"}, "found 'group:'"),
+        ({"start": "2026-11-31"}, "a time such as '2026-11-21T08:00:00Z', or .*, found '2026-11-31'"),
         ({"start": {"flihgts": {0: 5}}}, "to name topics of the pipeline, flights, found 'flihgts'"),
         ({"start": {"flights": 5}}, "expected start to be str or {str: {int: int}}, found {'flights': 5}"),
         ({"start": {"flights": {"0": 5}}}, "expected start to be str or {str: {int: int}}, found"),
         ({"start": {"flights": {0: -5}}}, "partitions and offsets must be 0 or more"),
         (
             {"max_rejects": "0.1"},
-            r"expected max_rejects to be int or float, found '0.1' \(str\)",
+            r"expected max_rejects to be int, found '0.1' \(str\)",
         ),
-        ({"max_rejects": True}, r"expected max_rejects to be int or float, found True \(bool\)"),
-        ({"read_timeout": float("nan")}, "expected read_timeout to be more than 0 seconds, found nan"),
-        ({"transform": "select"}, "expected transform to be a function, found 'select'"),
+        ({"max_rejects": True}, r"expected max_rejects to be int, found True \(bool\)"),
+        ({"max_rejects": 0.5}, r"expected max_rejects to be int, found 0.5 \(float\)"),
+        ({"key": Raw("k")}, "Pipeline has no option 'key'. Write message_key instead"),
+        ({"publish_timeout": 9}, "Pipeline has no option 'publish_timeout'. Write tuning instead"),
+        ({"toppics": "t"}, "Pipeline has no option 'toppics'. Write topics instead"),
+        (
+            {"max_rejects": 1, "max_reject_share": 0.5},
+            "expected one of max_rejects and max_reject_share, found max_rejects=1, max_reject_share=0.5",
+        ),
+        ({"transform": 5}, r"expected transform to be text or a function, found 5 \(int\)"),
+        ({"transform": " "}, "expected the transform to be a query or a function, found ' '"),
         ({"allow_nondeterministic": "now"}, r'write allow_nondeterministic=\("now",\)'),
-        ({"on_loss": "ignore"}, "expected on_loss to be 'fail' or 'record', found 'ignore'"),
-        ({"max_rejects": -1}, r"expected max_rejects to be a whole number .* from 0\.0 to 1\.0, found -1"),
-        ({"read_timeout": 0}, "expected read_timeout to be more than 0 seconds, found 0"),
-        ({"publish_timeout": -2.5}, "expected publish_timeout to be more than 0 seconds, found -2.5"),
+        ({"on_loss": "ignore"}, "expected on_loss to be 'fail' or 'skip', found 'ignore'"),
+        (
+            {"max_rejects": -1},
+            "expected max_rejects to be 0 or more; max_reject_share allows a share of the records, found -1",
+        ),
         (
             {"freshness": timedelta(0)},
             r"expected freshness to be more than 0, such as .* found .*timedelta\(0\)",
         ),
-        ({"freshness": 3600}, r"expected freshness to be timedelta or None, found 3600 \(int\)"),
-        ({"max_connections": 0}, "expected max_connections to be 1 or more, found 0"),
+        ({"freshness": 3600}, r"expected freshness to be str or timedelta or None, found 3600 \(int\)"),
         ({"value": Raw("kafka_offset")}, r"the pipeline's columns kafka_offset have names that lineage"),
         ({"value": Raw("task_attempt")}, r"the pipeline's columns task_attempt have names that lineage"),
         (
@@ -83,7 +94,7 @@ def test_a_pipeline_that_cannot_work_is_refused(changes, message):
 )
 def test_names_that_are_one_to_spark_are_refused_with_transform_alone(value, message):
     with pytest.raises(ConfigurationError, match=message):
-        flights_pipeline(value=value, sql="select * from records")
+        flights_pipeline(value=value, transform="select * from records")
     if "afka" not in message:
         assert flights_pipeline(value=value)
 
@@ -91,10 +102,12 @@ def test_names_that_are_one_to_spark_are_refused_with_transform_alone(value, mes
 def test_an_upsert_has_a_column_deleted_of_its_own():
     sink = Upsert("public.flight", key=("id",))
     with pytest.raises(ConfigurationError, match="the columns 'deleted' and 'Deleted'"):
-        flights_pipeline(value=Json('id int, "Deleted" bool'), sink=sink, sql="select * from records")
+        flights_pipeline(value=Json('id int, "Deleted" bool'), sink=sink, transform="select * from records")
 
 
-@pytest.mark.parametrize("start", ["earliest", "latest", "group:etl", {"flights": {0: 5}}, {}])
+@pytest.mark.parametrize(
+    "start", ["earliest", "latest", "group:etl", {"flights": {0: 5}}, {}, "2026-11-21T08:00Z"]
+)
 def test_every_kind_of_start_is_taken(start):
     assert flights_pipeline(start=start).start == start
 
@@ -194,7 +207,10 @@ def test_a_name_that_is_no_pipeline_is_told_with_its_type(module):
             "ModuleNotFoundError: No module named 'not_there_at_all' .broken.py, line 1",
         ),
         ("x = 1\nx = Pipeline(", "SyntaxError: '.' was never closed .broken.py, line 2"),
-        ("from exactbatch import Pipeline\nPipeline(nam=1)", "TypeError: .*'nam'.*broken.py, line 2"),
+        (
+            "from exactbatch import Pipeline\nPipeline(**{1: 2})",
+            "TypeError: keywords must be strings.*broken.py, line 2",
+        ),
         ("raise SystemExit(0)", "SystemExit: 0"),
     ],
 )
@@ -206,17 +222,45 @@ def test_module_that_cannot_be_imported_ends_with_what_it_raises(module, text, s
 
 
 @pytest.mark.parametrize(
-    ("max_rejects", "records", "allowed"),
-    [(0, 100, 0), (7, 3, 7), (0.1, 109, 10), (1.0, 5, 5), (0.0, 5, 0), (0.29, 100, 29), (0.043, 10_000, 430)],
+    ("number", "share", "records", "allowed"),
+    [
+        (0, None, 100, 0),
+        (7, None, 3, 7),
+        (0, 0.1, 109, 10),
+        (0, 1.0, 5, 5),
+        (0, 1, 5, 5),
+        (0, 0.0, 5, 0),
+        (0, 0.29, 100, 29),
+        (0, 0.043, 10_000, 430),
+    ],
 )
-def test_rejects_are_allowed_by_number_or_by_share(max_rejects, records, allowed):
-    assert flights_pipeline(max_rejects=max_rejects).rejects_allowed(records) == allowed
+def test_rejects_are_allowed_by_number_or_by_share(number, share, records, allowed):
+    pipeline = flights_pipeline(max_rejects=number, max_reject_share=share)
+    assert pipeline.rejects_allowed(records) == allowed
+    assert pipeline.allows_rejects == (allowed > 0)
 
 
-@pytest.mark.parametrize("max_rejects", [-1, 1.5, -0.1, float("nan")])
-def test_a_number_of_rejects_that_is_none_is_refused(max_rejects):
+@pytest.mark.parametrize("share", [-1, 1.5, -0.1, float("nan")])
+def test_a_share_of_rejects_that_is_none_is_refused(share):
     with pytest.raises(ConfigurationError, match=r"a share from 0\.0 to 1\.0"):
-        flights_pipeline(max_rejects=max_rejects)
+        flights_pipeline(max_reject_share=share)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"max_connections": 0}, "expected max_connections to be 1 or more, found 0"),
+        ({"read_timeout": "0 seconds"}, "expected read_timeout to be more than 0, found '0 seconds'"),
+        ({"lock_timeout": timedelta(seconds=-2)}, "lock_timeout: expected a timedelta, or a number of"),
+        ({"statement_timeout": "1 month"}, "statement_timeout: expected .* as in '1 hour', found '1 month'"),
+        ({"statement_timeout": 60}, r"expected statement_timeout to be str or timedelta, found 60 \(int\)"),
+        ({"launch_timeout": "29 seconds"}, "launch_timeout is 29 s. Make it 30 or more"),
+        ({"publish_timeout": 9}, "Tuning has no option 'publish_timeout'. Write lock_timeout instead"),
+    ],
+)
+def test_tuning_is_checked(options, said):
+    with pytest.raises(ConfigurationError, match=said):
+        Tuning(**options)
 
 
 @pytest.mark.parametrize(
@@ -262,7 +306,7 @@ def test_shares_are_plain_numbers(rejected, records, share):
 @pytest.mark.parametrize(
     ("sink", "message"),
     [
-        (Together((Append("public.all"), Upsert("public.latest", key=("id",)))), "the sink has several"),
+        ([Append("public.all"), Upsert("public.latest", key=("id",))], "the sink has several"),
         (Upsert("public.latest", key=("id",), history=False), "forward needs the history of the Upsert"),
     ],
 )
@@ -288,5 +332,6 @@ def test_a_member_of_tables_does_not_forward():
 
 
 def test_targets_of_one_transaction_keep_their_history():
+    sink = [Append("public.all"), Upsert("public.latest", key=("id",), history=False)]
     with pytest.raises(ConfigurationError, match="history=False, so that a replay cannot retract"):
-        Together((Append("public.all"), Upsert("public.latest", key=("id",), history=False)))
+        Pipeline(name="x", topics=("t",), value=Json("id int"), sink=sink)

@@ -46,7 +46,7 @@ limit = st.none() | st.integers(1, 2 * 10**6)
 
 @given(counts, limit, limit)
 def test_a_share_exceeds_neither_what_is_there_nor_a_limit(available, most, each_most):
-    takes = take_fairly(available, Limits(max_records=most, max_records_per_partition=each_most))
+    takes = take_fairly(available, Limits(max_offsets=most, max_offsets_per_partition=each_most))
     assert len(takes) == len(available)
     assert all(0 <= take <= there for take, there in zip(takes, available, strict=True))
     assert each_most is None or all(take <= each_most for take in takes)
@@ -55,7 +55,7 @@ def test_a_share_exceeds_neither_what_is_there_nor_a_limit(available, most, each
 
 @given(counts, limit, limit)
 def test_the_shares_use_all_that_the_limits_allow(available, most, each_most):
-    takes = take_fairly(available, Limits(max_records=most, max_records_per_partition=each_most))
+    takes = take_fairly(available, Limits(max_offsets=most, max_offsets_per_partition=each_most))
     allowed = sum(min(there, each_most or there) for there in available)
     assert sum(takes) == min(allowed, most or allowed)
 
@@ -63,12 +63,12 @@ def test_the_shares_use_all_that_the_limits_allow(available, most, each_most):
 @given(counts, st.integers(1, 2 * 10**6))
 def test_the_shares_are_max_min_fair(available, most):
     """A partition that gives less than all it has gives as much as any other, but for rounding."""
-    takes = take_fairly(available, Limits(max_records=most))
+    takes = take_fairly(available, Limits(max_offsets=most))
     for take, there in zip(takes, available, strict=True):
         assert take == there or take >= max(takes) - 1
 
 
-@pytest.mark.parametrize("name", ["max_records", "max_records_per_partition"])
+@pytest.mark.parametrize("name", ["max_offsets", "max_offsets_per_partition"])
 def test_a_limit_of_nothing_is_refused(name):
     with pytest.raises(ConfigurationError, match=f"expected {name} to be 1 or more, or None .*, found 0"):
         Limits(**{name: 0})
@@ -88,8 +88,8 @@ def worlds(draw: st.DrawFn) -> dict[str, Any]:
         "stored": at,
         "start": draw(st.sampled_from(["earliest", "latest"])),
         "limits": Limits(
-            max_records=draw(st.none() | st.integers(1, 10**4)),
-            max_records_per_partition=draw(st.none() | st.integers(1, 10**4)),
+            max_offsets=draw(st.none() | st.integers(1, 10**4)),
+            max_offsets_per_partition=draw(st.none() | st.integers(1, 10**4)),
         ),
     }
 
@@ -97,7 +97,7 @@ def worlds(draw: st.DrawFn) -> dict[str, Any]:
 @given(worlds())
 def test_stored_offsets_seeds_losses_and_ranges_tile_each_partition(world):
     """From where a pipeline stands, or starts, no offset is left out and none comes twice."""
-    plan = plan_advance(**world, on_loss="record")
+    plan = plan_advance(**world, on_loss="skip")
     position = seeds(world["stored"])
     for seed in plan.seeds:
         assert (seed.topic, seed.partition) not in position
@@ -114,7 +114,7 @@ def test_stored_offsets_seeds_losses_and_ranges_tile_each_partition(world):
 
 @given(worlds())
 def test_ranges_are_in_the_log_and_losses_are_not(world):
-    plan = plan_advance(**world, on_loss="record")
+    plan = plan_advance(**world, on_loss="skip")
     there = {each.partition: each for each in world["partitions"]}
     assert all(each.until_offset == there[each.partition].earliest for each in plan.losses)
     assert all(there[each.partition].earliest <= each.from_offset for each in plan.ranges)
@@ -154,7 +154,7 @@ def test_new_partition_of_known_topic_starts_at_its_first_offset_whatever_start_
 def test_what_retention_has_removed_of_a_new_partition_is_lost():
     error = error_of(OffsetsLost, [stored(100)], [log(0), log(1, earliest=3)])
     assert "t[1]: retention removed 3 unprocessed offsets" in str(error)
-    plan = plan_advance([stored(100)], [log(0), log(1, earliest=3)], on_loss="record")
+    plan = plan_advance([stored(100)], [log(0), log(1, earliest=3)], on_loss="skip")
     assert seeds(plan.seeds) == {("t", 1): 0}
     assert spans(plan.losses) == ["t[1] 0..3"]
     assert spans(plan.ranges) == ["t[1] 3..100"]
@@ -172,8 +172,18 @@ def test_nothing_is_new_when_last_stable_offset_is_below_stored_one():
 
 def test_limits_cut_each_range_at_its_end():
     partitions = [log(0), log(1, last_stable=10), log(2)]
-    plan = plan_advance([], partitions, limits=Limits(max_records=50))
+    plan = plan_advance([], partitions, limits=Limits(max_offsets=50))
     assert spans(plan.ranges) == ["t[0] 0..20", "t[1] 0..10", "t[2] 0..20"]
+    assert plan.left == 80 + 80
+
+
+def test_a_first_load_is_limited_unless_the_pipeline_says_otherwise():
+    partitions = [log(0, last_stable=25_000_000), log(1, last_stable=30_000_000)]
+    plan = plan_advance([], partitions)
+    assert spans(plan.ranges) == ["t[0] 0..5000000", "t[1] 0..5000000"]
+    assert plan.left == 45_000_000
+    plan = plan_advance([], partitions, limits=Limits(max_offsets=None))
+    assert (sum(map(len, plan.ranges)), plan.left) == (55_000_000, 0)
 
 
 def error_of(expected: type[ExactbatchError], *arguments: Any, **options: Any) -> ExactbatchError:
@@ -212,17 +222,17 @@ def test_offsets_that_retention_removed_before_they_were_processed_are_error():
     error = error_of(OffsetsLost, [stored(40)], [log(earliest=60)])
     assert place(error) == ("t", 0, 40, 60)
     assert "retention removed 20 unprocessed offsets (stored offset 40, log starts at 60)" in str(error)
-    assert "Set on_loss='record'" in str(error)
+    assert "Set on_loss='skip'" in str(error)
 
 
 def test_recorded_loss_reaches_from_stored_offset_to_start_of_log():
-    plan = plan_advance([stored(40)], [log(earliest=60)], on_loss="record")
+    plan = plan_advance([stored(40)], [log(earliest=60)], on_loss="skip")
     assert spans(plan.losses) == ["t[0] 40..60"]
     assert spans(plan.ranges) == ["t[0] 60..100"]
 
 
 def test_a_loss_of_all_that_was_left_gives_a_plan_without_ranges():
-    plan = plan_advance([stored(40)], [log(earliest=100)], on_loss="record")
+    plan = plan_advance([stored(40)], [log(earliest=100)], on_loss="skip")
     assert spans(plan.losses) == ["t[0] 40..100"]
     assert plan.is_empty
 

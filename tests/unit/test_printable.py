@@ -5,13 +5,13 @@ import unicodedata
 
 import pytest
 
-from exactbatch.batch.rows.rejects import Rejected, reject_batches
+from exactbatch.batch.rows.rejected import Rejected, reject_batches
 from exactbatch.cli.console import Terminal
-from exactbatch.cli.tables import new_table, short
+from exactbatch.cli.table_layout import new_table, short
 from exactbatch.errors import TooManyRejects
-from exactbatch.kafka.records import Record
+from exactbatch.errors.printable import printable
+from exactbatch.kafka.records import KafkaRecord
 from exactbatch.local import LocalStackError
-from exactbatch.printable import printable
 
 HOSTILE = "a\x1b]0;title\x07\x1b[31m\x9b1m\u202egnp\u2066\r\nFAKE LINE\x00\u2028\x85"
 SHOWN = r"a\x1b]0;title\x07\x1b[31m\x9b1m\u202egnp\u2066\r\nFAKE LINE\u0000\u2028\x85"
@@ -34,7 +34,7 @@ def test_controls_and_bidi_marks_become_escapes_and_text_stays():
 
 
 def test_the_reason_of_a_reject_is_one_printable_line_and_its_value_stays():
-    record = Record(offset=3, key=b"\x1b", value=HOSTILE.encode(), headers=None)
+    record = KafkaRecord(offset=3, key=b"\x1b", value=HOSTILE.encode(), headers=None)
     [rows] = reject_batches([Rejected("t", 0, record, f"expected a number, found {HOSTILE}", 7)])
     [row] = rows.to_pylist()
     assert row["reason"] == f"expected a number, found {SHOWN}"

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exactbatch.errors import ConfigurationError
-from exactbatch.formats import JsonSchema, Protobuf, with_registry
+from exactbatch.formats import JsonSchema, Protobuf
+from exactbatch.formats.registry.addresses import with_registry
 from support.decoding import decode, reason, rows
 from support.protobuf_schema import SCALARS, shop_class, shop_descriptors, shop_file
 from support.registry import registry_with

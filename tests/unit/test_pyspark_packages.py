@@ -9,10 +9,10 @@ from shutil import make_archive
 import pyspark
 import pytest
 
+from exactbatch.batch.spark.pyspark_packages import check_pyspark, jar_versions
 from exactbatch.errors import ConfigurationError
 from exactbatch.operations.doctor.finding import run_check
 from exactbatch.operations.doctor.machine import check_spark
-from exactbatch.pyspark_packages import check_pyspark, jar_versions
 
 
 class Packages:

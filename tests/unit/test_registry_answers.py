@@ -15,7 +15,8 @@ import fastavro
 import pytest
 
 from exactbatch.errors import ConfigurationError, RegistryUnavailable
-from exactbatch.formats import Avro, Debezium, Flattened, JsonSchema, Protobuf, with_registry
+from exactbatch.formats import Avro, Debezium, Flattened, JsonSchema, Protobuf
+from exactbatch.formats.registry.addresses import with_registry
 from support.decoding import decode
 from support.protobuf_schema import shop_class, shop_file
 from support.registry import registry_server
@@ -49,7 +50,7 @@ def avro_body(schema, value):
 # Of each format: how it is made, the answer for its schema, and a body of the row {"id": 7}.
 FORMATS = {
     "Avro": (
-        lambda address: Avro(registry=address, columns="id int"),
+        lambda address: Avro(registry=address, fields="id int"),
         {"schema": json.dumps(ROW)},
         avro_body(ROW, {"id": 7}),
     ),
@@ -163,7 +164,7 @@ def test_an_unknown_id_is_asked_for_once_in_a_while_and_may_be_registered_later(
     assert [path.partition("?")[0] for path, _ in registry.asked] == ["/schemas/ids/3"]
     answers(3, *registry.answers["/schemas/ids/1"])
     now = time.monotonic()
-    monkeypatch.setattr("exactbatch.formats.schema_registry.time.monotonic", lambda: now + 31)
+    monkeypatch.setattr("exactbatch.formats.registry.client.time.monotonic", lambda: now + 31)
     assert decode(form, late).rows.to_pylist() == [{"id": 7}]
 
 
@@ -232,7 +233,7 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n"
 def test_a_request_ends_although_bytes_keep_coming(sent):
     with socket.create_server(("127.0.0.1", 0)) as server:
         threading.Thread(target=drip, args=(server, 10, *sent), daemon=True).start()
-        form = Avro(registry=f"http://127.0.0.1:{server.getsockname()[1]}", columns="id int")
+        form = Avro(registry=f"http://127.0.0.1:{server.getsockname()[1]}", fields="id int")
         began = time.monotonic()
         with pytest.raises(RegistryUnavailable, match="no whole answer within 1 s|ReadTimeout"):
             decode(with_registry(form, {**NO_RETRIES, "schema.registry.timeout": 1}), framed(1, b"\0"))
@@ -244,7 +245,7 @@ def test_an_answer_has_at_most_16_mib(sent):
     big = gzip.compress(b" " * 2**25) if b"gzip" in sent else b" " * 2**25
     with socket.create_server(("127.0.0.1", 0)) as server:
         threading.Thread(target=drip, args=(server, 10, [sent + big]), daemon=True).start()
-        form = Avro(registry=f"http://127.0.0.1:{server.getsockname()[1]}", columns="id int")
+        form = Avro(registry=f"http://127.0.0.1:{server.getsockname()[1]}", fields="id int")
         with pytest.raises(ConfigurationError, match="at most 16 MiB|without compression"):
             decode(with_registry(form, NO_RETRIES), framed(1, b"\0"))
 
@@ -309,9 +310,7 @@ def test_a_password_is_sent_over_http_to_this_machine_alone(registry, secret):
     value = framed(1, avro_body(ROW, {"id": 7}))
 
     def decoded_with(address):
-        return decode(
-            with_registry(Avro(registry=address, columns="id int"), {**NO_RETRIES, **secret}), value
-        )
+        return decode(with_registry(Avro(registry=address, fields="id int"), {**NO_RETRIES, **secret}), value)
 
     for address in ("http://registry.example.org:8081", "https://a.example.org, http://registry.example.org"):
         with pytest.raises(

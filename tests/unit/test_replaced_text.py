@@ -7,7 +7,7 @@ import pytest
 
 from exactbatch import Append, Avro, Csv, Debezium, Json, Pipeline, Raw, Text, Upsert, WithMessage
 from exactbatch.errors import ConfigurationError
-from exactbatch.testing import Record, load
+from exactbatch.testing import Record, decode
 
 PIPELINE = Pipeline(
     name="notes",
@@ -34,14 +34,14 @@ PIPELINE = Pipeline(
     ],
 )
 def test_a_record_has_the_replacement_only_where_postgres_cannot_hold_its_text(value, row):
-    loaded = load(PIPELINE, [b'{"id":1,"t":"x"}', value, b'{"id":2,"t":"y"}'])
+    loaded = decode(PIPELINE, [b'{"id":1,"t":"x"}', value, b'{"id":2,"t":"y"}'])
     assert loaded.rejects == []
     assert [tuple(each[name] for name in "tbj") for each in loaded.rows][1] == row
     assert [each["id"] for each in loaded.rows] == [1, None, 2]
 
 
 def test_other_rejects_stay_and_give_their_reason():
-    loaded = load(PIPELINE, [rb'{"id":"x","t":"\u0000"}', b'{"id":"x"}', b'{"t":\xff}', b"\0{}"])
+    loaded = decode(PIPELINE, [rb'{"id":"x","t":"\u0000"}', b'{"id":"x"}', b'{"t":\xff}', b"\0{}"])
     assert loaded.rows == []
     assert [each.reason for each in loaded.rejects] == [
         "column 'id', integer: expected number, found string",
@@ -52,7 +52,7 @@ def test_other_rejects_stay_and_give_their_reason():
 
 
 def test_two_names_that_become_one_are_a_reject():
-    loaded = load(PIPELINE, [rb'{"id":1,"b":{"\u0000":1,"?":2}}'])
+    loaded = decode(PIPELINE, [rb'{"id":1,"b":{"\u0000":1,"?":2}}'])
     [row] = loaded.rows  # Postgres refuses the document, which names a field twice
     assert row["b"] == '{"?":1,"?":2}'
 
@@ -65,7 +65,7 @@ def test_changes_and_tombstones_are_replaced_alike():
         sink=Upsert("public.note", key=("id",)),
         replace_unstorable="",
     )
-    loaded = load(
+    loaded = decode(
         pipeline,
         [
             rb'{"op":"c","after":{"id":"a\u0000","t":"x"}}',
@@ -119,7 +119,7 @@ def test_headers_of_other_names_stay(header):
         sink=Append("public.t"),
         replace_unstorable="?",
     )
-    [row] = load(pipeline, [Record(b"x\0", headers=[("h", b"\0"), ("other", b"\0")])]).rows
+    [row] = decode(pipeline, [Record(b"x\0", headers=[("h", b"\0"), ("other", b"\0")])]).rows
     assert (row["n"], row.get("h")) == ("x?", "?" if header else None)
     found = dict(json.loads(row["all_headers"]))
     assert found == {"h": "Pw==" if header else "AA==", "other": "AA=="}

@@ -14,7 +14,7 @@ from exactbatch.offsets import OffsetRange, union
 from exactbatch.planning.refused_windows import check_end_not_in_future
 from exactbatch.planning.replay import check_above_horizons, plan_replay
 from exactbatch.planning.request import RequestedRange
-from exactbatch.planning.window import window_ranges
+from exactbatch.planning.time_window import window_ranges
 from support.logs import ID, log
 
 

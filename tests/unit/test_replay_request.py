@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from exactbatch.airflow.parameters import parameters, replay_of, tables_of
+from exactbatch.airflow.parameters import find_replay, find_tables, parameters
 from exactbatch.errors import ConfigurationError
-from exactbatch.planning.request import ReplayRequest, RequestedRange, parse_range, request_of
+from exactbatch.planning.request import ReplayRequest, RequestedRange, parse_range, parse_request
 from support.airflow_versions import ParamValidationError
 
 RANGE = {"topic": "t", "partition": 0, "from_offset": 5, "until_offset": 9}
@@ -16,16 +16,16 @@ START, END = "2026-01-05T08:00:00Z", "2026-01-05T09:00:00+02:00"
 
 
 def test_the_defaults_of_the_form_ask_for_nothing():
-    assert request_of({name: param.value for name, param in parameters().items()}) is None
-    assert request_of({}) is None
+    assert parse_request({name: param.value for name, param in parameters().items()}) is None
+    assert parse_request({}) is None
 
 
 def test_ranges_windows_and_batches():
-    assert request_of({"ranges": [RANGE], "available_only": True}) == ReplayRequest(
+    assert parse_request({"ranges": [RANGE], "available_only": True}) == ReplayRequest(
         ranges=(RequestedRange("t", 0, 5, 9),), available_only=True
     )
-    assert request_of({"batch_ids": [3, "4"]}) == ReplayRequest(batch_ids=(3, 4))
-    window = request_of({"start": "2026-01-05T08:00", "end": "2026-01-05T12:00+02:00"})
+    assert parse_request({"batch_ids": [3, "4"]}) == ReplayRequest(batch_ids=(3, 4))
+    window = parse_request({"start": "2026-01-05T08:00", "end": "2026-01-05T12:00+02:00"})
     assert window is not None
     assert window.window == (
         datetime(2026, 1, 5, 8, tzinfo=UTC),
@@ -71,13 +71,13 @@ def test_ranges_windows_and_batches():
 )
 def test_a_mistake_is_told(given, said):
     with pytest.raises(ConfigurationError) as caught:
-        request_of(given)
+        parse_request(given)
     assert said in str(caught.value)
 
 
 def test_what_a_list_repeats_counts_once():
-    assert request_of({"batch_ids": [3, 1, "3", 1]}).batch_ids == (3, 1)
-    assert len(request_of({"ranges": [RANGE, RANGE]}).ranges) == 1
+    assert parse_request({"batch_ids": [3, 1, "3", 1]}).batch_ids == (3, 1)
+    assert len(parse_request({"ranges": [RANGE, RANGE]}).ranges) == 1
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_a_run_asks_for_so_many_ranges_or_batches_at_most(name, entries):
     with pytest.raises(
         ConfigurationError, match=rf"expected at most 100 {name}, found {len(entries):,}\. Replay a"
     ):
-        replay_of(run("manual", {name: entries}, hours=None), {})
+        find_replay(run("manual", {name: entries}, hours=None), {})
     parameters()[name].resolve(entries[:100])
     with pytest.raises(ParamValidationError, match="is too long"):
         parameters()[name].resolve(entries)
@@ -101,7 +101,7 @@ def test_of_a_large_or_deep_value_a_message_shows_the_beginning():
         deep = {"a": [deep]}
     for value in ("x" * 10**6, ["x" * 10**6] * 90, {"x" * 10**6: 1}, deep, "\ud800\0", 10**4000):
         with pytest.raises(ConfigurationError) as refused:
-            request_of({"batch_ids": [value]})
+            parse_request({"batch_ids": [value]})
         assert len(str(refused.value)) < 320
         assert str(refused.value).isprintable()
     for text in ("t:0:1-" + "9" * 5000, "t:" + "9" * 5000 + ":1-2"):
@@ -110,7 +110,7 @@ def test_of_a_large_or_deep_value_a_message_shows_the_beginning():
 
 
 def test_tables_that_a_run_names_twice_count_once():
-    assert tables_of(run(conf={"tables": ["b", "a", "b"]}), {}) == ["b", "a"]
+    assert find_tables(run(conf={"tables": ["b", "a", "b"]}), {}) == ["b", "a"]
 
 
 def test_a_range_of_the_command_line():
@@ -139,37 +139,39 @@ def run(
 
 
 def test_the_parameter_with_which_a_dag_switches_openlineage_on_asks_for_nothing():
-    assert replay_of(run("scheduled", hours=None), {"_selective_enable_ol": True}) is None
+    assert find_replay(run("scheduled", hours=None), {"_selective_enable_ol": True}) is None
 
 
 def test_a_backfill_asks_for_its_interval_and_nothing_else():
-    request = replay_of(run(conf={"available_only": True}), {})
+    request = find_replay(run(conf={"available_only": True}), {})
     assert request is not None
     assert request.window == (datetime(2026, 1, 5, tzinfo=UTC), datetime(2026, 1, 5, 1, tzinfo=UTC))
     assert request.available_only
     with pytest.raises(ConfigurationError, match="the backfill has ranges, start, end or batch_ids"):
-        replay_of(run(conf={"batch_ids": [1]}), {})
+        find_replay(run(conf={"batch_ids": [1]}), {})
     for hours in (0, None):
         with pytest.raises(ConfigurationError, match="expected a data interval"):
-            replay_of(run(hours=hours), {})
+            find_replay(run(hours=hours), {})
 
 
 def test_any_other_run_asks_for_what_its_parameters_say():
-    assert replay_of(run("scheduled"), {"ranges": []}) is None
-    assert replay_of(run("manual", conf={"batch_ids": [7]}), {"ranges": []}) == ReplayRequest(batch_ids=(7,))
+    assert find_replay(run("scheduled"), {"ranges": []}) is None
+    assert find_replay(run("manual", conf={"batch_ids": [7]}), {"ranges": []}) == ReplayRequest(
+        batch_ids=(7,)
+    )
 
 
 def test_interval_given_to_manual_run_is_not_ignored():
     start = datetime(2026, 1, 5, tzinfo=UTC)
     with pytest.raises(ConfigurationError, match='trigger with {"start": "2026-01-05T00:00:00.00:00"'):
-        replay_of(run("manual", logical=start), {})
+        find_replay(run("manual", logical=start), {})
     # Airflow derives such an interval from the logical date.
-    assert replay_of(run("manual", logical=start + timedelta(hours=1)), {}) is None
-    assert replay_of(run("manual", hours=None), {}) is None
-    assert replay_of(run("manual", conf={"batch_ids": [7]}, logical=start), {}) is not None
+    assert find_replay(run("manual", logical=start + timedelta(hours=1)), {}) is None
+    assert find_replay(run("manual", hours=None), {}) is None
+    assert find_replay(run("manual", conf={"batch_ids": [7]}, logical=start), {}) is not None
 
 
 def test_parameters_of_the_dags_author_are_no_mistakes():
-    assert replay_of(run("scheduled", conf={"colour": 1}), {"tone": 2}, {"colour", "tone"}) is None
+    assert find_replay(run("scheduled", conf={"colour": 1}), {"tone": 2}, {"colour", "tone"}) is None
     with pytest.raises(ConfigurationError, match="found 'colour'"):
-        replay_of(run("scheduled", conf={"colour": 1}), {"tone": 2}, {"tone"})
+        find_replay(run("scheduled", conf={"colour": 1}), {"tone": 2}, {"tone"})

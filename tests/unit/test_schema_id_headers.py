@@ -11,9 +11,10 @@ import pytest
 
 from exactbatch import Append, Avro, Debezium, Json, JsonSchema, Pipeline, Protobuf, Upsert, WithMessage
 from exactbatch.errors import ConfigurationError, RegistryUnavailable
-from exactbatch.formats.record_headers import UNREADABLE, Unreadable
-from exactbatch.formats.schema_id_headers import framed
-from exactbatch.testing import Loaded, Record, load
+from exactbatch.formats.decoders import find_decoder
+from exactbatch.formats.message.record_headers import UNREADABLE, Unreadable
+from exactbatch.formats.registry.schema_id_headers import framed
+from exactbatch.testing import DecodedRecords, Record, decode, load
 from support.connect_avro import avro_body, avro_schema
 from support.debezium_types import envelope, typed
 from support.protobuf_schema import shop_class, shop_proto
@@ -74,7 +75,7 @@ def event(number: int) -> bytes:
 
 # For each format: how it is made at an address, a value, and its schema by header and by prefix.
 FORMATS = {
-    "Avro": (lambda at: Avro(registry=at, columns="id bigint"), six, header(AVRO), prefix(1)),
+    "Avro": (lambda at: Avro(registry=at, fields="id bigint"), six, header(AVRO), prefix(1)),
     "JsonSchema": (
         lambda at: JsonSchema("id bigint", registry=at),
         lambda number: b'{"id": %d}' % number,
@@ -95,20 +96,20 @@ def pipeline(value: Any, **options: Any) -> Pipeline:
     return Pipeline(**{"name": "p", "topics": ("t",), "value": value, "sink": Append("public.t")} | options)
 
 
-def ids(loaded: Loaded) -> list[Any]:
+def ids(loaded: DecodedRecords) -> list[Any]:
     return [row["id"] for row in loaded.rows]
 
 
-def reasons(loaded: Loaded) -> dict[int, str]:
+def reasons(loaded: DecodedRecords) -> dict[int, str]:
     return {reject.offset: reject.reason for reject in loaded.rejects}
 
 
 def test_a_bare_body_that_looks_like_a_prefix_is_what_its_header_says(registry):
     body = avro(SIX, id=0, a=0, b=0, c=0, d=1, e=21)
     assert body.hex() == "00000000022a"
-    value = Avro(registry=registry.address, columns="id bigint")
-    assert ids(load(pipeline(value), [Record(body, headers=[(VALUE, header(AVRO))])])) == [0]
-    assert ids(load(pipeline(value), [body])) == [21]  # nothing says that it is another one
+    value = Avro(registry=registry.address, fields="id bigint")
+    assert ids(decode(pipeline(value), [Record(body, headers=[(VALUE, header(AVRO))])])) == [0]
+    assert ids(decode(pipeline(value), [body])) == [21]  # nothing says that it is another one
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -125,7 +126,7 @@ def test_headers_and_prefixes_in_one_topic(registry, name):
         Record(of_prefix + body(4), headers=[(KEY, of_header)]),  # a header of the key
         Record(of_prefix + body(5), headers=[(VALUE.upper(), of_header)]),
     ]
-    loaded = load(pipeline(make(registry.address)), records)
+    loaded = decode(pipeline(make(registry.address)), records)
     assert (ids(loaded), loaded.rejects, loaded.tombstones) == ([0, 1, 2, 3, 4, 5], [], 2)
 
 
@@ -145,7 +146,7 @@ def test_headers_and_prefixes_in_one_topic(registry, name):
 def test_a_header_that_is_no_prefix_is_a_reject_that_names_it(registry, name, found, shown):
     make, body, _, of_prefix = FORMATS[name]
     # Each of these values would be a row without its header.
-    loaded = load(pipeline(make(registry.address)), [Record(of_prefix + body(1), headers=[(VALUE, found)])])
+    loaded = decode(pipeline(make(registry.address)), [Record(of_prefix + body(1), headers=[(VALUE, found)])])
     indexes = ", and then the indexes of a message type" if name == "Protobuf" else ""
     assert reasons(loaded) == {0: f"header {VALUE!r}: {EXPECTED}{indexes}, found {shown}"}
 
@@ -153,12 +154,12 @@ def test_a_header_that_is_no_prefix_is_a_reject_that_names_it(registry, name, fo
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_header_is_never_taken_for_a_prefix(registry, name):
     make, body, of_header, of_prefix = FORMATS[name]
-    loaded = load(
+    loaded = decode(
         pipeline(make(registry.address)), [Record(of_prefix + body(1), headers=[(VALUE, of_header)])]
     )
     assert (loaded.rows, len(loaded.rejects)) == ([], 1)
     # Serializers write a GUID into headers alone.
-    loaded = load(pipeline(make(registry.address)), [of_header + body(1)])
+    loaded = decode(pipeline(make(registry.address)), [of_header + body(1)])
     assert reasons(loaded) == {
         0: f"expected byte 0 and the 4 bytes of a schema ID, found {of_header[:5].hex(' ')}"
     }
@@ -169,10 +170,10 @@ def test_an_unknown_guid_is_a_reject_and_a_registry_without_an_answer_is_none(re
     make, body, *_ = FORMATS[name]
     indexes, kind = (b"\0", "Protobuf schema") if name == "Protobuf" else (b"", "schema")
     record = Record(body(1), headers=[(VALUE, header(OTHER, indexes))])
-    loaded = load(pipeline(make(registry.address)), [record])
+    loaded = decode(pipeline(make(registry.address)), [record])
     assert reasons(loaded) == {0: f"the registry has no {kind} with the GUID {OTHER}"}
     with pytest.raises(RegistryUnavailable, match=f"for schema {OTHER}"):
-        load(pipeline(make("http://127.0.0.1:1")), [record])
+        decode(pipeline(make("http://127.0.0.1:1")), [record])
 
 
 def test_a_registry_that_does_not_know_guids_is_an_error_that_says_so(registry):
@@ -182,18 +183,18 @@ def test_a_registry_that_does_not_know_guids_is_an_error_that_says_so(registry):
     with pytest.raises(
         ConfigurationError, match=f"404 for the schema with the GUID {guid}, which a record's header"
     ):
-        load(pipeline(JsonSchema("id int", registry=registry.address)), [record])
+        decode(pipeline(JsonSchema("id int", registry=registry.address)), [record])
 
 
 def test_a_schema_of_another_type_is_a_reject(registry):
     value = JsonSchema("id bigint", registry=registry.address)
-    loaded = load(pipeline(value), [Record(b"{}", headers=[(VALUE, header(AVRO))])])
+    loaded = decode(pipeline(value), [Record(b"{}", headers=[(VALUE, header(AVRO))])])
     assert reasons(loaded) == {0: f"schema {AVRO} of the registry is AVRO, not JSON"}
 
 
 def test_an_empty_value_is_one_of_its_schema(registry):
     value = Protobuf("id bigint from 'f_int64'", registry=registry.address)
-    loaded = load(pipeline(value), [Record(b"", headers=[(VALUE, header(PROTOBUF, b"\2\2"))])])
+    loaded = decode(pipeline(value), [Record(b"", headers=[(VALUE, header(PROTOBUF, b"\2\2"))])])
     assert ids(loaded) == [0]
 
 
@@ -208,22 +209,22 @@ def test_schemas_by_guid_have_references(registry):
     inner = json.dumps({"type": "record", "name": "Id", "fields": [{"name": "n", "type": "long"}]})
     path = "/subjects/ids/versions/3?deleted=true"
     registry.answers[path] = (200, {"schema": inner, "id": 21, "version": 3})
-    value = Avro(registry=registry.address, columns="id jsonb")
-    loaded = load(pipeline(value), [Record(b"\x0e", headers=[(VALUE, header(guid))])])
+    value = Avro(registry=registry.address, fields="id jsonb")
+    loaded = decode(pipeline(value), [Record(b"\x0e", headers=[(VALUE, header(guid))])])
     assert ids(loaded) == ['{"n":7}'], loaded.rejects
 
 
 def test_keys_have_a_header_of_their_own(registry):
     value = WithMessage(
-        Avro(registry=registry.address, columns="id bigint"),
-        key=Avro(registry=registry.address, columns="key bigint"),
+        Avro(registry=registry.address, fields="id bigint"),
+        key=Avro(registry=registry.address, fields="key bigint"),
     )
     key_schema = {"type": "record", "name": "K", "fields": [{"name": "key", "type": "long"}]}
     guid = UUID(int=30)
     registry.has(30, key_schema, guid=guid)
     both = [(KEY, header(guid)), (VALUE, header(AVRO))]
     bare = avro(key_schema, key=0)
-    loaded = load(
+    loaded = decode(
         pipeline(value),
         [
             Record(six(1), bare, headers=both),
@@ -242,7 +243,7 @@ def test_keys_have_a_header_of_their_own(registry):
 def test_tombstones_delete_by_the_header_of_their_key(registry, name):
     make, body, of_header, of_prefix = FORMATS[name]
     format_ = make(registry.address)
-    upsert = pipeline(format_, key=format_, sink=Upsert("public.t", key=("id",)), max_rejects=3)
+    upsert = pipeline(format_, message_key=format_, sink=Upsert("public.t", key=("id",)), max_rejects=3)
     with_header = [(KEY, of_header)]
     loaded = load(
         upsert,
@@ -270,12 +271,12 @@ def test_a_record_whose_headers_cannot_be_read_is_a_reject(registry):
 
     value = JsonSchema("id int", registry=registry.address)
     values = pa.array([prefix(3) + b'{"id": %d}' % number for number in range(3)])
-    decoded = framed(value, VALUE, values, Messages()).decode(value.decode)
+    decoded = framed(value, VALUE, values, Messages()).decode(find_decoder(value).decode)
     assert decoded.rows.column("id").to_pylist() == [0, 2]
     assert decoded.rejects == ((1, UNREADABLE),)
 
 
 def test_formats_without_a_registry_take_the_body_as_it_is():
     headers = [(VALUE, b"bad")]
-    assert ids(load(pipeline(Json("id int")), [Record(b'{"id": 1}', headers=headers)])) == [1]
-    assert ids(load(pipeline(Avro(json.dumps(ONE))), [Record(avro(ONE, id=3), headers=headers)])) == [3]
+    assert ids(decode(pipeline(Json("id int")), [Record(b'{"id": 1}', headers=headers)])) == [1]
+    assert ids(decode(pipeline(Avro(json.dumps(ONE))), [Record(avro(ONE, id=3), headers=headers)])) == [3]

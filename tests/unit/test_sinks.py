@@ -7,9 +7,13 @@ import pytest
 
 from exactbatch import Aggregate, Append, Count, Json, Pipeline, Upsert, Window
 from exactbatch.errors import ConfigurationError
-from exactbatch.ledger.definition import definition_of
-from exactbatch.sinks import SINKS, Sink, UpsertWithoutHistory
-from exactbatch.sinks.tables.target import TargetTable
+from exactbatch.ledger.definition import build_definition
+from exactbatch.sinks import Sink
+from exactbatch.sinks.capabilities import AttachesPartitions, MergesPartitions
+from exactbatch.sinks.sink import KINDS
+from exactbatch.sinks.table_name import TableName
+from exactbatch.sinks.writers import WRITERS
+from support.writers import writer_of
 
 EXAMPLES: tuple[Sink, ...] = (
     Append("public.t"),
@@ -25,27 +29,36 @@ EXAMPLES: tuple[Sink, ...] = (
 )
 
 
-def test_every_sink_has_an_example():
-    assert {type(sink) for sink in EXAMPLES} == set(SINKS.values())
+def test_every_sink_has_an_example_and_a_writer():
+    assert {type(sink) for sink in EXAMPLES} == set(WRITERS)
+    assert {sink.kind for sink in EXAMPLES} == set(KINDS.values())
 
 
 @pytest.mark.parametrize("sink", EXAMPLES, ids=str)
 def test_a_sink_satisfies_the_protocol(sink):
     assert isinstance(sink, Sink)
-    assert SINKS[sink.kind] is type(sink)
-    identity = sink.identity
-    assert (identity.target, identity.sink, identity.lineage) == (sink.target, sink.kind, sink.lineage)
-    assert sink.tables[-1].spec == sink.target
-    assert sink.lineage_table.table in sink.tables
-    assert (sink.lineage_table.table == sink.tables[-1]) is not sink.is_derived
-    assert sink.lineage_table.lineage == sink.lineage
-    assert bool(sink.key_columns) is (sink.is_derived or not sink.keeps_every_row)
+    assert KINDS[sink.kind.name] is sink.kind
+    identity, writer = sink.identity, writer_of(sink)
+    traits = writer.traits
+    assert (identity.target, identity.sink, identity.lineage) == (
+        sink.target,
+        sink.kind.name,
+        traits.lineage,
+    )
+    assert (traits.sink, traits.identity, traits.target) == (sink, identity, sink.target)
+    assert writer.parts == (writer,)
+    assert writer.tables[-1].spec == sink.target
+    assert writer.lineage_table.table in writer.tables
+    assert (writer.lineage_table.table == writer.tables[-1]) is not traits.is_derived
+    assert writer.lineage_table.lineage == traits.lineage
+    assert bool(traits.key_columns) is (traits.is_derived or not traits.keeps_every_row)
+    assert pickle.loads(pickle.dumps(writer)) == writer
 
 
 @pytest.mark.parametrize("sink", EXAMPLES, ids=str)
 def test_the_ledger_knows_all_tables_of_a_sink(sink):
     pipeline = Pipeline(name="p", topics=("t",), value=Json("id int, at timestamptz, n int"), sink=sink)
-    assert {table.name for table in sink.tables} <= definition_of(pipeline).tables
+    assert {table.name for table in writer_of(sink).tables} <= build_definition(pipeline).tables
 
 
 @pytest.mark.parametrize("sink", EXAMPLES, ids=str)
@@ -56,9 +69,9 @@ def test_a_name_that_postgres_would_cut_is_refused(sink, schema, name):
 
 
 def test_two_long_names_of_the_ledger_are_the_one_table_that_postgres_has():
-    one, other = (TargetTable("public." + "t" * 63 + suffix) for suffix in ("_orders", "_customers"))
+    one, other = (TableName("public." + "t" * 63 + suffix) for suffix in ("_orders", "_customers"))
     assert one.name == other.name == ("public", "t" * 63)
-    assert TargetTable('public."' + "ä" * 32 + '"').name == ("public", "ä" * 31)
+    assert TableName('public."' + "ä" * 32 + '"').name == ("public", "ä" * 31)
 
 
 def test_a_target_that_is_partitioned_by_batch_takes_whole_batches():
@@ -67,12 +80,14 @@ def test_a_target_that_is_partitioned_by_batch_takes_whole_batches():
         ConfigurationError, match="found layout='by_batch', where a batch becomes visible as a whole"
     ):
         Pipeline(name="p", topics=("t",), value=Json("id int"), sink=sink, commit="partition")
-    with pytest.raises(ConfigurationError, match="smallest_partition to be 0 or more, found -1"):
-        Append("public.t", layout="by_batch", smallest_partition=-1)
+    with pytest.raises(ConfigurationError, match="min_offsets to be 0 or more, found -1"):
+        Append("public.t", layout="by_batch", min_offsets=-1)
     with pytest.raises(ConfigurationError, match="expected layout to be"):
         Append("public.t", layout="by_topic")  # type: ignore[arg-type]
-    assert (sink.drops_batches, sink.inserts_in_parts, sink.merger is None) == (True, False, False)
-    assert Append("public.t").merger is None
+    by_batch, plain = writer_of(sink), writer_of(Append("public.t"))
+    for capability in (AttachesPartitions, MergesPartitions):
+        assert isinstance(by_batch, capability)
+        assert not isinstance(plain, capability)
 
 
 def test_a_class_is_no_sink():
@@ -100,7 +115,7 @@ def test_every_column_of_a_version_is_one_of_the_pipeline():
         sink = Upsert("public.t", key=("id",), version=version)
         return Pipeline(name="p", topics=("t",), value=Json(columns), sink=sink)
 
-    assert pipeline("id int, file text, pos bigint", ("file", "pos")).sink.needs_last_records_only is False
+    assert pipeline("id int, file text, pos bigint", ("file", "pos")).traits.needs_last_records_only is False
     with pytest.raises(ConfigurationError, match="the version of public.t among .*found 'pos'"):
         pipeline("id int, file text", ("file", "pos"))
     with pytest.raises(ConfigurationError, match="'id' is a version and part of the key"):
@@ -109,11 +124,19 @@ def test_every_column_of_a_version_is_one_of_the_pipeline():
         pipeline("id int, file text, pos json", ("file", "pos"))
 
 
-def test_an_upsert_without_history_is_another_sink():
+def test_an_upsert_without_history_is_another_kind():
     sink = Upsert("public.t", key=("id",), version="at", history=False)
-    assert isinstance(sink, UpsertWithoutHistory)
     assert pickle.loads(pickle.dumps(sink)) == sink
-    assert replace(Upsert("public.t", key=("id",), version="at"), history=False) == sink
-    assert sink.identity.sink == "upsert_latest"
-    with pytest.raises(ConfigurationError, match="to keep a history, write Upsert"):
-        replace(sink, history=True)
+    kept = Upsert("public.t", key=("id",), version="at")
+    assert replace(kept, history=False) == sink
+    assert (kept.identity.sink, sink.identity.sink) == ("upsert", "upsert_latest")
+    assert type(writer_of(kept)) is not type(writer_of(sink))
+
+
+@pytest.mark.parametrize("sink", EXAMPLES, ids=str)
+def test_a_pipeline_keeps_the_sink_that_its_user_wrote(sink):
+    pipeline = Pipeline(name="p", topics=("t",), value=Json("id int, at timestamptz, n int"), sink=sink)
+    assert pipeline.sink is sink
+    alone = replace(pipeline, sink=[sink])
+    assert alone.traits == pipeline.traits
+    assert pickle.loads(pickle.dumps(pipeline)) == pipeline

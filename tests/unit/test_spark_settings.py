@@ -13,16 +13,16 @@ import pytest
 from pyspark import SparkContext
 from pyspark.errors import PySparkException
 
-from exactbatch.batch.spark.ports import guarded_ports
-from exactbatch.batch.spark.session import (
+from exactbatch.batch.spark.guarded_ports import guarded_ports
+from exactbatch.batch.spark.spark_errors import may_be_of_a_record, setting_refused
+from exactbatch.batch.spark.spark_session import (
     _check_home,
     _environment,
     _not_started,
     _stop_accumulators_later,
     spark_session,
 )
-from exactbatch.batch.spark.session_settings import PINNED, variables_of
-from exactbatch.batch.spark.spark_errors import may_be_of_a_record, setting_refused
+from exactbatch.batch.spark.spark_settings import PINNED, build_variables
 from exactbatch.errors import ConfigurationError, TasksFailed
 from support.pipelines import flights_pipeline
 
@@ -67,7 +67,7 @@ def test_spark_connect_in_the_pipelines_properties_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("changes", "is_transformed"), [({}, False), ({"sql": "select * from records"}, True)]
+    ("changes", "is_transformed"), [({}, False), ({"transform": "select * from records"}, True)]
 )
 def test_a_jvm_that_starts_is_fitted_to_its_work(monkeypatch, changes, is_transformed):
     asked: list[Any] = []
@@ -76,7 +76,7 @@ def test_a_jvm_that_starts_is_fitted_to_its_work(monkeypatch, changes, is_transf
         asked.append(named)
         raise InterruptedError
 
-    monkeypatch.setattr("exactbatch.batch.spark.session.with_archive", refuse)
+    monkeypatch.setattr("exactbatch.batch.spark.spark_session.with_archive", refuse)
     monkeypatch.setattr(SparkContext, "_gateway", None)
     with pytest.raises(InterruptedError), spark_session(flights_pipeline(**changes), offsets=7):
         pass
@@ -207,7 +207,7 @@ def test_a_record_is_looked_for_only_where_one_may_be_the_cause(said, may_be):
 def test_a_zone_that_python_does_not_know_is_refused(zone):
     pipeline = flights_pipeline(spark_conf={"spark.sql.session.timeZone": zone})
     with pytest.raises(ConfigurationError, match="which is not in the time zone database of this machine"):
-        variables_of(pipeline)
+        build_variables(pipeline)
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_a_zone_that_python_does_not_know_is_refused(zone):
 )
 def test_python_functions_see_the_zone_of_the_session(zone, local):
     pipeline = flights_pipeline(spark_conf={"spark.sql.session.timeZone": zone})
-    assert variables_of(pipeline) == {"TZ": local, "PYTHONHASHSEED": "0"}
+    assert build_variables(pipeline) == {"TZ": local, "PYTHONHASHSEED": "0"}
 
 
 def test_batches_at_the_same_time_have_one_zone(monkeypatch):

@@ -32,7 +32,7 @@ TAKEN: Final = {
         "operator",
     },
     "sinks/aggregate/audit.py": {"column.type", "types[name]", "str(number)"},
-    "sinks/aggregate/functions.py": {"self.function", "type_"},
+    "sinks/aggregate/function_sql.py": {"function.function", "type_"},
     "sinks/values/cast.py": {"self.type"},
     "sinks/tables/check_stored_rows.py": {"cast.type"},
     "sinks/values/exact_values.py": {"target.sql_name"},
@@ -58,7 +58,7 @@ TAKEN: Final = {
     "batch/staging/staging_tables.py": {"type_"},
     "operations/try_records.py": {"column.staged_type"},
     "testing/in_postgres.py": {"column.staged_type"},
-    "ledger/launches.py": {"_QUERIES.staged_records.sql"},
+    "ledger/staging.py": {"_QUERIES.staged_records.sql"},
     "ledger/rejects.py": {"_QUERIES.insert_rejects.sql"},
 }
 

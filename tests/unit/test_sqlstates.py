@@ -23,7 +23,6 @@ from exactbatch.errors.sqlstates import (
     MEANINGS,
     NO_SQLSTATE,
     UNLISTED,
-    Meaning,
     connection_error,
     error_for,
     is_refusal,
@@ -257,19 +256,13 @@ def test_unforeseen_error_says_where_it_was_raised_and_its_trace_is_logged(caplo
 
 
 def table() -> str:
-    """The table of the documentation, as the code makes it."""
-    lines = ["| SQLSTATE | what you see | error | retryable | what to do |", "|---|---|---|---|---|"]
-    places: dict[int, list[str]] = {}
-    found: dict[int, Meaning] = {}
+    """The table of the documentation, as the code makes it. The message of an error says what the code means."""
+    codes: dict[type[ExactbatchError], list[str]] = {}
     for code, each in itertools.chain(MEANINGS.items(), [("none", LOST), ("any other", UNLISTED)]):
-        places.setdefault(id(each), []).append(f"{code}xxx" if len(code) == 2 else code)
-        found[id(each)] = each
-    for key, codes in places.items():
-        each = found[key]
-        again = "yes" if each.error.retryable else "no"
-        lines.append(
-            f"| {', '.join(codes)} | {each.what} | `{each.error.__name__}` | {again} | {each.remedy} |"
-        )
+        codes.setdefault(each.error, []).append(f"{code}xxx" if len(code) == 2 else code)
+    lines = ["| error | retryable | SQLSTATE |", "|---|---|---|"]
+    for error, found in codes.items():
+        lines.append(f"| `{error.__name__}` | {'yes' if error.retryable else 'no'} | {', '.join(found)} |")
     return "\n".join(lines)
 
 

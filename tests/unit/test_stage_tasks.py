@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from exactbatch import Append, Json, OffsetRange, Pipeline, Upsert
+from exactbatch import Append, Json, OffsetRange, Pipeline, Tuning, Upsert
 from exactbatch.batch.staging.shares import distribute, spark_tasks_for
 from exactbatch.batch.staging.stager import stage_tasks
 from exactbatch.batch.staging.staging_tables import StagingTables
@@ -16,18 +16,18 @@ LIFE = UUID(int=1)
 
 
 def pieces(parallelism: int, offsets: int = 5_000_000, **changes: Any) -> list[OffsetRange]:
-    changes = {"sink": Append("public.t"), "max_connections": 8, **changes}
+    changes = {"sink": Append("public.t"), "tuning": Tuning(max_connections=8), **changes}
     pipeline = Pipeline(name="p", topics=("t",), value=Json("id int"), **changes)
     ranges = [OffsetRange("t", 0, 0, offsets, LIFE), OffsetRange("t", 1, 0, 10, LIFE)]
     settings = Settings(kafka={"bootstrap.servers": "localhost:9"}, postgres="")
-    tasks = stage_tasks(pipeline, ranges, {}, StagingTables(1, 1), settings, parallelism)
+    tasks = stage_tasks(pipeline, pipeline.traits, ranges, {}, StagingTables(1, 1), settings, parallelism)
     return [each.range for each in tasks]
 
 
 @pytest.mark.parametrize("parallelism", [1, 4, 400])
 def test_what_transform_gets_is_cut_in_same_way_on_any_cluster(parallelism):
-    cut = pieces(parallelism, sql="select * from records")
-    assert cut == pieces(8, sql="select * from records")
+    cut = pieces(parallelism, transform="select * from records")
+    assert cut == pieces(8, transform="select * from records")
     assert len(cut) == 9
 
 
@@ -36,17 +36,15 @@ def test_what_transform_gets_is_cut_in_same_way_on_any_cluster(parallelism):
     [(199_000, 1), (400_000, 4), (1_600_000, 8), (2_400_000, 12), (50_000_000, 32)],
 )
 def test_what_transform_gets_is_cut_into_few_pieces_that_are_worth_their_connections(offsets, expected):
-    cut = pieces(2, offsets, sql="select * from records", max_connections=32)
+    cut = pieces(2, offsets, transform="select * from records", tuning=Tuning(max_connections=32))
     assert len(cut) == expected + 1  # the other partition has ten offsets
 
 
-def test_what_needs_no_transform_is_cut_for_the_cluster():
-    upsert = Upsert("public.t", key=("id",))
-    assert [len(pieces(each, sink=upsert)) for each in (1, 4, 400)] == [2, 5, 9]
-
-
-def test_what_is_inserted_in_parts_is_cut_for_several_tasks_of_each_slot():
-    assert [len(pieces(each, max_connections=12)) for each in (1, 2, 400)] == [5, 9, 13]
+@pytest.mark.parametrize(
+    "sink", [Append("public.t"), Upsert("public.t", key=("id",))], ids=["append", "upsert"]
+)
+def test_what_needs_no_transform_is_cut_for_the_cluster(sink):
+    assert [len(pieces(each, sink=sink)) for each in (1, 4, 400)] == [2, 5, 9]
 
 
 def test_cutting_takes_ten_times_as_long_for_ten_times_as_many_partitions(monkeypatch):
@@ -65,7 +63,7 @@ def test_cutting_takes_ten_times_as_long_for_ten_times_as_many_partitions(monkey
     for partitions in (100, 1000):
         asked = 0
         ranges = [OffsetRange("t", partition, 0, 10, LIFE) for partition in range(partitions)]
-        stage_tasks(pipeline, ranges, {}, StagingTables(1, 1), settings, 2)
+        stage_tasks(pipeline, pipeline.traits, ranges, {}, StagingTables(1, 1), settings, 2)
         counts.append(asked)
     assert 0 < counts[1] <= 10 * counts[0]
 

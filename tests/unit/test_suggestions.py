@@ -72,7 +72,7 @@ def suggested(format_, *values):
             [b'{"before": null, "after": {"id": 3000000000}, "op": "c", "source": {}}'],
             {"id": (1, "declare id bigint")},
         ),
-        (Avro('"int"', columns="value smallint"), [b"\x80\x80\x08"], {"value": (1, "declare value bigint")}),
+        (Avro('"int"', fields="value smallint"), [b"\x80\x80\x08"], {"value": (1, "declare value bigint")}),
         (
             WithMessage(Json("n int"), key=Text("key")),
             [b'{"n": 0.5}'],

@@ -2,11 +2,11 @@
 
 import pytest
 
-from exactbatch.audit.report import AuditReport, Finding, PartitionAudit, TargetAudit
+from exactbatch.audit.audit_result import AuditReport, Differences, PartitionAudit, TargetAudit
 from exactbatch.cli import render
 
 
-def report(partition: dict[str, Finding], target: dict[str, int]) -> AuditReport:
+def report(partition: dict[str, Differences], target: dict[str, int]) -> AuditReport:
     partitions = [
         PartitionAudit("flights", number, 0, 10, records=10, rows=10, **findings)
         for number, findings in ((2, {}), (3, partition))
@@ -23,7 +23,7 @@ def test_the_verdict_of_an_exact_audit_says_so():
 
 @pytest.mark.parametrize("kind", PartitionAudit("flights", 0, 0, 1).findings)
 def test_verdict_names_each_kind_of_difference_and_where_it_is(kind):
-    different = report({kind: Finding(2, [4, 7])}, {})
+    different = report({kind: Differences(2, [4, 7])}, {})
     text = str(render.verdict(different))
     assert not different.is_exact
     assert text.startswith("NOT exact: ")

@@ -11,18 +11,20 @@ import pytest
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 
 from exactbatch import Append, Json, Pipeline, Tables, TableTopic
-from exactbatch.airflow import Connections, tables_dag
+from exactbatch.airflow import Connections, pipeline_dag
+from exactbatch.airflow import operator as module
 from exactbatch.airflow import submit as submit_module
-from exactbatch.airflow import tables_operator as module
-from exactbatch.airflow.batches import missed_plans, named_batches
-from exactbatch.airflow.parameters import tables_of
+from exactbatch.airflow.check_batches import missed_plans, named_batches
+from exactbatch.airflow.parameters import find_tables
+from exactbatch.airflow.tasks import left_batches as launch
 from exactbatch.airflow.versions import AirflowException, AirflowFailException
 from exactbatch.errors import ConfigurationError
 from exactbatch.errors.exit_status import TERMINAL
+from exactbatch.model import PlannedBatch
 from exactbatch.settings import Settings
 
 PLANS = [UUID(int=17), UUID(int=18)]
-BATCHES = json.dumps([["s.a", 1, str(PLANS[0])], ["s.b", 2, str(PLANS[1])]])
+BATCHES = json.dumps([f"shop.a:1:{PLANS[0]}", f"shop.b:2:{PLANS[1]}"])
 TI = SimpleNamespace(dag_id="shop", run_id="r", task_id="process_batch")
 
 
@@ -43,7 +45,7 @@ def tables(monkeypatch):
 
 
 def test_one_dag_plans_processes_and_reports_all_tables(tables):
-    dag = tables_dag(tables, schedule="*/5 * * * *")
+    dag = pipeline_dag(tables, schedule="*/5 * * * *")
     assert dag.dag_id == "shop"
     assert {each: sorted(dag.task_dict[each].downstream_task_ids) for each in dag.task_dict} == {
         "plan_batch": ["check_tables", "process_batch", "process_replay"],
@@ -56,7 +58,7 @@ def test_one_dag_plans_processes_and_reports_all_tables(tables):
     assert "topics" not in dag.task_dict["process_batch"].template_fields
     assert "Exactly-once batches from **s.a, s.b**" in (dag.doc_md or "")
     with pytest.raises(ConfigurationError, match="takes no catchup"):
-        tables_dag(tables, catchup=True)
+        pipeline_dag(tables, catchup=True)
 
 
 class Launches:
@@ -66,31 +68,33 @@ class Launches:
         self.asked: list[str] = []
         self.launched: list[list[str]] = []
 
-        def ask(_: Settings, batch_id: int, plan_id: UUID, ti: Any, *, pipeline: str) -> str | None:
-            assert (plan_id, ti) == (PLANS[batch_id - 1], TI)
-            self.asked.append(pipeline)
-            return done.get(batch_id)
+        def ask(_: Settings, batches: list[PlannedBatch], ti: Any) -> dict[PlannedBatch, str]:
+            assert ([each.plan_id for each in batches], ti) == (PLANS, TI)
+            self.asked += [each.pipeline for each in batches]
+            return {each: done[each.batch_id] for each in batches if each.batch_id in done}
 
-        def launch(operator: Any, _: Any) -> None:
+        def submit(operator: Any, _: Any) -> None:
             self.launched.append(operator.application_args)
             operator._hook = self.hook
             if returncode:
                 raise AirflowException("spark-submit failed")
 
-        monkeypatch.setattr(module, "done_already", ask)
+        monkeypatch.setattr(launch, "done_already", ask)
+        monkeypatch.setattr(launch, "planned_offsets", lambda *_: 1_000)
         monkeypatch.setattr(submit_module.BaseHook, "get_connection", lambda _: None)
-        monkeypatch.setattr(SparkSubmitOperator, "execute", launch)
+        monkeypatch.setattr(SparkSubmitOperator, "execute", submit)
         monkeypatch.setattr(Connections, "settings", lambda _: Settings(kafka={}, postgres="dbname=x"))
         self.hook = SimpleNamespace(
             _connection={"deploy_mode": None}, _submit_sp=SimpleNamespace(returncode=returncode)
         )
 
     def execute(self, batches: str = BATCHES) -> None:
-        operator = module.ProcessTablesOperator(
+        operator = module.ProcessBatchOperator(
             task_id="process_batch",
             connections=Connections(),
-            tables="pipelines.shop_of_test:shop",
+            pipeline="pipelines.shop_of_test:shop",
             batches=batches,
+            is_tables=True,
         )
         operator._get_hook = lambda: self.hook  # type: ignore[method-assign]
         operator.execute({"ti": TI})
@@ -101,21 +105,23 @@ def test_only_batches_that_are_left_are_submitted(monkeypatch):
     launches.execute()
     assert launches.asked == ["shop.a", "shop.b"]
     assert launches.launched == [
-        ["--tables", "pipelines.shop_of_test:shop", "--batches", json.dumps([["s.b", 2, str(PLANS[1])]])]
+        ["--pipeline", "pipelines.shop_of_test:shop", "--batches", f"shop.b:2:{PLANS[1]}"]
     ]
 
 
 def test_thousands_of_tables_start(monkeypatch):
     launches = Launches(monkeypatch, {})
-    planned = [[f"shop.public.{n:0237}", n, str(UUID(int=n))] for n in range(5000)]  # Kafka's longest names
+    planned = [f"shop.public.{n:0237}:{n}:{UUID(int=n)}" for n in range(5000)]  # Kafka's longest names
 
     def start(operator: Any, _: Any) -> None:
-        script = "import json, process_tables; print(json.dumps(process_tables.parse_arguments().batches))"
+        script = (
+            "import json, process_batch as job; print(json.dumps([*map(str, job.parse_arguments().batches)]))"
+        )
         command = [sys.executable, "-c", script, *operator.application_args]
         started = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
         launches.launched.append(started)
 
-    monkeypatch.setattr(module, "done_already", lambda *_, **__: None)
+    monkeypatch.setattr(launch, "done_already", lambda *_: {})
     monkeypatch.setattr(SparkSubmitOperator, "execute", start)
     launches.execute(json.dumps(planned))
     assert launches.launched == [planned]
@@ -143,11 +149,11 @@ def test_the_exit_status_of_the_driver_decides_on_retries(monkeypatch, status, e
 def test_batches_that_later_replays_overtake_meanwhile_do_not_fail_the_task(monkeypatch, overtaken):
     done: dict[int, str] = {}
     launches = Launches(monkeypatch, done, TERMINAL)
-    launch = SparkSubmitOperator.execute
+    submit = SparkSubmitOperator.execute
 
     def overtake(operator: Any, context: Any) -> None:
         done.update(dict.fromkeys(overtaken, "a later batch has processed all ranges"))
-        launch(operator, context)
+        submit(operator, context)
 
     monkeypatch.setattr(SparkSubmitOperator, "execute", overtake)
     if len(overtaken) == 2:
@@ -160,10 +166,10 @@ def test_batches_that_later_replays_overtake_meanwhile_do_not_fail_the_task(monk
 
 def test_a_form_names_tables_as_a_list():
     run = SimpleNamespace(conf={"tables": ["a"]})
-    assert tables_of(run, {"tables": []}) == ["a"]
-    assert tables_of(SimpleNamespace(conf=None), {}) == []
+    assert find_tables(run, {"tables": []}) == ["a"]
+    assert find_tables(SimpleNamespace(conf=None), {}) == []
     with pytest.raises(ConfigurationError, match="expected tables as a list of names, .* found 'orders'"):
-        tables_of(SimpleNamespace(conf={"tables": "orders"}), {})
+        find_tables(SimpleNamespace(conf={"tables": "orders"}), {})
 
 
 @pytest.mark.parametrize("nothing", ["", None, "[[1]]"])
@@ -175,12 +181,13 @@ def test_without_batches_the_task_says_that_plan_batch_has_left_none(nothing):
 @pytest.mark.parametrize(
     ("missed", "found"),
     [
-        ("", {}),
-        (None, {}),
-        ("[]", {}),
-        (f'[["t", ["{PLANS[0]}"]]]', {"t": PLANS[:1]}),
-        ([["t", [str(PLANS[0])]]], {"t": PLANS[:1]}),  # with render_template_as_native_obj
-        (f'[["t", 7, ["{PLANS[0]}"]]]', {"t": PLANS[:1]}),  # of an older version
+        ("", []),
+        (None, []),
+        ("[]", []),
+        (str(PLANS[0]), PLANS[:1]),
+        (f"{PLANS[0]},{PLANS[1]}", PLANS),
+        ([["t", [str(PLANS[0])]]], PLANS[:1]),  # of many tables, with render_template_as_native_obj
+        (f'[["t", 7, ["{PLANS[0]}"]]]', PLANS[:1]),  # of an older version
     ],
 )
 def test_batches_that_no_report_has_announced_are_read_however_jinja_renders_them(missed, found):

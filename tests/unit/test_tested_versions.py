@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from exactbatch import tested_versions
+from exactbatch.batch import tested_versions
+from exactbatch.batch.tested_versions import TESTED, untested, warn_if_untested
 from exactbatch.operations.doctor.machine import check_versions
-from exactbatch.tested_versions import TESTED, untested, warn_if_untested
 from support.environment import DOCS, ROOT
 
 

@@ -30,10 +30,10 @@ def pipeline(sink: Any, forward: ToTopic, **changes: Any) -> Pipeline:
         ({"topic": "late flights"}, "expected the name of a topic"),
         ({"topic": ".."}, "expected the name of a topic"),
         (
-            {"key": "carrier"},
-            r"expected key to be a tuple of str, found 'carrier' \(str\); write key=\(\"carrier\",\)",
+            {"keyed_by": "carrier"},
+            r"expected keyed_by to be a tuple of str, found 'carrier' \(str\); write keyed_by=\(\"carrier\",\)",
         ),
-        ({"key": ("a", "a")}, "the key names a column twice"),
+        ({"keyed_by": ("a", "a")}, "the key names a column twice"),
         ({"value": ()}, "the value has no columns"),
         ({"max_bytes": 0}, "max_bytes to be 1 or more"),
         ({"numbers": "float"}, "expected numbers to be 'number' or 'text'"),
@@ -50,18 +50,18 @@ def test_options_are_checked(options, said):
         (APPEND, {"topic": "t"}, "it would process its own results"),
         (
             APPEND,
-            {"key": ("flight",)},
+            {"keyed_by": ("flight",)},
             "expected the key among the columns of a result, id, name, at, kafka_topic, .*, found 'flight'",
         ),
         (APPEND, {"value": ("id", "tail")}, "expected the value among the columns .* found 'tail'"),
         (APPEND, {"key_format": "text"}, "needs exactly one key column"),
         (
             UPSERT,
-            {"key": ("name",)},
-            r"expected key to have the key columns of the sink, \(id\), found \(name\)",
+            {"keyed_by": ("name",)},
+            r"expected keyed_by to have the key columns of the sink, \(id\), found \(name\)",
         ),
         (UPSERT, {"value": ("kafka_offset",)}, "found 'kafka_offset'"),
-        (HOURLY, {"key": ("hour",)}, r"key columns of the sink, \(name, hour\)"),
+        (HOURLY, {"keyed_by": ("hour",)}, r"key columns of the sink, \(name, hour\)"),
         (
             HOURLY,
             {"value": ("id",)},
@@ -84,7 +84,7 @@ def test_ranges_that_commit_separately_have_no_order_to_forward():
 
 def test_the_key_of_the_sink_is_the_key_of_messages():
     assert ToTopic("late").key_columns(("a", "b")) == ("a", "b")
-    assert ToTopic("late", key=("b", "a")).key_columns(("a", "b")) == ("b", "a")
+    assert ToTopic("late", keyed_by=("b", "a")).key_columns(("a", "b")) == ("b", "a")
     assert ToTopic("late").key_columns(()) == ()
     pipeline(HOURLY, ToTopic("late", value=("n", "final")))
-    pipeline(APPEND, ToTopic("late", key=("kafka_partition",), value=("id", "batch_id")))
+    pipeline(APPEND, ToTopic("late", keyed_by=("kafka_partition",), value=("id", "batch_id")))

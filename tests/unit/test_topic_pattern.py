@@ -7,7 +7,7 @@ import pytest
 
 from exactbatch import Append, Json, Pipeline, TopicPattern
 from exactbatch.errors import ConfigurationError
-from exactbatch.ledger.definition import adds_topics, check_topics, definition_of
+from exactbatch.ledger.definition import adds_topics, build_definition, check_topics
 from support.pipelines import flights_pipeline
 
 
@@ -25,7 +25,6 @@ def test_a_pattern_matches_whole_names_and_no_internal_topic():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"topics": "shop"}, r'found \'shop\' \(str\); write topics=\("shop",\)'),
         (
             {"start": {"other": {0: 5}}},
             "to name topics of the pipeline, topics that match 'shop.*', found 'other'",
@@ -65,8 +64,8 @@ def test_pipelines_with_one_target_share_what_a_pattern_matches(one, loaded, oth
     definitions = [
         replace(each, topics=sorted({*each.topics, *topics}))
         for each, topics in (
-            (definition_of(pipeline("one", one)), loaded),
-            (definition_of(pipeline("other", other)), other_loaded),
+            (build_definition(pipeline("one", one)), loaded),
+            (build_definition(pipeline("other", other)), other_loaded),
         )
     ]
     for own, companion in (definitions, definitions[::-1]):
@@ -78,7 +77,7 @@ def test_pipelines_with_one_target_share_what_a_pattern_matches(one, loaded, oth
 
 
 def test_another_pattern_adds_topics():
-    before, now = (definition_of(pipeline("p", topics)) for topics in (("a",), TopicPattern("a|b")))
+    before, now = (build_definition(pipeline("p", topics)) for topics in (("a",), TopicPattern("a|b")))
     assert adds_topics(now, before)
     assert adds_topics(before, now)
     assert not adds_topics(now, now)

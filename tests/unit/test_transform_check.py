@@ -15,7 +15,7 @@ PIPELINE = Pipeline(
     topics=("t",),
     value=Json("id int"),
     sink=Append("public.t", lineage="batch"),
-    sql="select * from records",
+    transform="select * from records",
 )
 
 

@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats import Json, Raw, Text
+from exactbatch.formats.json.decoder import JsonDecoder
 from support.decoding import decode, reason, rows, value_of
 from support.json_values import VALUES
 
@@ -66,9 +67,11 @@ def test_json_may_be_pretty_printed_and_surrounded_by_white_space():
 
 def test_white_space_around_a_value_does_not_leave_the_fast_path(monkeypatch):
     blocks: list[int] = []
-    decode_block = Json._decode_block
+    decode_block = JsonDecoder._decode_block
     monkeypatch.setattr(
-        Json, "_decode_block", lambda self, values: blocks.append(len(values)) or decode_block(self, values)
+        JsonDecoder,
+        "_decode_block",
+        lambda self, values: blocks.append(len(values)) or decode_block(self, values),
     )
     rows(Json("a int"), *[b'{"a":%d}\n' % number for number in range(1000)])
     assert blocks == [1000]
@@ -305,7 +308,7 @@ def test_a_column_name_that_postgres_cannot_have_is_refused():
             make()
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(VALUES)
 def test_a_block_decodes_as_its_values_do_one_by_one(values):
     schema = "a int, b text, c real, d numeric(5,2), e timestamptz"

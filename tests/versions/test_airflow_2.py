@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from exactbatch import Append, Json, Pipeline
-from exactbatch.audit.audit import audit
+from exactbatch.audit.run_audit import audit
 from exactbatch.local.topics import create_topic, send
 from exactbatch.settings import Settings
 from support.environment import DOCS, JOBS
@@ -36,7 +36,7 @@ def run_dag(settings, tmp_path_factory):
     folder = tmp_path_factory.mktemp("airflow_2")
     (folder / "dags").mkdir()
     (folder / "my_pipelines.py").write_text(
-        f"from exactbatch import Append, Json, Limits, Pipeline\nflights = {PIPELINE!r}\n"
+        f"from exactbatch import Append, Json, Limits, Pipeline, Tuning\nflights = {PIPELINE!r}\n"
     )
     (code,) = re.findall(
         r"```python\n((?:(?!```).)*BashOperator.*?)```", (DOCS / "deploy.md").read_text(), re.DOTALL

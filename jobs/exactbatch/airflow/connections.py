@@ -10,8 +10,8 @@ from psycopg2.extensions import make_dsn
 
 from exactbatch.airflow.history import check_history_address
 from exactbatch.airflow.versions import BaseHook
-from exactbatch.airflow_api import airflow_api, airflow_url, pool_slots
 from exactbatch.errors import ConfigurationError
+from exactbatch.operations.airflow_api import airflow_api, airflow_url, pool_slots
 from exactbatch.settings import Settings, parse_object
 
 # In the extra, Airflow's hooks for Postgres take these in addition to libpq's parameters.

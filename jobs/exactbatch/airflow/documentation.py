@@ -7,8 +7,14 @@ from exactbatch.pipeline import Pipeline
 from exactbatch.tables import Tables
 
 
-def documentation(pipeline: Pipeline, pool: str, replay_pool: str) -> str:
-    """Return the Markdown text about a pipeline, its tasks and its columns."""
+def documentation(found: Pipeline | Tables, pool: str, replay_pool: str) -> str:
+    """Return the Markdown text about a pipeline, its tasks and its columns, or about many tables and their tasks."""
+    if isinstance(found, Pipeline):
+        return _describe_pipeline(found, pool, replay_pool)
+    return _describe_tables(found, pool, replay_pool)
+
+
+def _describe_pipeline(pipeline: Pipeline, pool: str, replay_pool: str) -> str:
     columns = "\n".join(
         f"| {_cell(column.name)} | {_cell(column.type)} |" for column in pipeline.value.columns
     )
@@ -17,7 +23,7 @@ def documentation(pipeline: Pipeline, pool: str, replay_pool: str) -> str:
     return f"""\
 ### {pipeline.name}
 
-Exactly-once batches from **{html.escape(pipeline.topics_text)}** to **{pipeline.sink.target}**.
+Exactly-once batches from **{html.escape(pipeline.topics_text)}** to **{pipeline.traits.target}**.
 
 1. **plan_batch** reads the stored offsets, asks Kafka for the latest ones, and freezes the ranges in the ledger. If
    there is nothing new, the run is skipped.
@@ -45,8 +51,7 @@ pool `{pool}`, replays in `{replay_pool}`.
 """
 
 
-def documentation_of_tables(tables: Tables, pool: str, replay_pool: str) -> str:
-    """Return the Markdown text about many tables and their tasks."""
+def _describe_tables(tables: Tables, pool: str, replay_pool: str) -> str:
     return f"""\
 ### {tables.name}
 

@@ -3,24 +3,15 @@
 Airflow asks for them once a task has ended, in the task's process, and keeps them as XComs.
 """
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 from urllib.parse import urlencode
 
 from airflow.sdk import BaseOperatorLink
 
-from exactbatch.airflow.batches import named_batch
+from exactbatch.airflow.check_batches import named_batches
+from exactbatch.airflow.connections import Connections
 from exactbatch.airflow.history import application_url
-
-if TYPE_CHECKING:
-    from exactbatch.airflow.connections import Connections
-
-
-class _ProcessesBatch(Protocol):
-    """What a link reads of an operator, whose fields are rendered."""
-
-    batch_id: Any
-    plan_id: Any
-    connections: "Connections"
+from exactbatch.postgres.connection import transaction
 
 
 class BatchLink(BaseOperatorLink):
@@ -30,9 +21,10 @@ class BatchLink(BaseOperatorLink):
 
     def get_link(self, operator: Any, *, ti_key: Any) -> str:
         """Return the address."""
-        batch: _ProcessesBatch = operator
-        batch_id, _ = named_batch(batch.batch_id, batch.plan_id)
-        return "exactbatch/?" + urlencode({"dag": ti_key.dag_id, "run": ti_key.run_id, "batch": batch_id})
+        (batch,) = named_batches(operator.batches)
+        return "exactbatch/?" + urlencode(
+            {"dag": ti_key.dag_id, "run": ti_key.run_id, "batch": batch.batch_id}
+        )
 
 
 class SparkApplicationLink(BaseOperatorLink):
@@ -45,17 +37,16 @@ class SparkApplicationLink(BaseOperatorLink):
 
         Raises the errors of ledger_session(), which Airflow logs.
         """
+        # Parsing a DAG file, which needs no ledger, imports this module.
         from exactbatch.ledger import Ledger, ledger_session
-        from exactbatch.postgres.connection import transaction
 
-        batch: _ProcessesBatch = operator
-        batch_id, plan_id = named_batch(batch.batch_id, batch.plan_id)
-        postgres = batch.connections.settings().postgres
+        (batch,) = named_batches(operator.batches)
+        postgres = operator.connections.settings().postgres
         with ledger_session(postgres, "exactbatch link") as connection, transaction(connection):
-            application_id = Ledger(connection).batch(batch_id, plan_id).application_id
-        return application_url(batch.connections.spark_history, application_id) or ""
+            application_id = Ledger(connection).batches.read(batch.batch_id, batch.plan_id).application_id
+        return application_url(operator.connections.spark_history, application_id) or ""
 
 
-def links_of(connections: "Connections") -> tuple[BaseOperatorLink, ...]:
+def build_links(connections: Connections) -> tuple[BaseOperatorLink, ...]:
     """Return the links of a task; one to Spark only if there is a history server."""
     return (BatchLink(), SparkApplicationLink()) if connections.spark_history else (BatchLink(),)

@@ -11,8 +11,21 @@ from openlineage.client.facet_v2 import (
     input_statistics_input_dataset,
     output_statistics_output_dataset,
 )
+from psycopg2.extensions import parse_dsn
 
-from exactbatch.operations.datasets import BatchDatasets, Table, TopicRanges
+from exactbatch.ledger import Ledger, ledger_session
+from exactbatch.model import PlannedBatch
+from exactbatch.operations.datasets import (
+    BatchDatasets,
+    Table,
+    TopicRanges,
+    kafka_namespace,
+    postgres_namespace,
+    tables,
+    topic_ranges,
+)
+from exactbatch.postgres.connection import transaction
+from exactbatch.settings import Settings
 
 OFFSET_RANGES: Final = "exactbatch_offsetRanges"
 SCHEMA_URL: Final = (
@@ -53,6 +66,21 @@ class OffsetRangesInputDatasetFacet(InputDatasetFacet):
     @staticmethod
     def _get_schema() -> str:
         return SCHEMA_URL
+
+
+def load_lineage(settings: Settings, planned: PlannedBatch) -> OperatorLineage[Any, Any]:
+    """Read from the ledger what a batch reads and writes. Raises BatchLost, and the errors of ledger_session()."""
+    with ledger_session(settings.postgres, "exactbatch lineage") as connection, transaction(connection):
+        ledger = Ledger(connection)
+        batch = ledger.batches.read(planned.batch_id, planned.plan_id)
+        datasets = BatchDatasets(
+            batch=batch,
+            kafka=kafka_namespace(str(settings.kafka["bootstrap.servers"])),
+            topics=topic_ranges(ledger.batches.read_ranges_with_records(batch.batch_id)),
+            postgres=postgres_namespace(parse_dsn(settings.postgres)),
+            tables=tables(batch, connection.info.dbname, ledger.registry.read(batch.pipeline).targets),
+        )
+    return operator_lineage(datasets)
 
 
 def operator_lineage(datasets: BatchDatasets) -> OperatorLineage[Any, Any]:

@@ -7,7 +7,7 @@ from typing import Any, Final
 from airflow.sdk import Param
 
 from exactbatch.errors import ConfigurationError
-from exactbatch.planning.request import MOST_ENTRIES, ReplayRequest, request_of, shown
+from exactbatch.planning.request import MOST_ENTRIES, ReplayRequest, parse_request, shown
 
 logger = logging.getLogger(__name__)
 
@@ -21,9 +21,21 @@ TRIGGERED: Final = ("manual", "operator_triggered")
 _SECTION: Final = "Process again (leave empty for a normal run and for a backfill)"
 
 
-def parameters() -> dict[str, Param]:
-    """Return the typed form of Airflow's trigger dialog, what is used most first. The defaults request no replay."""
+def parameters(*, is_tables: bool = False) -> dict[str, Param]:
+    """Return the typed form of Airflow's trigger dialog, what is used most first. The defaults request no replay.
+
+    With many tables, the first parameter names those that a run concerns.
+    """
+    tables = Param(
+        [],
+        type="array",
+        items={"type": "string"},
+        title="Tables",
+        description_md="The tables that this run concerns, for example `[customers, orders]`; all of them if "
+        "empty. Offset ranges and batch IDs name their table themselves.",
+    )
     return {
+        **({TABLES: tables} if is_tables else {}),
         "start": Param(
             None,
             type=["null", "string"],
@@ -84,22 +96,7 @@ def parameters() -> dict[str, Param]:
     }
 
 
-def parameters_of_tables() -> dict[str, Param]:
-    """Return the form of the DAG of many tables: parameters() and the tables that a run concerns."""
-    return {
-        TABLES: Param(
-            [],
-            type="array",
-            items={"type": "string"},
-            title="Tables",
-            description_md="The tables that this run concerns, for example `[customers, orders]`; all of them if "
-            "empty. Offset ranges and batch IDs name their table themselves.",
-        ),
-        **parameters(),
-    }
-
-
-def tables_of(dag_run: Any, params: Any) -> list[str]:
+def find_tables(dag_run: Any, params: Any) -> list[str]:
     """Return the tables that a run of many tables concerns; none stands for all. Raises ConfigurationError."""
     given = {**dict(params), **(dag_run.conf or {})}.get(TABLES) or []
     if not isinstance(given, list | tuple) or not all(isinstance(table, str) for table in given):
@@ -109,22 +106,29 @@ def tables_of(dag_run: Any, params: Any) -> list[str]:
     return list(dict.fromkeys(given))
 
 
-def replay_of(dag_run: Any, params: Any, others: Collection[str] = ()) -> ReplayRequest | None:
+def find_replay(
+    dag_run: Any, params: Any, others: Collection[str] = (), *, in_group: bool = False
+) -> ReplayRequest | None:
     """Return the replay that a run requests: a backfill its data interval, any other run what its parameters name.
 
     Airflow accepts keys without a parameter and does not check times; this function checks both. `others` are the
-    names of parameters that the DAG's author has added.
+    names of parameters that the DAG's author has added. All parameters of a DAG with a task group are its author's.
 
     Raises ConfigurationError.
     """
     given = {**dict(params), **(dag_run.conf or {})}
+    if in_group:
+        _check_no_request(given.keys() - {*others})
+        if dag_run.run_type != "backfill":
+            return None
+        given = {}
     given = {
         name: value
         for name, value in given.items()
         if name not in others and name != _ENABLES_OPENLINEAGE and not name.startswith(_AIRFLOW_PREFIX)
     }
     if dag_run.run_type != "backfill":
-        request = request_of(given)
+        request = parse_request(given)
         if dag_run.run_type in TRIGGERED and request is None:
             _check_no_interval(dag_run)
         return request
@@ -139,7 +143,17 @@ def replay_of(dag_run: Any, params: Any, others: Collection[str] = ()) -> Replay
             f"expected a data interval, which runs of a backfill have if the schedule is a cron expression, found "
             f"{start} to {end}. Give pipeline_dag a cron expression or a timetable with data intervals."
         )
-    return request_of({**given, "start": start.isoformat(), "end": end.isoformat()})
+    return parse_request({**given, "start": start.isoformat(), "end": end.isoformat()})
+
+
+def _check_no_request(names: Collection[str]) -> None:
+    """Raise ConfigurationError if a run of a DAG with a task group was triggered with parameters of a replay."""
+    if asked := sorted(parameters(is_tables=True).keys() & names):
+        raise ConfigurationError(
+            f"the run was triggered with {', '.join(asked)}, but only DAGs of pipeline_dag take replays as parameters. "
+            f"To process ranges, a window or batches again, run `exactbatch replay`. To process the batch of a run "
+            f"again, clear the plan_batch of the run with its downstream tasks."
+        )
 
 
 def _check_no_interval(dag_run: Any) -> None:

@@ -11,9 +11,9 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 
 from exactbatch.airflow.connections import Connections
 from exactbatch.airflow.versions import AirflowFailException, BaseHook
+from exactbatch.batch.spark.yarn_credentials import credentials_file
 from exactbatch.discovery import import_folder
 from exactbatch.settings import Settings
-from exactbatch.yarn_credentials import credentials_file
 
 APPLICATIONS: Final = Path(__file__).parents[2]
 
@@ -30,13 +30,7 @@ class SubmitOperator(SparkSubmitOperator):
     uses both with the real hook.
     """
 
-    def __init__(self, *, connections: Connections, **kwargs: Any) -> None:
-        super().__init__(
-            conn_id=connections.spark,
-            durable=False,  # a retry reads the state of the batch from the ledger, not from Spark
-            **kwargs,
-        )
-        self.connections = connections
+    connections: Connections
 
     def submit(self, context: Any, settings: Settings, variables: Mapping[str, str]) -> None:
         """Submit the job with these settings, and variables in its environment, and wait for it.

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from exactbatch.audit.report import Offsets
+from exactbatch.audit.audit_result import Offsets
 
 NOT_COVERED: Final = -2  # in place of the ID of a batch: no batch covers the offset
 FOLDED: Final = 0  # in place of the ID of a batch: exactbatch prune has folded it
@@ -44,14 +44,14 @@ class Covering:
 
     def at(self, offsets: Offsets) -> Offsets:
         """Return the batch that covers each offset; NOT_COVERED if none does."""
-        index, is_inside = self._interval_of(offsets)
+        index, is_inside = self._find_interval(offsets)
         if not len(self.starts):
             return np.full(len(offsets), NOT_COVERED, np.int64)
         return np.where(is_inside, self.batches[index], NOT_COVERED)
 
     def is_lost(self, offsets: Offsets) -> npt.NDArray[np.bool_]:
         """Return which of the offsets the ledger records as lost."""
-        index, is_inside = self._interval_of(offsets)
+        index, is_inside = self._find_interval(offsets)
         if not len(self.starts):
             return is_inside
         lost: npt.NDArray[np.bool_] = is_inside & self.is_loss[index]
@@ -69,7 +69,7 @@ class Covering:
         is_gap = reached < following
         return list(zip(reached[is_gap].tolist(), following[is_gap].tolist(), strict=True))
 
-    def _interval_of(self, offsets: Offsets) -> tuple[Offsets, npt.NDArray[np.bool_]]:
+    def _find_interval(self, offsets: Offsets) -> tuple[Offsets, npt.NDArray[np.bool_]]:
         """Return the last interval that begins at or before each offset, and whether it contains the offset."""
         if not len(self.starts):
             return np.zeros(len(offsets), np.int64), np.zeros(len(offsets), bool)

@@ -1,56 +1,45 @@
 """Decode records for an audit as a batch stages them."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pyarrow as pa
 
+from exactbatch.audit.audit_result import Offsets
 from exactbatch.audit.log_records import LogRecords
-from exactbatch.audit.report import Offsets
-from exactbatch.formats import Format, WithMessage, as_changes, epoch_starts, with_epochs
 from exactbatch.formats.bounds import InParts
-from exactbatch.formats.enveloped_nulls import with_nulls
-from exactbatch.formats.format import Decoded, LeavesValuesOut
-from exactbatch.formats.replaced_text import Messages, decode_replacing
-from exactbatch.formats.schema_id_headers import VALUE_HEADER, framed
+from exactbatch.formats.decoded import Decoded
+from exactbatch.formats.decoder import Decoder
+from exactbatch.formats.json.enveloped_nulls import with_nulls
+from exactbatch.formats.message.decoder import RecordDecoder
+from exactbatch.formats.replaced_text import WholeMessages, decode_replacing
+from exactbatch.formats.upsert_changes import as_changes, epoch_starts, with_epochs
 from exactbatch.offsets import TopicPartition
 from exactbatch.pipeline import Pipeline
-
-
-def decode_values(
-    pipeline: Pipeline, value: Format | WithMessage, values: pa.BinaryArray, records: Messages | None = None
-) -> Decoded:
-    """Decode values with a format; `records` are needed by one that reads their keys or headers."""
-    if isinstance(value, WithMessage):
-        assert records is not None
-        return value.decode(values, records)
-    decode = value.decode
-    if pipeline.sink.keeps_unchanged and isinstance(value, LeavesValuesOut):
-        decode = value.decode_with_unchanged
-    if records is None:  # of Json, which needs no headers
-        return decode(values)
-    return framed(value, VALUE_HEADER, values, records).decode(decode)
+from exactbatch.sinks.sink import SinkTraits
 
 
 def decode_records(
     pipeline: Pipeline,
-    value: Format | WithMessage,
-    key: Format | None,
+    traits: SinkTraits,
+    value: RecordDecoder,
+    key: Decoder[Any] | None,
     records: LogRecords,
     partition: TopicPartition,
     offsets: Offsets,
 ) -> Iterator[tuple[slice, Decoded]]:
-    """Decode records of a partition, in parts, with the formats of their values and keys: into changes, if the sink
+    """Decode records of a partition, in parts, with the decoders of their records and keys: into changes, if the sink
     keeps deletes. Yield the place of each part among the records."""
     start = 0
-    epochs = pipeline.sink.epochs
+    epochs = traits.epochs
     starts = epoch_starts(epochs, partition) if epochs else None
 
     def decode(part: LogRecords) -> Decoded:
         return decode_replacing(
-            lambda some: _decode(pipeline, value, key, some),
+            lambda some: _decode(pipeline, traits, value, key, some),
             part,
             pipeline.value,
-            pipeline.key,
+            pipeline.message_key,
             pipeline.replace_unstorable,
         )
 
@@ -63,11 +52,15 @@ def decode_records(
 
 
 def _decode(
-    pipeline: Pipeline, value: Format | WithMessage, key: Format | None, records: Messages
+    pipeline: Pipeline,
+    traits: SinkTraits,
+    value: RecordDecoder,
+    key: Decoder[Any] | None,
+    records: WholeMessages,
 ) -> Decoded:
     values = with_nulls(pipeline.value, records.values())
-    decoded = decode_values(pipeline, value, values, records)
-    if not pipeline.sink.keeps_deletes:
+    decoded = value.decode(values, records, keeps_unchanged=traits.keeps_unchanged)
+    if not traits.keeps_deletes:
         return decoded
     names = {column.name for column in pipeline.value.columns}
     return as_changes(
@@ -75,7 +68,7 @@ def _decode(
         values,
         records,
         key,
-        tuple(name for name in pipeline.sink.key_columns if name in names),
-        tombstones_delete=value.tombstone_deletes,
-        keeps_unchanged=pipeline.sink.keeps_unchanged,
+        tuple(name for name in traits.key_columns if name in names),
+        tombstones_delete=pipeline.value.tombstone_deletes,
+        keeps_unchanged=traits.keeps_unchanged,
     )

@@ -13,8 +13,9 @@ from psycopg2 import sql
 
 from exactbatch.audit.snapshot import Snapshot
 from exactbatch.pipeline import Pipeline
-from exactbatch.sinks.base import Comparison
+from exactbatch.sinks.capabilities import ComparesTarget, Comparison
 from exactbatch.sinks.values.null_safe_groups import column_list
+from exactbatch.sinks.writer import SinkWriter
 
 # How many expected and actual rows have no counterpart or other bytes, and how many have several counterparts.
 _DIFFERENCE: Final = (
@@ -29,16 +30,15 @@ _IMAGE: Final = sql.Identifier("exactbatch image")
 _MOST_COLUMNS: Final = 800
 
 
-def stale_rows(snapshot: Snapshot, pipeline: Pipeline) -> int:
+def stale_rows(snapshot: Snapshot, pipeline: Pipeline, writer: SinkWriter) -> int:
     """Return how many keys have a wrong row in a derived target, or lack one."""
-    sink = pipeline.sink
-    comparison = sink.compare_target(
-        None if pipeline.is_transformed else pipeline.value.columns,
-        snapshot.types_of(sink.table),
-        snapshot.types_of(sink.lineage_table.identifier),
-    )
-    if comparison is None:
+    if not isinstance(writer, ComparesTarget):
         return 0
+    comparison = writer.compare_target(
+        None if pipeline.is_transformed else pipeline.value.columns,
+        snapshot.list_types(writer.tables[-1].identifier),
+        snapshot.list_types(writer.lineage_table.identifier),
+    )
     query = sql.SQL("with expected as ({}), actual as ({}) {}").format(
         comparison.expected, comparison.actual, difference(comparison)
     )

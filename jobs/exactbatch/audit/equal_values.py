@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from exactbatch.audit.report import Offsets
+from exactbatch.audit.audit_result import Offsets
 
 # Types of Postgres whose every value Arrow holds, and whose values with equal bits have equal bytes in Postgres.
 # numeric is none of them: its scale is part of the value. Nor is a type with a length.

@@ -11,15 +11,17 @@ import io
 import json
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from json.decoder import scanstring  # type: ignore[attr-defined]  # its stubs leave it out
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 
-from exactbatch.columns import Column, Field
-from exactbatch.formats import Decoded, Format, Json, JsonSchema, WithMessage
-from exactbatch.formats.format import in_order
+from exactbatch.columns import Field
+from exactbatch.formats import Format, Json, JsonSchema, WithMessage
+from exactbatch.formats.decoded import Decoded
+from exactbatch.formats.decoder import Decoder, in_order
+from exactbatch.formats.decoders import find_decoder
+from exactbatch.formats.json.decoder import JsonDecoder
 from exactbatch.member_paths import Step
 
 _NULL: Final = b"null"
@@ -33,31 +35,24 @@ _SPACE: Final = " \t\r\n"
 _Places = list[bytes | None]
 
 
-def audited_format(value: Format | WithMessage) -> Format | WithMessage:
-    """Return a format that gives the same rows without the code that reads members by paths."""
-    if isinstance(value, WithMessage):
-        own = audited_format(value.value)
-        assert isinstance(own, Format)
-        return replace(value, value=own)
-    if isinstance(value, JsonSchema):
-        return _AfterHeader(value)
-    return JsonMembers(value) if type(value) is Json and not value.is_plain else value
+def find_audited_decoder(spec: Format) -> Decoder[Any]:
+    """Return what decodes the values of a format into the same rows without the code that reads members by paths."""
+    if isinstance(spec, WithMessage):
+        return find_audited_decoder(spec.value)
+    if isinstance(spec, JsonSchema):
+        return _AfterHeader(spec)
+    return JsonMembers(spec) if type(spec) is Json and not spec.is_plain else find_decoder(spec)
 
 
-class _AfterHeader:
+class _AfterHeader(Decoder[JsonSchema]):
     """The rows of JSON after the 5 bytes with the ID of its schema, or the 17 bytes with its GUID."""
 
-    null_is_tombstone: Final = True
-    tombstone_deletes: Final = True
-    reads_schema_ids: Final = True
-
-    def __init__(self, value: JsonSchema) -> None:
-        self.columns: tuple[Column, ...] = value.columns
-        self._body = audited_format(value.body)
+    def __init__(self, spec: JsonSchema) -> None:
+        super().__init__(spec)
+        self._body = find_audited_decoder(spec.body)
 
     def decode(self, values: pa.BinaryArray) -> Decoded:
         """Decode n values; one without a header is a reject as what it is, which is no JSON."""
-        assert not isinstance(self._body, WithMessage)
         starts = {b"\0": 5, b"\1": 17}
         bodies = [
             None if value is None else value[start:] if (start := starts.get(value[:1])) else b"no header"
@@ -66,19 +61,14 @@ class _AfterHeader:
         return self._body.decode(pa.array(bodies, pa.binary()))
 
 
-class JsonMembers:
+class JsonMembers(Decoder[Json]):
     """The rows that Json gives for columns with paths and defaults."""
 
-    null_is_tombstone: Final = True
-    tombstone_deletes: Final = True
-
-    def __init__(self, value: Json) -> None:
-        self.columns: tuple[Column, ...] = value.columns
-        self.gives_several_rows = value.gives_several_rows
-        self._value, self._fields = value, value.fields
-        self._encodings, self._documents = value.encodings, value.documents
-        schema = ", ".join(f'"{column.name}" {column.type}' for column in value.columns)
-        self._flat = Json(schema, epoch=value.epoch)
+    def __init__(self, spec: Json) -> None:
+        super().__init__(spec)
+        self._fields, self._encodings, self._documents = spec.fields, spec.encodings, spec.documents
+        schema = ", ".join(f'"{column.name}" {column.type}' for column in spec.columns)
+        self._flat = JsonDecoder(Json(schema, epoch=spec.epoch))
 
     def decode(self, values: pa.BinaryArray) -> Decoded:
         """Decode n values."""
@@ -116,7 +106,7 @@ class JsonMembers:
 
     def _decode_deep(self, values: pa.BinaryArray, at: list[int]) -> Decoded:
         """Decode the values at some indices as batches do."""
-        decoded = self._value.decode(values.take(pa.array(at)))
+        decoded = JsonDecoder(self.spec).decode(values.take(pa.array(at)))
         return Decoded(
             decoded.rows,
             pa.array(at).take(decoded.kept),
@@ -153,7 +143,8 @@ def _decoded(value: bytes, encodings: Sequence[str]) -> bytes:
                     value = stream.read(_MOST_BYTES + 1)
             case _:
                 with pa.input_stream(pa.BufferReader(value), compression=encoding) as stream:
-                    value = stream.read(_MOST_BYTES + 1)
+                    # Not read(), which never frees what it has read of a broken stream.
+                    value = stream.read_buffer(_MOST_BYTES + 1).to_pybytes()
         if len(value) > _MOST_BYTES:
             raise ValueError(f"the value decompresses to more than {_MOST_BYTES} bytes")
     return value

@@ -6,10 +6,10 @@ from typing import Final
 
 from psycopg2 import sql
 
-from exactbatch.audit.change_order import PLACE, ChangeOrder
+from exactbatch.audit.audit_result import PartitionAudit
 from exactbatch.audit.derived import images_differ
-from exactbatch.audit.report import PartitionAudit
 from exactbatch.audit.snapshot import Snapshot
+from exactbatch.audit.unordered_changes import PLACE, UnorderedChanges
 from exactbatch.audit.values import BATCH
 from exactbatch.offsets import TopicPartition
 from exactbatch.sinks.values.null_safe_groups import column_list
@@ -110,7 +110,7 @@ def compare_latest(
     snapshot: Snapshot,
     tables: LatestTables,
     log: ReadLog,
-    order: ChangeOrder,
+    order: UnorderedChanges,
     latest_first: sql.Composable,
     pipeline: str,
 ) -> LatestComparison:

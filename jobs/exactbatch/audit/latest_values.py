@@ -10,15 +10,23 @@ from typing import Any, Final
 import pyarrow as pa
 from psycopg2 import sql
 
-from exactbatch.audit.change_order import PLACE, change_order_of, first_rows, tie_notes, went_back_notes
+from exactbatch.audit.audit_result import SHOWN, Differences, PartitionAudit
 from exactbatch.audit.covering import NOT_COVERED
 from exactbatch.audit.latest_comparison import LatestComparison, LatestTables, ReadLog, compare_latest
-from exactbatch.audit.report import SHOWN, Finding, PartitionAudit
 from exactbatch.audit.snapshot import Snapshot
+from exactbatch.audit.unordered_changes import (
+    PLACE,
+    find_change_order,
+    first_rows,
+    tie_notes,
+    went_back_notes,
+)
 from exactbatch.audit.values import BATCH, EXPECTED, EXPECTED_TABLE, NOT_REJECTED, ExpectedValues
 from exactbatch.offsets import TopicPartition
 from exactbatch.pipeline import Pipeline
+from exactbatch.sinks.capabilities import KeepsLatest
 from exactbatch.sinks.values.null_safe_groups import column_list
+from exactbatch.sinks.writer import SinkWriter
 
 _FOLD: Final = sql.Identifier("pg_temp", "exactbatch_fold")
 _CHANGES: Final = sql.Identifier("pg_temp", "exactbatch_changes")  # those of one window
@@ -33,14 +41,15 @@ class LatestValues(ExpectedValues):
     Raises what ExpectedValues raises.
     """
 
-    def __init__(self, snapshot: Snapshot, pipeline: Pipeline, kafka: Mapping[str, Any]) -> None:
-        super().__init__(snapshot, pipeline, kafka)
-        kept, order = pipeline.sink.kept_latest, change_order_of(pipeline)
-        assert kept is not None
-        assert order is not None
-        self._kept, self._order = kept, order
+    def __init__(
+        self, snapshot: Snapshot, pipeline: Pipeline, writer: SinkWriter, kafka: Mapping[str, Any]
+    ) -> None:
+        super().__init__(snapshot, pipeline, writer, kafka)
+        assert isinstance(writer, KeepsLatest)
+        self._markers, self._target = writer.markers.identifier, writer.tables[-1].identifier
+        order = self._order = find_change_order(writer.traits)
         # The version may begin with the epoch of the position, which no value has.
-        self._names = [*dict.fromkeys([*(column.name for column in pipeline.value.columns), *kept.version])]
+        self._names = [*dict.fromkeys([*(column.name for column in pipeline.value.columns), *order.version])]
         self._keys, self._dead = 0, 0  # rows in the fold, and those that it has deleted since it was copied
         self._partitions: list[TopicPartition] = []  # that are folded, in this order
         self._went_back, self._notes = 0, list[str]()
@@ -51,20 +60,20 @@ class LatestValues(ExpectedValues):
                     "create table {table} as select {names}, null::boolean as deleted, "
                     "null::text as kafka_topic, null::integer as kafka_partition, null::bigint as kafka_offset, "
                     "null::timestamptz as kafka_timestamp, null::bigint as {batch} from {target} with no data"
-                ).format(table=table, names=column_list(self._names), batch=BATCH, target=pipeline.sink.table)
+                ).format(table=table, names=column_list(self._names), batch=BATCH, target=self._target)
             )
-        snapshot.execute(sql.SQL("create index on {} ({})").format(_FOLD, column_list(kept.key)))
+        snapshot.execute(sql.SQL("create index on {} ({})").format(_FOLD, column_list(order.key)))
         for table, place in ((_TIES, ["kafka_topic"]), (_POSITIONS, PLACE)):
             snapshot.execute(
                 sql.SQL("create table {} as select {} from {} with no data").format(
-                    table, column_list([*kept.key, *kept.version, *place]), _FOLD
+                    table, column_list([*order.key, *order.version, *place]), _FOLD
                 )
             )
 
-    def differing(self) -> Finding:
+    def differing(self) -> Differences:
         """Fold the records that were added, and forget them. Return those that should be rejects and are not."""
         if self._window is None:
-            return Finding()
+            return Differences()
         place = self._window.topic, self._window.partition
         if place not in self._partitions[-1:]:
             self._judge_positions()
@@ -76,7 +85,7 @@ class LatestValues(ExpectedValues):
         self._forget()
         return found
 
-    def _not_rejected(self, topic: str, partition: int) -> Finding:
+    def _not_rejected(self, topic: str, partition: int) -> Differences:
         """Return the records that cannot be rows, and are not rejects either."""
         query = sql.SQL(
             "select q.o, count(*) over () from ("
@@ -98,7 +107,7 @@ class LatestValues(ExpectedValues):
             batches=sql.Literal([batch for _, batch in self._refused]),
         )
         rows = self._fetch(query)
-        return Finding(rows[0][1] if rows else 0, [row[0] for row in rows])
+        return Differences(rows[0][1] if rows else 0, [row[0] for row in rows])
 
     def _fold(self) -> None:
         """Add the records of the window to the fold, and keep the latest change of each of their keys."""
@@ -125,7 +134,7 @@ class LatestValues(ExpectedValues):
         if self._order.positions:
             self._snapshot.execute(
                 sql.SQL("insert into {} select {} from {}").format(
-                    _POSITIONS, column_list([*self._kept.key, *self._kept.version, *PLACE]), _CHANGES
+                    _POSITIONS, column_list([*self._order.key, *self._order.version, *PLACE]), _CHANGES
                 )
             )
         [(removed, added)] = self._snapshot.rows(
@@ -137,7 +146,7 @@ class LatestValues(ExpectedValues):
             ).format(
                 fold=_FOLD,
                 changes=_CHANGES,
-                key=column_list(self._kept.key),
+                key=column_list(self._order.key),
                 tied=self._tied(),
                 order=self._latest_first(),
             )
@@ -162,10 +171,10 @@ class LatestValues(ExpectedValues):
             differ=sql.SQL(" and row({}, c.deleted)::text <> row({}, e.deleted)::text").format(
                 column_list(self._names, of="c"), column_list(self._names, of="e")
             )
-            if self._kept.version
+            if self._order.version
             else sql.SQL(""),
             ties=_TIES,
-            of_change=column_list([*self._kept.key, *self._kept.version], of="c"),
+            of_change=column_list([*self._order.key, *self._order.version], of="c"),
             places=sql.SQL(" || ' and ' || ").join(
                 sql.SQL(
                     "{0}.kafka_topic || '[' || {0}.kafka_partition || '] offset ' || {0}.kafka_offset"
@@ -196,7 +205,7 @@ class LatestValues(ExpectedValues):
 
     def _latest_first(self) -> sql.Composable:
         return sql.Composed(
-            [sql.SQL("{0} is null, {0} desc, ").format(sql.Identifier(name)) for name in self._kept.version]
+            [sql.SQL("{0} is null, {0} desc, ").format(sql.Identifier(name)) for name in self._order.version]
         ) + sql.SQL(", ").join(sql.SQL("{} desc").format(sql.Identifier(name)) for name in PLACE)
 
     def compare(
@@ -215,10 +224,10 @@ class LatestValues(ExpectedValues):
         tables = LatestTables(
             fold=_FOLD,
             ties=_TIES,
-            target=self._pipeline.sink.table,
-            markers=self._kept.markers,
+            target=self._target,
+            markers=self._markers,
             types=self._types,
-            marker_types=self._snapshot.types_of(self._kept.markers),
+            marker_types=self._snapshot.list_types(self._markers),
             names=self._names,
             row_batch=self._row_batch,
         )

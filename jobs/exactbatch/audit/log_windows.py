@@ -2,32 +2,22 @@
 
 import time
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
 from operator import methodcaller
 from typing import Any, Final
 
 import numpy as np
-from confluent_kafka import Consumer, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
-from exactbatch.audit.log_records import LogRecords, MessageRecords
-from exactbatch.audit.native_reader import NativeReader, events_among
-from exactbatch.audit.report import Offsets
+from exactbatch.audit.audit_result import Offsets
+from exactbatch.audit.log_records import LogRecords
 from exactbatch.errors import ReadFailed
+from exactbatch.kafka.client_errors import event_error
 from exactbatch.kafka.client_properties import ANSWER_TIMEOUT, reader_properties
-from exactbatch.kafka.consumer import (
-    ClusterClient,
-    Event,
-    Signals,
-    check_ascending,
-    check_in_log,
-    is_cluster,
-    is_out_of_range,
-)
-from exactbatch.kafka.errors import event_error
-from exactbatch.kafka.native_library import LibraryUnusable, load_library
+from exactbatch.kafka.close_consumer import close_consumer
+from exactbatch.kafka.consumer import ClusterClient, Signals, check_ascending, check_in_log, is_cluster
+from exactbatch.kafka.events import Event, concerns_reading, is_out_of_range
 from exactbatch.model import LogPartition
 
 # How many records to request at a time: few at first, because they may be large, then as many as fit into these bytes.
@@ -35,42 +25,32 @@ _RECORDS: Final = 10_000
 _FIRST_RECORDS: Final = 100
 _BLOCK_BYTES: Final = 32 * 1024 * 1024
 _WAIT: Final = 0.1  # seconds to wait for a full block
-# Offsets: below, reading without objects gains nothing.
-_NATIVE_FROM: Final = 10_000
 
 _offset = methodcaller("offset")
 
 
-class Read(Enum):
-    """What is read of each record: its offset, its value, key and timestamp as well, or all of it."""
-
-    OFFSETS = auto()
-    VALUES = auto()
-    WITH_HEADERS = auto()
-
-
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Some records of a partition: offsets, ascending; those of null values; and the records, if they were read."""
+    """Some records of a partition: offsets, ascending; those of null values; and the records."""
 
     offsets: Offsets
     nulls: Offsets
-    records: LogRecords | None = None
+    records: LogRecords
 
     @classmethod
     def of(cls, messages: Sequence[Message]) -> "Block":
         """Return the block of these messages; none is an event."""
         nulls = [message.offset() for message in messages if not len(message) and message.value() is None]
         offsets = np.array(list(map(_offset, messages)), np.int64)
-        return cls(offsets, np.array(nulls, np.int64), MessageRecords(messages))
+        return cls(offsets, np.array(nulls, np.int64), LogRecords(messages))
 
     def cut(self, end: int) -> tuple["Block", "Block"]:
         """Return the records below `end` and those from it on."""
         at, null_at = (bisect_left(offsets, end) for offsets in (self.offsets, self.nulls))
         records, count = self.records, len(self.offsets)
         return (
-            Block(self.offsets[:at], self.nulls[:null_at], records and records.part(0, at)),
-            Block(self.offsets[at:], self.nulls[null_at:], records and records.part(at, count)),
+            Block(self.offsets[:at], self.nulls[:null_at], records.part(0, at)),
+            Block(self.offsets[at:], self.nulls[null_at:], records.part(at, count)),
         )
 
 
@@ -90,7 +70,7 @@ class _RequestSize:
 
 
 class _Messages:
-    """Reads records as objects."""
+    """Reads records."""
 
     def __init__(self, config: Mapping[str, Any], signals: Signals) -> None:
         self.client = Consumer({**config, **signals.callbacks()})
@@ -110,19 +90,16 @@ class _Messages:
         return Block.of(messages), end_of_log, error
 
 
-class _Native:
-    """Reads records without objects, which have no headers then."""
-
-    def __init__(self, library: Any, config: Mapping[str, Any], signals: Signals, *, values: bool) -> None:
-        self._reader = NativeReader(library, config, signals, values=values)
-        self.client = self._reader.client
-        self._values, self._size = values, _RequestSize()
-
-    def read(self) -> tuple[Block, int | None, Event | None]:
-        """Return what _Messages.read() does; the records only if values are read."""
-        read = self._reader.read(self._size.records if self._values else _RECORDS, _WAIT)
-        self._size.learn(len(read.offsets), read.bytes)
-        return Block(read.offsets, read.nulls, read.records), read.end_of_log, read.error
+def events_among(events: Iterable[Event]) -> tuple[int | None, Event | None]:
+    """Return the end of the log, if one of the events is about it, and the last error that concerns reading."""
+    end_of_log, error = None, None
+    for event in events:
+        kafka_error = event.error()
+        if kafka_error is not None and kafka_error.code() == KafkaError._PARTITION_EOF:
+            end_of_log = event.offset()
+        elif concerns_reading(event):
+            error = event
+    return end_of_log, error
 
 
 def start_after(client: ClusterClient, partition: LogPartition, position: int, event: Event) -> int:
@@ -153,8 +130,6 @@ class LogWindows:
         begin: int,
         head: int,
         cluster_id: str | None = None,
-        *,
-        read: Read = Read.OFFSETS,
     ) -> None:
         self._cluster_id = cluster_id
         self.earliest = partition.earliest
@@ -162,10 +137,10 @@ class LogWindows:
         self._partition = partition
         self._ahead = _NOTHING
         self._signals = Signals()
-        self._reader: _Messages | _Native | None = None
+        self._reader: _Messages | None = None
         if self._position < head:
             config = reader_properties(properties)
-            self._reader = _reader(config, self._signals, read, head - self._position)
+            self._reader = _Messages(config, self._signals)
             self._reader.client.assign([TopicPartition(*partition.topic_partition, self._position)])
             self.check_cluster()
 
@@ -216,11 +191,4 @@ class LogWindows:
     def close(self) -> None:
         """Close the consumer."""
         if self._reader is not None:
-            self._reader.client.close()
-
-
-def _reader(config: Mapping[str, Any], signals: Signals, read: Read, offsets: int) -> _Messages | _Native:
-    if read != Read.WITH_HEADERS and offsets >= _NATIVE_FROM:
-        with suppress(LibraryUnusable):
-            return _Native(load_library(), config, signals, values=read == Read.VALUES)
-    return _Messages(config, signals)
+            close_consumer(self._reader.client)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from exactbatch.audit.audit_result import Differences, Offsets, PartitionAudit
 from exactbatch.audit.covering import FOLDED, NOT_COVERED, Covering
-from exactbatch.audit.report import Finding, Offsets, PartitionAudit
 from exactbatch.audit.units import Slice
 
 Flags = npt.NDArray[np.bool_]
@@ -28,7 +28,7 @@ class Positions:
     def __len__(self) -> int:
         return int(self.bases[-1])
 
-    def slice_of(self, partitions: npt.NDArray[np.int32]) -> Offsets:
+    def find_slice(self, partitions: npt.NDArray[np.int32]) -> Offsets:
         """Return the number of the slice of each partition; every partition has one."""
         return self._of_partition[partitions]
 
@@ -57,12 +57,12 @@ class FoundOffsets:
         self._misplaced: list[Offsets] = []
         self._counts = {"rows": np.zeros(len(positions.slices), np.int64)}
         self._counts["rejects"] = self._counts["rows"].copy()
-        self._outside = [Finding() for _ in positions.slices]
+        self._outside = [Differences() for _ in positions.slices]
         self.rows_of_batches: Counter[int] = Counter()  # including those outside of the slices
 
     def add(self, kind: str, partitions: npt.NDArray[np.int32], offsets: Offsets, batches: Offsets) -> None:
         """Add some "rows" or "rejects": partition, offset and batch of each; -1 without a batch."""
-        number = self._positions.slice_of(partitions)
+        number = self._positions.find_slice(partitions)
         start = self._positions.starts[number]
         is_inside = (offsets >= start) & (offsets < self._positions.ends[number])
         if not is_inside.all():
@@ -143,7 +143,7 @@ class FoundInSlice:
     is_reject: Flags
     repeated: Offsets
     misplaced: Offsets
-    outside: Finding
+    outside: Differences
     rows: int
     rejects: int
 

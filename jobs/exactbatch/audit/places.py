@@ -10,10 +10,13 @@ from typing import Final
 
 from psycopg2 import sql
 
-from exactbatch.audit.report import SHOWN, TargetAudit
+from exactbatch.audit.audit_result import SHOWN, TargetAudit
 from exactbatch.audit.snapshot import Snapshot
 from exactbatch.pipeline import Pipeline
+from exactbatch.sinks.capabilities import Compacts, KeepsEventTimes
+from exactbatch.sinks.sink import SinkTraits
 from exactbatch.sinks.tables.target import TargetTable
+from exactbatch.sinks.writer import SinkWriter
 
 # For each batch of the pipeline: whether it covers any offsets, whether it covers all that it committed, and whether
 # changes of it may have been compacted. For a folded batch, the ledger knows the first two from when it was folded.
@@ -97,6 +100,7 @@ def find_places(
     report: TargetAudit,
     snapshot: Snapshot,
     pipeline: Pipeline,
+    writer: SinkWriter,
     topics: Sequence[str],
     audited: Collection[tuple[str, int]],
     rows_of_batches: Mapping[int, int],
@@ -106,18 +110,20 @@ def find_places(
     `topics` are those that the pipeline loads. `audited` are the topics and partitions whose offsets, from zero on,
     are compared one by one, and `rows_of_batches` how many rows of each batch that comparison has found.
     """
-    sharing = _sharing(snapshot, pipeline)
+    sharing = _sharing(snapshot, pipeline, writer)
     suspects = 0
-    is_complete = _has_no_other_rows(snapshot, pipeline, rows_of_batches)
+    is_complete = _has_no_other_rows(snapshot, writer, rows_of_batches)
     counted = rows_of_batches if is_complete else None
     for kind, batch_id, expected, actual in snapshot.rows(
-        _scan(pipeline, topics, sharing, counted), pipeline.name
+        _scan(pipeline, writer, topics, sharing, counted), pipeline.name
     ):
         if kind == "not ours":
             report.not_ours = actual
         elif kind == "suspects":
             suspects = actual
-        elif kind == "rows" and (pipeline_counts_batches(pipeline) or not pipeline.sink.keeps_every_row):
+        elif kind == "rows" and (
+            pipeline_counts_batches(pipeline, writer.traits) or not writer.traits.keeps_every_row
+        ):
             continue  # reported as missing or unexpected, or replaced by later rows
         else:
             report.miscounted += 1
@@ -126,9 +132,9 @@ def find_places(
         del report.notes[SHOWN:]
     misplaced = snapshot.rows(_misplaced_rejects(audited), pipeline.name)
     if suspects:
-        misplaced += snapshot.rows(_misplaced_rows(pipeline, topics, sharing, audited))
-    if pipeline.sink.event_times is not None:
-        query = _misplaced_times(pipeline, sharing, pipeline.sink.event_times)
+        misplaced += snapshot.rows(_misplaced_rows(pipeline, writer, topics, sharing, audited))
+    if isinstance(writer, KeepsEventTimes) and writer.event_times is not None:
+        query = _misplaced_times(pipeline, sharing, writer.event_times)
         misplaced += snapshot.rows(query)
     report.misplaced = sum({kind: total for kind, *_, total in misplaced}.values())
     report.notes += [_misplaced_note(*row) for row in misplaced]
@@ -146,39 +152,37 @@ def find_places(
         )
 
 
-def pipeline_counts_batches(pipeline: Pipeline) -> bool:
+def pipeline_counts_batches(pipeline: Pipeline, traits: SinkTraits) -> bool:
     """True if numbers of rows are compared batch by batch, and not offset by offset."""
-    return pipeline.sink.keeps_every_row and (
-        pipeline.sink.lineage == "batch" or not pipeline.has_row_per_record
-    )
+    return traits.keeps_every_row and (traits.lineage == "batch" or not pipeline.has_row_per_record)
 
 
-def sharing_pipelines(snapshot: Snapshot, pipeline: Pipeline) -> list[str]:
+def sharing_pipelines(snapshot: Snapshot, pipeline: Pipeline, writer: SinkWriter) -> list[str]:
     """Return the names of the other pipelines whose rows may be in the same table."""
-    return [name for name, _ in _sharing(snapshot, pipeline)]
+    return [name for name, _ in _sharing(snapshot, pipeline, writer)]
 
 
-def _sharing(snapshot: Snapshot, pipeline: Pipeline) -> list[tuple[str, str]]:
+def _sharing(snapshot: Snapshot, pipeline: Pipeline, writer: SinkWriter) -> list[tuple[str, str]]:
     """Return name and lineage of the other pipelines that are registered with the same target and sink."""
     query = sql.SQL("select name, lineage, target from exactbatch.pipeline where name <> $1 and sink = $2")
-    others = snapshot.rows(query, pipeline.name, pipeline.sink.kind)
-    own = TargetTable(pipeline.sink.target).name
+    others = snapshot.rows(query, pipeline.name, writer.traits.sink.kind.name)
+    own = TargetTable(writer.traits.target).name
     return [(name, lineage) for name, lineage, target in others if TargetTable(target).name == own]
 
 
-def _has_no_other_rows(snapshot: Snapshot, pipeline: Pipeline, rows_of_batches: Mapping[int, int]) -> bool:
+def _has_no_other_rows(snapshot: Snapshot, writer: SinkWriter, rows_of_batches: Mapping[int, int]) -> bool:
     """True if the lineage table has as many rows as the comparison of offsets has found: there is no other one.
 
     Counting all rows is several times as fast as grouping them.
     """
-    sink = pipeline.sink
-    if sink.lineage != "record" or sink.staged_row_count != sql.SQL("count(*)"):
+    table = writer.lineage_table
+    if table.lineage != "record" or table.counted_by is not None:
         return False
-    query = sql.SQL("select count(*) from {} t").format(sink.lineage_table.in_snapshot)
+    query = sql.SQL("select count(*) from {} t").format(table.in_snapshot)
     return bool(snapshot.rows(query)[0][0] == sum(rows_of_batches.values()))
 
 
-def _found(pipeline: Pipeline, counted: Mapping[int, int] | None) -> sql.Composable:
+def _found(writer: SinkWriter, counted: Mapping[int, int] | None) -> sql.Composable:
     """Return a query for the number of rows, the first and the last offset by batch, topic and partition.
 
     With `counted`, for the numbers of rows by batch alone: none of these rows can be misplaced.
@@ -188,7 +192,7 @@ def _found(pipeline: Pipeline, counted: Mapping[int, int] | None) -> sql.Composa
             "select f.batch_id, null::text as topic, null::int as partition, f.rows, 0::bigint as low, "
             "0::bigint as high from unnest({batches}::bigint[], {rows}::bigint[]) f (batch_id, rows)"
         ).format(batches=sql.Literal(list(counted)), rows=sql.Literal(list(counted.values())))
-    by_record = pipeline.sink.lineage == "record"
+    by_record = writer.traits.lineage == "record"
     return sql.SQL(
         "select batch_id, {topic} as topic, {partition} as partition, {rows}::bigint as rows, "
         "min({offset}) as low, max({offset}) as high from {lineage_table} t group by 1, 2, 3"
@@ -196,13 +200,14 @@ def _found(pipeline: Pipeline, counted: Mapping[int, int] | None) -> sql.Composa
         topic=sql.SQL("kafka_topic" if by_record else "null::text"),
         partition=sql.SQL("kafka_partition" if by_record else "null::int"),
         offset=sql.SQL("kafka_offset" if by_record else "null::bigint"),
-        rows=pipeline.sink.staged_row_count,
-        lineage_table=pipeline.sink.lineage_table.in_snapshot,
+        rows=writer.lineage_table.row_count,
+        lineage_table=writer.lineage_table.in_snapshot,
     )
 
 
 def _scan(
     pipeline: Pipeline,
+    writer: SinkWriter,
     topics: Sequence[str],
     sharing: Sequence[tuple[str, str]],
     counted: Mapping[int, int] | None,
@@ -227,31 +232,31 @@ def _scan(
         "where b.is_whole and case when b.covered is null then 0 else b.rejected end <> coalesce(f.rejects, 0) "
         "order by 1, 2"
     ).format(
-        found=_found(pipeline, counted),
+        found=_found(writer, counted),
         # Compaction drops changes of an Upsert, and neither rejects nor rows of an Append next to it.
-        batches=sql.SQL(_BATCHES).format(compacts=sql.Literal(pipeline.sink.compactor is not None)),
-        not_ours=_not_ours(pipeline, topics) if counted is None else no_other,
-        placed=_placed(pipeline, sharing) if counted is None else sql.SQL("true"),
+        batches=sql.SQL(_BATCHES).format(compacts=sql.Literal(isinstance(writer, Compacts))),
+        not_ours=_not_ours(writer, topics) if counted is None else no_other,
+        placed=_placed(pipeline, writer, sharing) if counted is None else sql.SQL("true"),
     )
 
 
-def _not_ours(pipeline: Pipeline, topics: Sequence[str]) -> sql.Composable:
+def _not_ours(writer: SinkWriter, topics: Sequence[str]) -> sql.Composable:
     """Return a condition for rows without a batch that claim none of our topics. Lineage tables have only our rows."""
-    if pipeline.sink.is_derived:
+    if writer.traits.is_derived:
         return sql.SQL("false")
     return sql.SQL("(found.batch_id is null and coalesce(found.topic <> all({}::text[]), true))").format(
         sql.Literal(list(topics))
     )
 
 
-def _placed(pipeline: Pipeline, sharing: Sequence[tuple[str, str]]) -> sql.Composable:
+def _placed(pipeline: Pipeline, writer: SinkWriter, sharing: Sequence[tuple[str, str]]) -> sql.Composable:
     """Return a condition for groups whose rows are all within the ranges of their batch.
 
     The ranges of a folded batch are not known: its rows are within what its pipeline has processed.
     """
     by_batch = [name for name, lineage in sharing if lineage == "batch"]
     by_record = [name for name, lineage in sharing if lineage == "record"]
-    (by_batch if pipeline.sink.lineage == "batch" else by_record).append(pipeline.name)
+    (by_batch if writer.traits.lineage == "batch" else by_record).append(pipeline.name)
     return sql.SQL(
         "(exists (select from exactbatch.batch b where b.batch_id = found.batch_id "
         "and b.pipeline = any({by_batch}::text[])) "
@@ -267,13 +272,14 @@ def _placed(pipeline: Pipeline, sharing: Sequence[tuple[str, str]]) -> sql.Compo
 
 def _misplaced_rows(
     pipeline: Pipeline,
+    writer: SinkWriter,
     topics: Sequence[str],
     sharing: Sequence[tuple[str, str]],
     audited: Collection[tuple[str, int]],
 ) -> sql.Composable:
     """Return a query, by batch, topic and partition, for rows outside of all ranges of their batch, without those that
     are compared offset by offset anyway."""
-    by_record = pipeline.sink.lineage == "record"
+    by_record = writer.traits.lineage == "record"
     return sql.SQL(
         "with found as (select batch_id, {topic} as topic, {partition} as partition, {offset} as low, "
         "{offset} as high from {lineage_table} t) "
@@ -284,9 +290,9 @@ def _misplaced_rows(
         topic=sql.SQL("kafka_topic" if by_record else "null::text"),
         partition=sql.SQL("kafka_partition" if by_record else "null::int"),
         offset=sql.SQL("kafka_offset" if by_record else "null::bigint"),
-        lineage_table=pipeline.sink.lineage_table.in_snapshot,
-        not_ours=_not_ours(pipeline, topics),
-        placed=_placed(pipeline, sharing),
+        lineage_table=writer.lineage_table.in_snapshot,
+        not_ours=_not_ours(writer, topics),
+        placed=_placed(pipeline, writer, sharing),
         seen=_seen(audited) if by_record else sql.SQL("false"),
     )
 

@@ -5,93 +5,66 @@ A record that decodes is a reject because of a check, the target or what was loa
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
 
 import numpy as np
-import pyarrow as pa
 from psycopg2 import sql
 
+from exactbatch.audit.audit_result import Differences, Offsets
 from exactbatch.audit.decoding import decode_records
 from exactbatch.audit.log_records import LogRecords
 from exactbatch.audit.offset_sets import Flags
-from exactbatch.audit.report import Finding, Offsets
 from exactbatch.audit.snapshot import Snapshot
-from exactbatch.formats import headers_as_json, with_registry
-from exactbatch.formats.record_headers import UNREADABLE, Header, Unreadable, last_headers
+from exactbatch.errors.printable import printable
+from exactbatch.formats.decoders import find_decoder
+from exactbatch.formats.message.decoder import RecordDecoder
+from exactbatch.formats.message.record_headers import UNREADABLE, Unreadable, headers_as_json
+from exactbatch.formats.registry.addresses import with_registry
 from exactbatch.offsets import TopicPartition
 from exactbatch.pipeline import Pipeline
-from exactbatch.printable import printable
+from exactbatch.sinks.sink import SinkTraits
 
 _TOGETHER: Final = 1_000
 _SHOWN_CHARACTERS: Final = 200  # of a reason
-
-
-@dataclass(frozen=True, slots=True)
-class _Selected:
-    """Some records of a block, by their positions."""
-
-    records: LogRecords
-    positions: Offsets
-
-    def __len__(self) -> int:
-        return len(self.positions)
-
-    def part(self, start: int, stop: int) -> "_Selected":
-        """See LogRecords."""
-        return _Selected(self.records, self.positions[start:stop])
-
-    def values(self) -> pa.BinaryArray:
-        """See LogRecords."""
-        return self.records.values().take(pa.array(self.positions))
-
-    def keys(self) -> pa.BinaryArray:
-        """See LogRecords."""
-        return self.records.keys().take(pa.array(self.positions))
-
-    def headers(self) -> list[Any]:
-        """See LogRecords."""
-        headers = self.records.headers()
-        return [headers[position] for position in self.positions.tolist()]
-
-    def last_headers(self, name: str) -> Mapping[int, Header]:
-        """See LogRecords."""
-        return last_headers(self.headers(), name)
-
-    def timestamps(self) -> pa.TimestampArray:
-        """See LogRecords."""
-        return self.records.timestamps().take(pa.array(self.positions))
 
 
 class RejectedRecords:
     """The rejects of a pipeline in one topic."""
 
     def __init__(
-        self, snapshot: Snapshot, pipeline: Pipeline, kafka: Mapping[str, Any], topic_id: UUID
+        self,
+        snapshot: Snapshot,
+        pipeline: Pipeline,
+        traits: SinkTraits,
+        kafka: Mapping[str, Any],
+        topic_id: UUID,
     ) -> None:
-        self._snapshot, self._pipeline, self._topic_id = snapshot, pipeline, topic_id
+        self._snapshot, self._pipeline, self._traits, self._topic_id = snapshot, pipeline, traits, topic_id
         # Only the format that rejected a record words the reason as it did.
-        self._value, self._key = with_registry(pipeline.value, kafka), with_registry(pipeline.key, kafka)
+        value, key = with_registry(pipeline.value, kafka), with_registry(pipeline.message_key, kafka)
+        self._value, self._key = RecordDecoder(value), None if key is None else find_decoder(key)
 
     def differing(
         self, place: TopicPartition, offsets: Offsets, records: LogRecords, is_reject: Flags
-    ) -> tuple[Finding, list[str]]:
+    ) -> tuple[Differences, list[str]]:
         """Return the records of a block whose rejects differ from them, and these in words.
 
         `is_reject` says for each record whether the ledger has a reject at its offset.
         """
-        found, notes = Finding(), list[str]()
+        found, notes = Differences(), list[str]()
         at = np.flatnonzero(is_reject)
         for start in range(0, len(at), _TOGETHER):
             positions = at[start : start + _TOGETHER]
-            differing = self._compare(place, offsets[positions], _Selected(records, positions))
+            differing = self._compare(place, offsets[positions], records.take(positions))
             found.add(np.array([offset for offset, _ in differing], np.int64))
             notes += [f"{place[0]}[{place[1]}] offset {offset}: {what}" for offset, what in differing]
         return found, notes
 
     def _compare(self, place: TopicPartition, offsets: Offsets, records: LogRecords) -> list[tuple[int, str]]:
-        decoded = decode_records(self._pipeline, self._value, self._key, records, place, offsets)
+        decoded = decode_records(
+            self._pipeline, self._traits, self._value, self._key, records, place, offsets
+        )
         reasons = {at.start + index: reason for at, part in decoded for index, reason in part.rejects}
         stored = {
             offset: (key, value, headers, reason)

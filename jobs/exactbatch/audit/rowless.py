@@ -8,22 +8,23 @@ like the change of a row.
 import io
 import json
 from collections.abc import Collection, Mapping
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 from uuid import UUID
 
+import fastavro
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from exactbatch.audit.audit_result import Offsets
 from exactbatch.audit.log_records import LogRecords
-from exactbatch.audit.log_windows import Read
 from exactbatch.audit.offset_sets import Flags
-from exactbatch.audit.report import Offsets
-from exactbatch.formats import Debezium, Flattened, Format, Json, WithMessage, with_registry
-from exactbatch.formats.avro_bounds import bounded, read
-from exactbatch.formats.schema_id_headers import VALUE_HEADER, with_prefixes
-from exactbatch.formats.schema_registry import writer_schema
-from exactbatch.formats.wire_format import SchemaId
+from exactbatch.formats import Debezium, Flattened, Format, Json, WithMessage
+from exactbatch.formats.avro.bounded_bodies import bounded, read
+from exactbatch.formats.registry.addresses import with_registry
+from exactbatch.formats.registry.schema_id_headers import VALUE_HEADER, with_prefixes
+from exactbatch.formats.registry.schemas import writer_schema
+from exactbatch.formats.registry.wire_format import SchemaId
 
 _TRANSACTION_BOUNDARY: Final = ("BEGIN", "END")  # transaction metadata
 _PREFIXES: Final = {0: 5, 1: 17}  # the bytes of a prefix by its first one: 0 and an ID, or 1 and a GUID
@@ -43,11 +44,6 @@ class RowlessEvents:
     def __init__(self, registry: str | None, properties: Mapping[str, Any]) -> None:
         """`registry` is the address of the schema registry of Avro values, and `properties` those of its client."""
         self._registry, self._properties = registry, properties
-
-    @property
-    def reads(self) -> Read:
-        """What is to be read of the records."""
-        return Read.VALUES if self._registry is None else Read.WITH_HEADERS
 
     def among(self, offsets: Offsets, records: LogRecords, is_found: Flags) -> Offsets:
         """Return the offsets of the records whose events carry no row; `is_found` says which have a row or a reject."""
@@ -76,7 +72,7 @@ class RowlessEvents:
 
     def _is_of_changes(self, prefix: bytes | None, registry: str) -> bool:
         """True if all events of a schema are changes of rows."""
-        match None if prefix is None else self._schema_of(prefix, registry):
+        match None if prefix is None else self._find_schema(prefix, registry):
             case {"fields": list() as fields}:
                 names = {field["name"] for field in fields}
                 return "op" in names and "message" not in names
@@ -97,10 +93,8 @@ class RowlessEvents:
 
     def _from_avro(self, value: bytes, registry: str) -> Any:
         """Return what a value in the wire format holds; None for any other."""
-        import fastavro
-
         prefix = _prefix(value)
-        schema = self._schema_of(prefix, registry)
+        schema = self._find_schema(prefix, registry)
         if schema is None:
             return None
         body = io.BytesIO(value[len(prefix) :])
@@ -112,7 +106,7 @@ class RowlessEvents:
             return None
         return None if body.read(1) else decoded
 
-    def _schema_of(self, prefix: bytes, registry: str) -> Any:
+    def _find_schema(self, prefix: bytes, registry: str) -> Any:
         """Return the schema that a prefix in the wire format names; None for any other prefix."""
         if not prefix or len(prefix) < _PREFIXES[prefix[0]]:
             return None
@@ -128,8 +122,6 @@ class RowlessEvents:
 
 class EnvelopedNulls:
     """Knows the nulls in an envelope, {"schema":null,"payload":null}, of a pipeline that reads members of payloads."""
-
-    reads: ClassVar[Read] = Read.VALUES
 
     def among(self, offsets: Offsets, records: LogRecords, is_found: Flags) -> Offsets:  # noqa: ARG002
         """Return the offsets of the records whose value is such a null."""
@@ -180,7 +172,7 @@ class RowlessFlattenedEvents(RowlessEvents):
         return flags
 
     def _is_of_changes(self, prefix: bytes | None, registry: str) -> bool:
-        match None if prefix is None else self._schema_of(prefix, registry):
+        match None if prefix is None else self._find_schema(prefix, registry):
             case {"fields": list()} as schema:
                 return not self._is_of_own(schema)
             case _:
@@ -198,7 +190,7 @@ class RowlessFlattenedEvents(RowlessEvents):
         if value is None:
             return False  # a tombstone, which is known already, or deletes a row
         if self._registry is not None:
-            return self._is_of_own(self._schema_of(_prefix(value), self._registry))
+            return self._is_of_own(self._find_schema(_prefix(value), self._registry))
         match _from_json(value):
             case None:
                 return self._with_nulls and value == b"null"
@@ -216,8 +208,8 @@ def _is_own(name: Any) -> bool:
     return isinstance(name, str) and name.startswith("io.debezium.connector.")
 
 
-def rowless_of(
-    value: Format | WithMessage, kafka: Mapping[str, Any], *, with_nulls: bool
+def find_rowless(
+    value: Format, kafka: Mapping[str, Any], *, with_nulls: bool
 ) -> RowlessEvents | EnvelopedNulls | None:
     """Return what finds such records of a pipeline; None if its format has none. `kafka` are the properties of Kafka's
     connection, and `with_nulls` says whether a null gives no row."""

@@ -1,8 +1,10 @@
-"""Read small slices of many partitions for the auditor through one consumer: to open one for each takes far longer."""
+"""Read small slices of many partitions for the auditor through one consumer: to open one for each takes far longer.
+
+An audit of 200 partitions with 500 records each takes 86% less time and 69% less CPU (docs/evidence/ablation.md).
+"""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -11,16 +13,11 @@ from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 from exactbatch.audit.log_windows import Block, start_after
 from exactbatch.audit.units import Slice
 from exactbatch.errors import ReadFailed
+from exactbatch.kafka.client_errors import event_error
 from exactbatch.kafka.client_properties import limit_fetches, reader_properties
-from exactbatch.kafka.consumer import (
-    Signals,
-    check_ascending,
-    check_in_log,
-    concerns_reading,
-    is_cluster,
-    is_out_of_range,
-)
-from exactbatch.kafka.errors import event_error
+from exactbatch.kafka.close_consumer import closing_consumer
+from exactbatch.kafka.consumer import Signals, check_ascending, check_in_log, is_cluster
+from exactbatch.kafka.events import concerns_reading, is_out_of_range
 from exactbatch.model import LogPartition
 
 # Offsets: slices of up to _SMALL are read together, up to _TOGETHER, because their records are held meanwhile.
@@ -110,7 +107,7 @@ def _read(
     if reading:
         signals = Signals()
         config = limit_fetches(reader_properties(properties), _FETCHED_BYTES)
-        with closing(Consumer({**config, **signals.callbacks()})) as consumer:
+        with closing_consumer(Consumer({**config, **signals.callbacks()})) as consumer:
             consumer.assign([TopicPartition(*key, each.position) for key, each in reading.items()])
             first = all_[0].partition
             is_cluster(consumer, first, first.topic, cluster_id)

@@ -90,7 +90,7 @@ class Snapshot:
         with self._arrow.cursor() as cursor:
             cursor.adbc_ingest(name, rows, mode="append", temporary=True)
 
-    def types_of(self, table: sql.Composable) -> dict[str, str]:
+    def list_types(self, table: sql.Composable) -> dict[str, str]:
         """Return the types of a table's columns by name, in their order."""
         query = sql.SQL(
             "select attname, format_type(atttypid, atttypmod) from pg_attribute "

@@ -7,21 +7,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from exactbatch.audit.audit_result import SHOWN, Compared, Differences, PartitionAudit
 from exactbatch.audit.covering import Covering
-from exactbatch.audit.log_windows import Block, LogWindows, Read
+from exactbatch.audit.located_rows import LocatedRows
+from exactbatch.audit.log_windows import Block, LogWindows
 from exactbatch.audit.offset_sets import FoundInSlice, FoundOffsets, Positions, Rules, compare
 from exactbatch.audit.rejected_records import RejectedRecords
-from exactbatch.audit.report import SHOWN, Compared, Finding, PartitionAudit
-from exactbatch.audit.rowless import rowless_of
-from exactbatch.audit.rows import LocatedRows
+from exactbatch.audit.rowless import find_rowless
 from exactbatch.audit.small_logs import HeldLog, SmallLogs
 from exactbatch.audit.snapshot import Snapshot
-from exactbatch.audit.units import WINDOW, Slice, Unit, windows_of
+from exactbatch.audit.units import WINDOW, Slice, Unit, group_into_windows
 from exactbatch.audit.values import ExpectedValues
 from exactbatch.model import LogPartition
 from exactbatch.offsets import TopicPartition
 from exactbatch.pipeline import Pipeline
 from exactbatch.settings import Settings
+from exactbatch.sinks.writer import SinkWriter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,10 +34,11 @@ class AuditedLog:
     compacted   the topics that Kafka compacts
     sharing     the names of the pipelines whose rows may be in the same table
     is_shared   other batches than those of the pipeline's topics may have rows in the table: those of `sharing`, or of
-                an earlier incarnation of a topic
+                an earlier log of a topic
     """
 
     pipeline: Pipeline
+    writer: SinkWriter
     settings: Settings
     partitions: Mapping[TopicPartition, LogPartition]
     began: Mapping[TopicPartition, int]
@@ -48,22 +50,22 @@ class AuditedLog:
 
     def rules(self, key: TopicPartition, earliest: int) -> Rules:
         """Return what decides whether an offset of a partition, whose log starts at `earliest`, may lack a row."""
-        sink = self.pipeline.sink
+        traits = self.writer.traits
         return Rules(
             began=self.began[key],
             earliest=earliest,
             horizon=self.horizons.get(key, 0),
             is_compacted=key[0] in self.compacted,
-            has_row_per_record=sink.lineage == "record"
-            and sink.keeps_every_row
+            has_row_per_record=traits.lineage == "record"
+            and traits.keeps_every_row
             and self.pipeline.has_row_per_record,
         )
 
     @property
     def null_is_tombstone(self) -> bool:
         """True if a null value gives no row."""
-        value, sink = self.pipeline.value, self.pipeline.sink
-        return value.null_is_tombstone and not (value.tombstone_deletes and sink.keeps_deletes)
+        value, traits = self.pipeline.value, self.writer.traits
+        return value.null_is_tombstone and not (value.tombstone_deletes and traits.keeps_deletes)
 
 
 def compare_unit(
@@ -87,16 +89,23 @@ class _UnitComparison:
     ) -> None:
         self._audited, self._unit, self._expected = audited, unit, expected
         self._located = LocatedRows(
-            snapshot, audited.pipeline, unit, audited.sharing, is_shared=audited.is_shared
+            snapshot,
+            audited.pipeline,
+            audited.writer.lineage_table,
+            unit,
+            audited.sharing,
+            is_shared=audited.is_shared,
         )
         self._coverings = {slice_: self._located.covering(slice_) for slice_ in unit.slices}
-        self._rowless = rowless_of(
+        self._rowless = find_rowless(
             audited.pipeline.value, audited.settings.kafka, with_nulls=audited.null_is_tombstone
         )
         self._rejected = (
             None
             if expected is None
-            else RejectedRecords(snapshot, audited.pipeline, audited.settings.kafka, unit.topic_id)
+            else RejectedRecords(
+                snapshot, audited.pipeline, audited.writer.traits, audited.settings.kafka, unit.topic_id
+            )
         )
         self._notes: list[str] = []
         self._rows_of_batches: Counter[int] = Counter()
@@ -113,7 +122,7 @@ class _UnitComparison:
             result.lost = covering.lost_in(whole.start, whole.end)
             began = self._audited.began[self._unit.topic, whole.partition]
             result.gaps = _gaps(covering, max(whole.start, began), whole.end)
-        for group in windows_of(self._unit.slices, window):
+        for group in group_into_windows(self._unit.slices, window):
             if len(group) == 1:
                 self._compare_by_windows(group[0], window, progress)
             else:
@@ -170,12 +179,11 @@ class _UnitComparison:
             is_record[block.offsets - part.start] = True
             if self._audited.null_is_tombstone:
                 rowless.append(block.nulls)
-            if self._rowless is not None and block.records is not None:
+            if self._rowless is not None:
                 is_found = found.is_found[block.offsets - part.start]
                 rowless.append(self._rowless.among(block.offsets, block.records, is_found))
             if self._expected is not None:
                 batches = covering.at(block.offsets)
-                assert block.records is not None  # because they are read with their values
                 self._expected.add(self._unit.topic, part.partition, block.offsets, block.records, batches)
                 self._compare_rejects(part, result, block, found)
                 if self._expected.is_full:
@@ -194,7 +202,7 @@ class _UnitComparison:
     ) -> None:
         """Compare the rejects at the offsets of a block with its records."""
         is_reject = found.is_reject[block.offsets - part.start]
-        if self._rejected is None or block.records is None or not is_reject.any():
+        if self._rejected is None or not is_reject.any():
             return
         place = self._unit.topic, part.partition
         differing, notes = self._rejected.differing(place, block.offsets, block.records, is_reject)
@@ -209,18 +217,11 @@ class _UnitComparison:
             slice_.start,
             slice_.end,
             audited.cluster_id,
-            read=self._reads(slice_),
         )
 
-    def _reads(self, slice_: Slice) -> Read:
-        if self._expected is not None:
-            # A reject has the headers of its record.
-            return Read.WITH_HEADERS if self._located.has_rejects(slice_) else self._expected.reads
-        return Read.OFFSETS if self._rowless is None else self._rowless.reads
 
-
-def _gaps(covering: Covering, start: int, end: int) -> Finding:
-    gaps = Finding()
+def _gaps(covering: Covering, start: int, end: int) -> Differences:
+    gaps = Differences()
     for low, high in covering.gaps_in(start, end):
-        gaps.merge(Finding(high - low, list(range(low, min(high, low + SHOWN)))))
+        gaps.merge(Differences(high - low, list(range(low, min(high, low + SHOWN)))))
     return gaps

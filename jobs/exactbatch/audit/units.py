@@ -44,7 +44,7 @@ class Unit:
         return sum(map(len, self.slices))
 
 
-def units_of(partitions: Iterable[tuple[str, UUID, Slice]], parts: int) -> list[Unit]:
+def divide_into_units(partitions: Iterable[tuple[str, UUID, Slice]], parts: int) -> list[Unit]:
     """Divide whole partitions (topic, topic ID, slice) into about `parts` units of similar sizes.
 
     A partition is cut only where it is larger than a unit.
@@ -71,7 +71,7 @@ def _pieces(slice_: Slice, largest: int) -> Iterator[Slice]:
     yield slice_
 
 
-def windows_of(slices: Sequence[Slice], size: int) -> Iterator[list[Slice]]:
+def group_into_windows(slices: Sequence[Slice], size: int) -> Iterator[list[Slice]]:
     """Group slices to compare at the same time, of at most `size` offsets together; a larger one stays alone.
 
     No group has two slices of one partition.

@@ -9,31 +9,32 @@ cast is needed, this process compares the values first, and Postgres only sees t
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-import numpy as np
 import pyarrow as pa
 from psycopg2 import sql
 
-from exactbatch.audit.decoding import decode_records, decode_values
+from exactbatch.audit.audit_result import Differences, Offsets
+from exactbatch.audit.decoding import decode_records
 from exactbatch.audit.derived import difference
 from exactbatch.audit.equal_values import COMPARABLE, unequal_records
 from exactbatch.audit.folded import covering_batch, has_folded
-from exactbatch.audit.json_members import audited_format
+from exactbatch.audit.json_members import find_audited_decoder
 from exactbatch.audit.log_records import LogRecords
-from exactbatch.audit.log_windows import Read
-from exactbatch.audit.report import Finding, Offsets
+from exactbatch.audit.offset_window import OffsetWindow
 from exactbatch.audit.several_rows import UNSTORABLE, several_differ
 from exactbatch.audit.snapshot import Snapshot
-from exactbatch.audit.undecoded import RowTexts, Undecoded, can_be_written
 from exactbatch.audit.violations import violations
-from exactbatch.audit.window import Window
+from exactbatch.columns import LINEAGE
 from exactbatch.errors import ConfigurationError
-from exactbatch.formats import WithMessage, with_registry
-from exactbatch.formats.format import Decoded, gives_several_rows, reads_schema_ids
+from exactbatch.formats.decoded import Decoded
+from exactbatch.formats.decoders import find_decoder
+from exactbatch.formats.message.decoder import RecordDecoder
+from exactbatch.formats.registry.addresses import with_registry
+from exactbatch.model import Evolve
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Cursor, transaction
-from exactbatch.sinks.tables.lineage_table import LINEAGE
-from exactbatch.sinks.tables.target_definition import Evolve
+from exactbatch.sinks.capabilities import Compacts, ComparesBatches
 from exactbatch.sinks.values.null_safe_groups import column_list
+from exactbatch.sinks.writer import SinkWriter
 
 EXPECTED_TABLE: Final = "exactbatch_expected"  # a temporary table
 EXPECTED: Final = sql.Identifier("pg_temp", EXPECTED_TABLE)
@@ -48,12 +49,6 @@ NOT_REJECTED: Final = sql.SQL(
 # The decoded records to hold in memory, with as many rows, before they are compared.
 _HELD_RECORDS: Final = 200_000
 _HELD_BYTES: Final = 128 * 1024 * 1024
-# Comparing records before they are decoded does not pay off if more than this share of them is doubtful.
-_JUDGED: Final = 1_000
-_DOUBTFUL_SHARE: Final = 0.5
-_DECODED_TOGETHER: Final = 10_000  # doubtful records
-# The largest share of doubtful records that only Postgres compares: to compare them here would read all rows again.
-_FEW: Final = 0.1
 _FIRST: Final = "select q.o, count(*) over () from ({}) q (o) order by 1 limit 10"
 
 
@@ -64,19 +59,22 @@ class ExpectedValues:
     with lineage="batch", whose rows name no record.
     """
 
-    def __init__(self, snapshot: Snapshot, pipeline: Pipeline, kafka: Mapping[str, Any]) -> None:
-        sink = pipeline.sink
-        if pipeline.is_transformed or not sink.values_follow_from_records:
+    def __init__(
+        self, snapshot: Snapshot, pipeline: Pipeline, writer: SinkWriter, kafka: Mapping[str, Any]
+    ) -> None:
+        traits = writer.traits
+        if pipeline.is_transformed or not traits.values_follow_from_records:
             raise ConfigurationError(
                 f"pipeline {pipeline.name!r} has a transform or lineage='batch': an audit of values needs rows that "
                 f"each follow from one record. Audit it without --values."
             )
-        self._snapshot, self._pipeline = snapshot, pipeline
-        self._value = audited_format(with_registry(pipeline.value, kafka))
-        self._key = with_registry(pipeline.key, kafka)
-        self._gives_several = gives_several_rows(pipeline.value)
-        self._columns = sink.staged_columns(pipeline.value.columns)
-        self._window: Window | None = None  # the records added since the last comparison
+        self._snapshot, self._pipeline, self._writer = snapshot, pipeline, writer
+        value, key = with_registry(pipeline.value, kafka), with_registry(pipeline.message_key, kafka)
+        self._value = RecordDecoder(value, find_audited_decoder(value))
+        self._key = None if key is None else find_decoder(key)
+        self._gives_several = pipeline.value.gives_several_rows
+        self._columns = traits.staged_columns(pipeline.value.columns)
+        self._window: OffsetWindow | None = None  # the records added since the last comparison
         self._schema = pa.schema(
             [
                 ("kafka_partition", pa.int32()),
@@ -95,7 +93,7 @@ class ExpectedValues:
             conditions = self._unstorable(cursor)
         self._is_unstorable = sql.SQL(" or ").join(conditions) if conditions else sql.SQL("false")
         self._decoded: list[pa.RecordBatch] = []  # of the window
-        self._types = snapshot.types_of(sink.lineage_table.identifier)
+        self._types = snapshot.list_types(writer.lineage_table.identifier)
         batch = sql.Identifier("t", "batch_id")
         folded = has_folded(snapshot, [pipeline.name])
         self._row_batch = covering_batch(batch, pipeline.name) if folded else batch
@@ -104,28 +102,13 @@ class ExpectedValues:
             column.staged_type in COMPARABLE and self._types.get(column.name) == column.staged_type
             for column in (*self._columns, _TIMESTAMP)
         )
-        # Compares records before they are decoded; None if that does not pay.
-        self._row_texts: RowTexts | None = None
-        self._undecoded: list[Undecoded] = []  # of the window
-        is_one_row = sink.lineage == "record" and not sink.keeps_deletes
-        is_as_sent = pipeline.replace_unstorable is None
-        if self._is_plain and is_one_row and is_as_sent and can_be_written(self._value, self._columns):
-            self._row_texts = RowTexts(snapshot, pipeline, self._columns, self._row_batch)
         snapshot.create_temporary(EXPECTED_TABLE, self._schema)
 
     @property
     def is_full(self) -> bool:
         """True if as many records were added as should be held in memory: compare them now."""
-        held = [*self._decoded, *(records.values for records in self._undecoded)]
-        return sum(map(len, held)) >= _HELD_RECORDS or sum(each.nbytes for each in held) >= _HELD_BYTES
-
-    @property
-    def reads(self) -> Read:
-        """What is to be read of the records."""
-        needs_headers = isinstance(self._value, WithMessage) or any(
-            map(reads_schema_ids, (self._value, self._key))
-        )
-        return Read.WITH_HEADERS if needs_headers else Read.VALUES
+        records, bytes_ = sum(map(len, self._decoded)), sum(each.nbytes for each in self._decoded)
+        return records >= _HELD_RECORDS or bytes_ >= _HELD_BYTES
 
     def add(
         self, topic: str, partition: int, offsets: Offsets, records: LogRecords, batches: Offsets
@@ -137,69 +120,61 @@ class ExpectedValues:
         first, last = int(offsets[0]), int(offsets[-1])
         if self._window is not None and (self._window.topic, self._window.partition) == (topic, partition):
             first = self._window.first
-        self._window = Window(topic, partition, first, last)
+        self._window = OffsetWindow(topic, partition, first, last)
         timestamps = records.timestamps().cast(_TIMESTAMP.arrow_type)
-        if self._row_texts is not None:
-            self._undecoded.append(Undecoded(offsets, records.values(), timestamps, batches))
-            return
-        values, place = records.values(), (topic, partition)
-        for at, decoded in decode_records(self._pipeline, self._value, self._key, records, place, offsets):
-            part = Undecoded(offsets[at], values[at], timestamps[at], batches[at])
-            self._keep(part, decoded, self._window)
+        place = topic, partition
+        traits = self._writer.traits
+        for at, decoded in decode_records(
+            self._pipeline, traits, self._value, self._key, records, place, offsets
+        ):
+            self._keep(offsets[at], timestamps[at], batches[at], decoded, self._window)
 
-    def _keep(self, records: Undecoded, decoded: Decoded, window: "Window") -> None:
+    def _keep(
+        self,
+        offsets: Offsets,
+        timestamps: pa.TimestampArray,
+        batches: Offsets,
+        decoded: Decoded,
+        window: OffsetWindow,
+    ) -> None:
         """Keep what records of the window were decoded to."""
         n = len(decoded.rows)
         lineage = [
             pa.repeat(pa.scalar(window.partition, pa.int32()), n),
-            pa.array(records.offsets, pa.int64()).take(decoded.kept),
-            records.timestamps.take(decoded.kept),
+            pa.array(offsets, pa.int64()).take(decoded.kept),
+            timestamps.take(decoded.kept),
             pa.repeat(window.topic, n),
-            pa.array(records.batches, pa.int64()).take(decoded.kept),
+            pa.array(batches, pa.int64()).take(decoded.kept),
         ]
         rows = pa.RecordBatch.from_arrays([*lineage, *decoded.rows.columns], schema=self._schema)
-        if self._pipeline.sink.lineage == "batch":
+        if self._writer.traits.lineage == "batch":
             self._snapshot.append_temporary(EXPECTED_TABLE, rows)  # differing_batches() needs all of them
             return
         self._decoded.append(rows)
-        self._refused += [(int(records.offsets[at]), int(records.batches[at])) for at, _ in decoded.rejects]
+        self._refused += [(int(offsets[at]), int(batches[at])) for at, _ in decoded.rejects]
         if self._gives_several:
             given = {*decoded.kept.to_pylist(), *(at for at, _ in decoded.rejects)}
-            lacking = [at for at in range(len(records.offsets)) if at not in given]
-            self._without_rows += [(int(records.offsets[at]), int(records.batches[at])) for at in lacking]
+            lacking = [at for at in range(len(offsets)) if at not in given]
+            self._without_rows += [(int(offsets[at]), int(batches[at])) for at in lacking]
 
-    def _decode_doubtful(self, row_texts: RowTexts, window: "Window") -> None:
-        """Decode the records of the window that are not the text of their rows."""
-        records = Undecoded.joined(self._undecoded)
-        self._undecoded.clear()
-        doubtful = np.flatnonzero(~row_texts.equal(records, window.has("t")))
-        if len(records.offsets) >= _JUDGED and len(doubtful) > _DOUBTFUL_SHARE * len(records.offsets):
-            self._row_texts = None  # the producer writes in another way
-        for start in range(0, len(doubtful), _DECODED_TOGETHER):
-            part = records.take(doubtful[start : start + _DECODED_TOGETHER])
-            self._keep(part, decode_values(self._pipeline, self._value, part.values), window)
-
-    def differing(self) -> Finding:
+    def differing(self) -> Differences:
         """Return the rows whose values differ from those of their records; none if rows do not name their records.
 
         A row also differs if its record would be a reject: its values were rounded, truncated or misread. Forgets the
         records that were added. The comparison of offsets reports rows and records without a counterpart, and rows of
         another batch than the one that covers them.
         """
-        if self._window is None or self._pipeline.sink.lineage == "batch":
-            return Finding()
-        undecoded = sum(len(records.offsets) for records in self._undecoded)
-        if self._row_texts is not None:
-            self._decode_doubtful(self._row_texts, self._window)
+        if self._window is None or self._writer.traits.lineage == "batch":
+            return Differences()
         suspects = pa.Table.from_batches(self._decoded, self._schema)
-        if self._is_plain and len(suspects) > _FEW * undecoded:
+        if self._is_plain and len(suspects):
             suspects = suspects.filter(self._is_unequal(suspects, self._window))
-        found = Finding()
+        found = Differences()
         if len(suspects) or self._refused or self._without_rows:
             self._snapshot.append_temporary(EXPECTED_TABLE, suspects)
             rows = self._fetch(sql.SQL(_FIRST).format(self._differing(self._window)))
             self._snapshot.execute(sql.SQL("truncate {}").format(EXPECTED))
-            found = Finding(rows[0][1] if rows else 0, [row[0] for row in rows])
+            found = Differences(rows[0][1] if rows else 0, [row[0] for row in rows])
         self._forget()
         return found
 
@@ -210,28 +185,28 @@ class ExpectedValues:
         self._without_rows.clear()
         self._window = None
 
-    def _is_unequal(self, decoded: pa.Table, window: "Window") -> pa.BooleanArray:
+    def _is_unequal(self, decoded: pa.Table, window: "OffsetWindow") -> pa.BooleanArray:
         """Return which decoded records of the window may differ from their rows."""
         names = [column.name for column in (*self._columns, _TIMESTAMP)]
         query = sql.SQL("select t.kafka_offset::bigint, {}::bigint, {} from {} t where {}").format(
             self._row_batch,
             column_list(names, of="t"),
-            self._pipeline.sink.lineage_table.in_snapshot,
+            self._writer.lineage_table.in_snapshot,
             window.has("t"),
         )
         actual = self._snapshot.table(query).rename_columns(["kafka_offset", _BATCH, *names])
         return unequal_records(decoded.select(actual.column_names), actual, by=("kafka_offset", _BATCH))
 
-    def _differing(self, window: "Window") -> sql.Composable:
+    def _differing(self, window: "OffsetWindow") -> sql.Composable:
         """Return a query for the offsets of rows that differ.
 
         The window's bounds let Postgres use an index, if there is one.
         """
-        lineage_table = self._pipeline.sink.lineage_table.in_snapshot
+        lineage_table = self._writer.lineage_table.in_snapshot
         names = (*(column.name for column in self._columns), _TIMESTAMP.name)
         expected_values = sql.SQL(", ").join(map(self._as_stored, names))
         if self._gives_several:
-            may_lack = self._pipeline.sink.compactor is not None
+            may_lack = isinstance(self._writer, Compacts)
             differing = several_differ(
                 lineage_table,
                 in_window=window.has("t"),
@@ -292,18 +267,17 @@ class ExpectedValues:
 
         For a sink whose rows do not name their records. All records of these batches have been added.
         """
-        sink = self._pipeline.sink
+        if not isinstance(self._writer, ComparesBatches):
+            return 0
         batch = sql.Identifier(_BATCH)
         batch_ids = sql.SQL("{}::bigint[]").format(sql.Literal(list(whole)))
-        comparison = sink.compare_batches(
+        comparison = self._writer.compare_batches(
             sql.SQL("e"),
             batch,
             self._columns,
-            self._snapshot.types_of(sink.lineage_table.identifier),
+            self._snapshot.list_types(self._writer.lineage_table.identifier),
             batch_ids,
         )
-        if comparison is None:
-            return 0
         query = sql.SQL(
             "with seen as materialized (select e.*, {is_unstorable} as {unstorable} from {records} e "
             "where e.{batch} = any({batch_ids}) and {not_rejected}), "
@@ -325,16 +299,16 @@ class ExpectedValues:
     def _unstorable(self, cursor: Cursor) -> list[sql.Composable]:
         """Return conditions for records whose values the columns cannot hold unchanged."""
         columns = self._pipeline.value.columns
-        sink = self._pipeline.sink
+        traits = self._writer.traits
         # Without the rule for late rows, which depends on what was loaded before each batch.
-        evolve: Evolve | None = None if sink.lineage == "record" else "refuse"
-        rules = sink.reject_rules(cursor, columns, batch_id=0, evolve=evolve)
+        evolve: Evolve | None = None if traits.lineage == "record" else "refuse"
+        rules = self._writer.reject_rules(cursor, columns, batch_id=0, evolve=evolve)
         return [
             *(sql.SQL("coalesce({}, false)").format(rule.condition) for rule in rules),
-            *violations(columns, self._pipeline.checks, keeps_deletes=sink.keeps_deletes),
+            *violations(columns, self._pipeline.checks, keeps_deletes=traits.keeps_deletes),
         ]
 
-    def _rows_of_refused(self, lineage_table: sql.Composable, window: "Window") -> sql.Composable:
+    def _rows_of_refused(self, lineage_table: sql.Composable, window: "OffsetWindow") -> sql.Composable:
         """Return another part of the query, for the rows of records that are rejects."""
         if not self._refused:
             return sql.SQL("")

@@ -6,7 +6,7 @@ from psycopg2 import sql
 
 from exactbatch.columns import Column
 from exactbatch.postgres.input_checks import is_refused
-from exactbatch.postgres.types import modifier_of
+from exactbatch.postgres.types import find_modifier
 
 
 def violations(
@@ -23,7 +23,7 @@ def violations(
             refused=is_refused(
                 sql.SQL("{}::text").format(sql.Identifier("e", column.name)),
                 column.type,
-                modifier_of(column.type),
+                find_modifier(column.type),
             ),
             type=sql.SQL(column.type),
         )

@@ -12,7 +12,7 @@ from threading import Event, Thread
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
-from exactbatch.audit.report import Compared
+from exactbatch.audit.audit_result import Compared
 from exactbatch.audit.snapshot import Snapshot, joined_snapshot
 from exactbatch.audit.unit_comparison import AuditedLog, compare_unit
 from exactbatch.audit.units import WINDOW, Unit
@@ -48,7 +48,7 @@ def spark_parts(spark: "SparkSession", pipeline: Pipeline, offsets: int) -> int:
 
 def _most_tasks(pipeline: Pipeline) -> int:
     """Return how many Spark tasks may run at the same time; each has two connections."""
-    return max(1, pipeline.max_connections // 2)
+    return max(1, pipeline.tuning.max_connections // 2)
 
 
 def compare_here(
@@ -164,7 +164,7 @@ def compare_on_executors(
 @contextmanager
 def _watched(spark: "SparkSession", tasks: int, offsets: int, progress: Progress) -> Iterator[None]:
     """Report, from another thread, the share of the offsets that equals the share of the tasks that have ended."""
-    from py4j.protocol import Py4JError
+    from py4j.protocol import Py4JError  # only an audit with Spark imports its packages
 
     context, tracker = spark.sparkContext, spark.sparkContext.statusTracker()
     own_group = context.getLocalProperty(_GROUP) is None
@@ -206,5 +206,9 @@ def _compare_joined(
 ) -> Compared:
     """Compare a unit over connections of its own, in the snapshot of this name."""
     with joined_snapshot(audited.settings.postgres, name) as snapshot:
-        expected = ExpectedValues(snapshot, audited.pipeline, audited.settings.kafka) if values else None
+        expected = (
+            ExpectedValues(snapshot, audited.pipeline, audited.writer, audited.settings.kafka)
+            if values
+            else None
+        )
         return compare_unit(audited, unit, snapshot, expected, window, progress)

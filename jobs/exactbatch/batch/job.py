@@ -6,7 +6,7 @@ The steps of a batch are in one module, in the order in which they run.
 import logging
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from uuid import UUID
 
@@ -20,16 +20,15 @@ from exactbatch.batch.by_partition.partition_commit import (
     commit_staged,
 )
 from exactbatch.batch.by_partition.range_copy import RangeTask
-from exactbatch.batch.publishing.early_inserts import EarlyInserts
 from exactbatch.batch.publishing.fences import (
     check_publishable,
     check_results_exist,
     check_topic_ids,
-    facts_of,
+    read_sink_facts,
 )
 from exactbatch.batch.publishing.outbox import noting
 from exactbatch.batch.publishing.publish import Published, publish
-from exactbatch.batch.rows.rejects import SHOWN_REJECTS, too_many_rejects
+from exactbatch.batch.rows.rejected import SHOWN_REJECTS, too_many_rejects
 from exactbatch.batch.stage_times import StageTimes
 from exactbatch.batch.staging.direct import DirectStager
 from exactbatch.batch.staging.engine import Engine, Executors
@@ -41,23 +40,39 @@ from exactbatch.batch.staging.stager import Stager, stage_tasks
 from exactbatch.batch.staging.staging_tables import StagingTables, create_rows, hold_launch, identifier
 from exactbatch.batch.staging.task import Staged, StagedBatch
 from exactbatch.batch.staging.uncastable import reject_refused, reject_uncastable
+from exactbatch.batch.tested_versions import warn_if_untested
 from exactbatch.columns import Column
 from exactbatch.errors import ExactbatchError, Fenced, TargetMismatch
 from exactbatch.errors.sqlstates import is_of_a_row
 from exactbatch.errors.translation import translate_errors
 from exactbatch.failpoints import failpoint
 from exactbatch.kafka.broker import KafkaBroker
-from exactbatch.ledger import Batch, Ledger, check_schema, ledger_session, target_transaction
+from exactbatch.ledger import (
+    Batch,
+    Ledger,
+    bind_transaction,
+    check_schema,
+    ledger_session,
+    target_transaction,
+)
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
-from exactbatch.postgres.catalog import Fact, is_plain
+from exactbatch.postgres.catalog import Fact
 from exactbatch.postgres.connection import Connection, Cursor, transaction
 from exactbatch.settings import Settings
-from exactbatch.sinks.base import PartitionStaging
+from exactbatch.sinks.capabilities import (
+    AttachesPartitions,
+    ChecksShared,
+    KeepsEventTimes,
+    PartitionStaging,
+    TakesCheckedJson,
+    TakesCopies,
+)
 from exactbatch.sinks.staged_rows import Place
 from exactbatch.sinks.upsert.change_order import ChangesBehind
 from exactbatch.sinks.values.checks import check_expressions
-from exactbatch.tested_versions import warn_if_untested
+from exactbatch.sinks.writer import SinkWriter
+from exactbatch.sinks.writers import find_writer
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +87,7 @@ class _Launch:
     executors: Executors
     connection: Connection
     pipeline: Pipeline
+    writer: SinkWriter
     batch: Batch
     ranges: Sequence[OffsetRange]
     epochs: Mapping[tuple[str, int], int | None]
@@ -110,7 +126,7 @@ def process_batch(
     with ledger_session(settings.postgres, "exactbatch", pipeline) as connection:
         check_schema(connection)
         warn_if_untested(connection.server_version)
-        pipeline, batch, ranges, epochs = _load(connection, pipeline, batch_id, plan_id)
+        writer, batch, ranges, epochs = _load(connection, pipeline, batch_id, plan_id)
         if batch.status == "committed":
             logger.info("batch %s is committed already: nothing to do", batch_id)
             return Published(batch, wrote=False)
@@ -123,10 +139,10 @@ def process_batch(
             times, application_id = StageTimes("prepare"), executors.application_id
             logger.info("batch %s: the Spark application is %s", batch_id, application_id or "not known")
             with transaction(connection):
-                Ledger(connection).note_launch(batch, application_id)
+                Ledger(connection).batches.note_launch(batch, application_id)
                 failpoint("launch.before_commit")
             failpoint("launch.after_commit")
-            launch = _Launch(executors, connection, pipeline, batch, ranges, epochs, settings, times)
+            launch = _Launch(executors, connection, pipeline, writer, batch, ranges, epochs, settings, times)
             if pipeline.commit == "partition" and batch.kind == "advance":
                 return _process_ranges(launch)
             return _process(launch)
@@ -134,18 +150,19 @@ def process_batch(
 
 def _load(
     connection: Connection, pipeline: Pipeline, batch_id: int, plan_id: UUID | None
-) -> tuple[Pipeline, Batch, tuple[OffsetRange, ...], Mapping[tuple[str, int], int | None]]:
-    """Return the pipeline with the epochs of positions, the batch, its ranges, and the leader epoch up to which each
+) -> tuple[SinkWriter, Batch, tuple[OffsetRange, ...], Mapping[tuple[str, int], int | None]]:
+    """Return the writer with the epochs of positions, the batch, its ranges, and the leader epoch up to which each
     partition's log was processed."""
     ledger = Ledger(connection)
     with transaction(connection):
-        ledger.check_registered(pipeline)
-        batch = ledger.batch(batch_id, plan_id)
+        ledger.registry.check(pipeline)
+        batch = ledger.batches.read(batch_id, plan_id)
         check_publishable(ledger, pipeline, batch)
-        ranges, stored = ledger.ranges(batch_id), ledger.stored_offsets(pipeline)
+        ranges, stored = ledger.batches.read_ranges(batch_id), ledger.plans.read_stored_offsets(pipeline)
         # A replay reads the log as it is now, including what replaced truncated records.
         epochs = {row.topic_partition: row.leader_epoch for row in stored if batch.kind == "advance"}
-        return ledger.with_epochs(pipeline), batch, ranges, epochs
+        writer = find_writer(pipeline.traits, ledger.registry.read_epochs(pipeline))
+        return writer, batch, ranges, epochs
 
 
 @contextmanager
@@ -165,7 +182,7 @@ def _record_failure(settings: Settings, batch: Batch) -> Iterator[None]:
                 ledger_session(settings.postgres, "exactbatch failure") as connection,
                 transaction(connection),
             ):
-                Ledger(connection).record_failure(batch, error)
+                Ledger(connection).batches.record_failure(batch, error)
         except (ExactbatchError, psycopg2.Error) as another:
             logger.warning("exactbatch status will not show this failure: %s", another)
         raise
@@ -192,13 +209,20 @@ class _NotAttachable(Exception):
 def _stage_and_publish(launch: _Launch, *, may_attach: bool) -> Published:
     """Stage and publish all ranges. Raises _NotAttachable, with `may_attach`, if others could be published without the
     rows that the target refuses."""
-    pipeline, executors = launch.pipeline, launch.executors
+    pipeline, writer, executors = launch.pipeline, launch.writer, launch.executors
     broker = KafkaBroker(launch.settings.kafka)
     topic_ids, cluster_id = broker.cluster(launch.topics)
     check_topic_ids(launch.ranges, topic_ids)
     tables = StagingTables(launch.batch.batch_id, secrets.randbits(62))
     tasks = stage_tasks(
-        pipeline, launch.ranges, launch.epochs, tables, launch.settings, executors.parallelism, cluster_id
+        pipeline,
+        writer.traits,
+        launch.ranges,
+        launch.epochs,
+        tables,
+        launch.settings,
+        executors.parallelism,
+        cluster_id,
     )
     with hold_launch(launch.connection, launch.settings, pipeline, tables):
         direct = None if pipeline.is_transformed else DirectStager(executors, pipeline, tasks)
@@ -206,9 +230,10 @@ def _stage_and_publish(launch: _Launch, *, may_attach: bool) -> Published:
         with transaction(launch.connection) as cursor:
             _prepare_target(cursor, launch, stager.columns)
             partition = _partition_staging(cursor, launch, stager.columns) if may_attach else None
-            seen = facts_of(cursor, pipeline.sink)
-            if direct is not None and not pipeline.checks:  # these read the text of documents
-                tables = replace(tables, checked=pipeline.sink.checked_json(cursor, stager.columns))
+            seen = read_sink_facts(cursor, writer)
+            # Checks read the text of documents.
+            if direct is not None and not pipeline.checks and isinstance(writer, TakesCheckedJson):
+                tables = replace(tables, checked=writer.checked_json(cursor, stager.columns))
                 direct.stage_into(tables)
         if partition is None:
             return _stage_and_insert(launch, tables, stager, seen, broker, cluster_id)
@@ -217,12 +242,13 @@ def _stage_and_publish(launch: _Launch, *, may_attach: bool) -> Published:
                 launch, tables, partition, PartitionStager(executors, pipeline, tasks, partition)
             )
         except TargetMismatch as error:
-            if not pipeline.max_rejects or not is_of_a_row(error.sqlstate):
+            if not pipeline.allows_rejects or not is_of_a_row(error.sqlstate):
                 raise
             raise _NotAttachable from error
         return publish(
             launch.connection,
             pipeline,
+            writer,
             plan_id=launch.batch.plan_id,
             tables=tables,
             columns=stager.columns,
@@ -237,28 +263,31 @@ def _stage_and_publish(launch: _Launch, *, may_attach: bool) -> Published:
 
 def _prepare_target(cursor: Cursor, launch: _Launch, columns: Sequence[Column]) -> None:
     """Create or check the target, and forget what it holds of topics that the pipeline no longer loads."""
-    pipeline, batch, ledger = launch.pipeline, launch.batch, Ledger(launch.connection)
-    ledger.bind(pipeline)
+    pipeline, writer, batch = launch.pipeline, launch.writer, launch.batch
+    ledger = Ledger(launch.connection)
+    bind_transaction(launch.connection, pipeline)
     check_results_exist(cursor, ledger, pipeline, batch)
-    pipeline.sink.prepare(cursor, columns, evolve=pipeline.evolve)
+    writer.prepare(cursor, columns, evolve=pipeline.evolve)
     check_expressions(cursor, pipeline.name, columns, pipeline.checks)
-    pipeline.sink.check_shared(cursor, columns, ledger.sharing(pipeline))
-    with noting(cursor, pipeline, columns) as outbox:
-        pipeline.sink.forget_topics(cursor, ledger.removed_topics(pipeline))
+    if isinstance(writer, ChecksShared):
+        writer.check_shared(cursor, columns, ledger.registry.find_sharing(pipeline))
+    with noting(cursor, pipeline, writer, columns) as outbox:
+        if isinstance(writer, KeepsEventTimes):
+            writer.forget_topics(cursor, ledger.registry.find_removed_topics(pipeline))
     if outbox is not None:  # windows may have become final
         outbox.write(batch)
     if batch.kind == "replay":
-        pipeline.sink.check_replay(cursor)
+        writer.check_replay(cursor)
 
 
 def _partition_staging(cursor: Cursor, launch: _Launch, columns: Sequence[Column]) -> PartitionStaging | None:
     """Return where rows are staged that become a partition of the target; None if they are inserted into it."""
-    pipeline = launch.pipeline
+    pipeline, writer = launch.pipeline, launch.writer
+    if not isinstance(writer, AttachesPartitions):
+        return None
     if not pipeline.has_row_per_record or pipeline.checks or pipeline.forward is not None:
         return None
-    return pipeline.sink.partition_staging(
-        cursor, columns, batch_id=launch.batch.batch_id, offsets=launch.offsets
-    )
+    return writer.partition_staging(cursor, columns, batch_id=launch.batch.batch_id, offsets=launch.offsets)
 
 
 def _stage_and_insert(
@@ -269,66 +298,49 @@ def _stage_and_insert(
     broker: KafkaBroker,
     cluster_id: str | None,
 ) -> Published:
-    """Stage all ranges and insert their rows into the target; in a large Append, while other rows are staged."""
+    """Stage all ranges, and insert their rows into the target."""
     pipeline, batch, connection = launch.pipeline, launch.batch, launch.connection
-    in_parts = (
-        pipeline.sink.inserts_in_parts
-        and is_plain(seen)
-        and stager.can_split()
-        # Rows that are forwarded are noted under the pipeline's lock, in the order of commits.
-        and pipeline.forward is None
-    )
     with transaction(connection) as cursor:
-        for each in stager.split_tables() if in_parts else [tables]:
-            create_rows(cursor, each, pipeline.sink.staged_columns(stager.columns))
-        # An attempt that fails leaves dead rows behind, but not each of its retries.
-        may_insert_early = (
-            in_parts and batch.kind == "advance" and not Ledger(connection).failing(pipeline, [])
-        )
-    early = EarlyInserts(
-        launch.settings.postgres,
-        pipeline,
-        batch,
-        tables=tables,
-        columns=stager.columns,
-        seen=seen,
-        max_rejects=pipeline.rejects_allowed(launch.offsets),
-    )
+        create_rows(cursor, tables, launch.writer.traits.staged_columns(stager.columns))
     failpoint("job.before_stage")
     launch.times.enter("stage")
-    with closing(early):
-        staged = stager.stage(early.add if may_insert_early else None)
-        launch.times.enter("check")
-        _log_taken(batch.batch_id, staged.pieces)
-        failpoint("job.after_stage")
-        with early.kept_open():
-            staged = _without_uncastable(launch, tables, stager.columns, staged, early, cluster_id)
-        repeats: frozenset[Place] = frozenset()
-        while True:
-            with early.kept_open():
-                # Asked after the last record was read: if the ids are the plan's now, they were all along.
-                topic_ids = broker.topic_ids(launch.topics)
-            try:
-                return publish(
-                    early.connection or connection,
-                    pipeline,
-                    plan_id=batch.plan_id,
-                    tables=tables,
-                    columns=stager.columns,
-                    staged=staged,
-                    topic_ids=topic_ids,
-                    seen=seen,
-                    early=early if may_insert_early else None,
-                    times=launch.times,
-                    repeats=repeats,
-                    may_reject=pipeline.rejects_allowed(staged.records) - staged.rejected,
-                )
-            except ChangesBehind as error:
-                repeats |= frozenset(error.places)
-                check_repeats(error.places, pipeline, batch, launch.ranges, launch.settings, cluster_id)
-            except TargetMismatch as error:
-                early.begin_again()
-                staged = _without_refused(launch, tables, stager.columns, staged, error, cluster_id)
+    staged = stager.stage()
+    launch.times.enter("check")
+    _log_taken(batch.batch_id, staged.pieces)
+    failpoint("job.after_stage")
+    staged = _without_uncastable(launch, tables, stager.columns, staged, cluster_id)
+    repeats: frozenset[Place] = frozenset()
+    while True:
+        # Asked after the last record was read: if the ids are the plan's now, they were all along.
+        topic_ids = broker.topic_ids(launch.topics)
+        try:
+            return publish(
+                connection,
+                pipeline,
+                launch.writer,
+                plan_id=batch.plan_id,
+                tables=tables,
+                columns=stager.columns,
+                staged=staged,
+                topic_ids=topic_ids,
+                seen=seen,
+                times=launch.times,
+                repeats=repeats,
+                may_reject=pipeline.rejects_allowed(staged.records) - staged.rejected,
+            )
+        except ChangesBehind as error:
+            repeats |= frozenset(error.places)
+            check_repeats(
+                error.places,
+                pipeline,
+                launch.writer.traits,
+                batch,
+                launch.ranges,
+                launch.settings,
+                cluster_id,
+            )
+        except TargetMismatch as error:
+            staged = _without_refused(launch, tables, stager.columns, staged, error, cluster_id)
 
 
 def _stage_partition(
@@ -363,24 +375,23 @@ def _without_uncastable(
     tables: StagingTables,
     columns: Sequence[Column],
     staged: StagedBatch,
-    early: EarlyInserts,
     cluster_id: str | None,
 ) -> StagedBatch:
     """Return what is staged without the rows that the target cannot hold. Raises TooManyRejects."""
     allowed = launch.pipeline.rejects_allowed(staged.records)
     _check_rejects(launch, tables, staged, allowed)
-    rest = reject_uncastable(
+    staged = reject_uncastable(
         launch.connection,
         launch.pipeline,
+        launch.writer,
         tables=tables,
         columns=columns,
         ranges=launch.ranges,
-        staged=early.rest_of(staged),
+        staged=staged,
         limit=allowed - staged.rejected,
         settings=launch.settings,
         cluster_id=cluster_id,
     )
-    staged = replace(staged, rows={**staged.rows, **rest.rows}, rejects={**staged.rejects, **rest.rejects})
     _check_rejects(launch, tables, staged, allowed)
     return staged
 
@@ -405,6 +416,7 @@ def _without_refused(
     rest = reject_refused(
         launch.connection,
         launch.pipeline,
+        launch.writer,
         tables=tables,
         columns=columns,
         ranges=launch.ranges,
@@ -449,13 +461,14 @@ def _check_rejects(launch: _Launch, tables: StagingTables, staged: StagedBatch, 
 def _process_ranges(launch: _Launch) -> Published:
     """Commit each range that is not committed yet, on the executors, and then the batch."""
     pipeline, batch, connection = launch.pipeline, launch.batch, launch.connection
-    ledger = Ledger(connection)
+    ledger, writer = Ledger(connection), launch.writer
+    assert isinstance(writer, TakesCopies)  # the pipeline has checked not_copyable
     with target_transaction(connection, pipeline) as cursor:
         check_results_exist(cursor, ledger, pipeline, batch)
-        pipeline.sink.prepare(cursor, pipeline.value.columns, evolve=pipeline.evolve)
-        pipeline.sink.check_copyable(cursor, pipeline.value.columns)
-        seen = pipeline.sink.tables[-1].unusual_facts(cursor)
-        ranges = ledger.uncommitted_ranges(batch.batch_id)
+        writer.prepare(cursor, pipeline.value.columns, evolve=pipeline.evolve)
+        writer.check_copyable(cursor, pipeline.value.columns)
+        seen = writer.tables[-1].unusual_facts(cursor)
+        ranges = ledger.batches.read_uncommitted_ranges(batch.batch_id)
     if ranges:
         topics = sorted({range_.topic for range_ in ranges})
         topic_ids, cluster_id = KafkaBroker(launch.settings.kafka).cluster(topics)
@@ -478,11 +491,11 @@ def _process_ranges(launch: _Launch) -> Published:
         ]
         failpoint("job.before_ranges")
         launch.times.enter("commit")
-        limit = spark_tasks_for(tasks, pipeline.max_connections, launch.executors.parallelism)
+        limit = spark_tasks_for(tasks, pipeline.tuning.max_connections, launch.executors.parallelism)
         try:
             outcomes = launch.executors.run(tasks, commit_ranges, limit=limit, verb="commit")
         except TargetMismatch as error:
-            if not pipeline.max_rejects or not is_of_a_row(error.sqlstate):
+            if not pipeline.allows_rejects or not is_of_a_row(error.sqlstate):
                 raise
             logger.info(
                 "batch %s: ranges with rows that the target refuses are staged: %s", batch.batch_id, error
@@ -499,7 +512,7 @@ def _stage_ranges(launch: _Launch, tasks: Sequence[RangeTask], cluster_id: str |
     """Stage and commit the ranges that are not committed yet, so that records of rows that the target refuses become
     rejects."""
     with transaction(launch.connection):
-        left = Ledger(launch.connection).uncommitted_ranges(launch.batch.batch_id)
+        left = Ledger(launch.connection).batches.read_uncommitted_ranges(launch.batch.batch_id)
     for task in tasks:
         if task.range in left:
             _stage_range(replace(launch, ranges=[task.range]), task, cluster_id)
@@ -511,6 +524,7 @@ def _stage_range(launch: _Launch, task: RangeTask, cluster_id: str | None) -> No
     tables = StagingTables(launch.batch.batch_id, secrets.randbits(62))
     parts = stage_tasks(
         pipeline,
+        launch.writer.traits,
         launch.ranges,
         launch.epochs,
         tables,
@@ -521,7 +535,7 @@ def _stage_range(launch: _Launch, task: RangeTask, cluster_id: str | None) -> No
     stager = DirectStager(launch.executors, pipeline, parts)
     with hold_launch(launch.connection, launch.settings, pipeline, tables):
         with transaction(launch.connection) as cursor:
-            create_rows(cursor, tables, pipeline.sink.staged_columns(stager.columns))
+            create_rows(cursor, tables, launch.writer.traits.staged_columns(stager.columns))
         staged = stager.stage()
         allowed = pipeline.rejects_allowed(staged.records)
         _check_rejects(launch, tables, staged, allowed)

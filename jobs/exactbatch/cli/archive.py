@@ -1,6 +1,6 @@
 """`exactbatch archive`: drivers start faster."""
 
-from exactbatch.class_archive import archive_folder, build_archive
+from exactbatch.batch.spark.class_archive import archive_folder, build_archive
 from exactbatch.cli.console import AsJson, out, print_json
 from exactbatch.cli.progress import waiting
 

@@ -9,11 +9,17 @@ from rich.table import Table
 from rich.text import Text
 
 from exactbatch.cli.console import AsJson, out, print_json
-from exactbatch.cli.pipeline import RegisteredName, ledger_connection, load_settings, registered_name
-from exactbatch.cli.tables import duration_text, new_table, partition_text, time_text
+from exactbatch.cli.load_pipeline import (
+    RegisteredName,
+    ledger_connection,
+    load_settings,
+    registered_name,
+    typed_names,
+)
+from exactbatch.cli.table_layout import duration_text, new_table, partition_text, time_text
 from exactbatch.ledger import BatchStatus
 from exactbatch.ledger import Kind as BatchKind
-from exactbatch.operations.batches import PastBatch, load_batches
+from exactbatch.operations.batch_history import PastBatch, load_batches
 
 
 class Status(StrEnum):
@@ -36,20 +42,20 @@ def batches(
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many batches to show.")] = 20,
     status: Annotated[Status | None, typer.Option(help="Only batches in this state.")] = None,
     kind: Annotated[Kind | None, typer.Option(help="Only batches of this kind.")] = None,
-    before: Annotated[
+    below: Annotated[
         int | None, typer.Option(metavar="ID", help="Only batches with a lower ID: the next page.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the batches of a pipeline, newest first: counts, duration, origin, ranges and failures."""
     name = registered_name(reference)
-    with ledger_connection(load_settings()) as connection:
+    with ledger_connection(load_settings()) as connection, typed_names([reference]):
         past = load_batches(
             connection,
             name,
             kind=cast("BatchKind | None", kind and kind.value),
             status=cast("BatchStatus | None", status and status.value),
-            before=before,
+            before=below,
             limit=limit,
         )
     if as_json:
@@ -60,7 +66,7 @@ def batches(
         if each.failure is not None:
             out.print(Text.assemble(("! ", "yellow"), _failure(each)))
     if len(past) == limit:
-        out.print(f"[dim]older ones: --before {past[-1].batch.batch_id}[/dim]")
+        out.print(f"[dim]older ones: --below {past[-1].batch.batch_id}[/dim]")
 
 
 def _table(name: str, past: list[PastBatch]) -> Table:

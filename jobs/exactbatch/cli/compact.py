@@ -8,12 +8,13 @@ import typer
 
 from exactbatch.cli import render
 from exactbatch.cli.console import AsJson, Yes, confirm, out, print_json
-from exactbatch.cli.pipeline import Reference, ledger_connection, load
+from exactbatch.cli.load_pipeline import Reference, ledger_connection, load
 from exactbatch.cli.progress import waiting
 from exactbatch.errors import ConfigurationError
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.operations.compact import compact_changes, preview_compaction
-from exactbatch.planning.request import parse_age, parse_time
+from exactbatch.planning.request import parse_time
+from exactbatch.time_text import parse_duration
 
 
 def compact(
@@ -22,7 +23,8 @@ def compact(
         str | None, typer.Option(metavar="TIME", help="Up to the first change from this time or later.")
     ] = None,
     keep: Annotated[
-        str | None, typer.Option(metavar="AGE", help="As --before, this long ago: 30d, 12h or 90m.")
+        str | None,
+        typer.Option(metavar="AGE", help='As --before, this long ago, such as "30 days" or "12 hours".'),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Up to the stored offsets.")] = False,
     dry_run: Annotated[
@@ -39,7 +41,7 @@ def compact(
         )
     until = parse_time(before, "--before") if before else None
     if keep:
-        until = datetime.now(UTC) - parse_age(keep)
+        until = datetime.now(UTC) - parse_duration(keep, what="--keep")
     pipeline, settings = load(reference)
     broker = KafkaBroker(settings.kafka)
     with ledger_connection(settings, pipeline) as connection:

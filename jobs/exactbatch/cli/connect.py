@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
+from exactbatch.batch.engines.connect_server import PORT, TOKEN, server_command, server_environment
 from exactbatch.cli.console import err
-from exactbatch.connect_server import PORT, TOKEN, server_command, server_environment
 from exactbatch.errors import ConfigurationError
 
 

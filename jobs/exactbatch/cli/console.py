@@ -14,11 +14,12 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
+from exactbatch.discovery import WrongName
 from exactbatch.errors import ExactbatchError
-from exactbatch.errors.exit_status import exit_status
+from exactbatch.errors.exit_status import WRONG_USAGE, exit_status
 from exactbatch.errors.explanation import hint
+from exactbatch.errors.printable import printable_lines
 from exactbatch.errors.translation import translate_all_errors
-from exactbatch.printable import printable_lines
 
 P = ParamSpec("P")
 
@@ -53,8 +54,11 @@ def with_exit_status(command: Callable[P, None]) -> Callable[P, None]:
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         _escape_unprintable_characters()
         try:
-            with translate_all_errors(but=(typer.Exit, typer.Abort)):
+            with translate_all_errors(but=(typer.Exit, typer.Abort, WrongName)):
                 command(*args, **kwargs)
+        except WrongName as error:
+            err.print(Text.assemble(("error: ", "red"), str(error)))
+            raise typer.Exit(WRONG_USAGE) from None
         except ExactbatchError as error:
             err.print(Text.assemble(("error: ", "red"), f"{type(error).__name__}: {error}"))
             if more := hint(error):

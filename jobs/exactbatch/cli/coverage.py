@@ -9,11 +9,17 @@ from rich.markup import escape
 from rich.text import Text
 
 from exactbatch.cli.console import AsJson, out, print_json
-from exactbatch.cli.pipeline import RegisteredName, ledger_connection, load_settings, registered_name
+from exactbatch.cli.load_pipeline import (
+    RegisteredName,
+    ledger_connection,
+    load_settings,
+    registered_name,
+    typed_names,
+)
 from exactbatch.errors import ConfigurationError
 from exactbatch.errors.exit_status import CHECK_FAILED
 from exactbatch.ledger import Ledger
-from exactbatch.ledger.overview import OverviewRows, Position
+from exactbatch.ledger.overview_rows import OverviewRows, PartitionPosition
 from exactbatch.operations.coverage_strip import DrawnStrip, find_gaps, load_strips
 from exactbatch.postgres.connection import transaction
 
@@ -56,8 +62,8 @@ def coverage(
     """Show which offsets are processed, replayed, folded or lost: a strip for each partition."""
     name = registered_name(reference)
     with ledger_connection(load_settings()) as connection:
-        with transaction(connection):
-            Ledger(connection).registered_as(name)
+        with transaction(connection), typed_names([reference]):
+            Ledger(connection).registry.read(name)
             known = OverviewRows(connection).positions([name])
         chosen = _chosen(known, partitions or ())
         positions = chosen if partitions else chosen[:_MOST]
@@ -100,7 +106,7 @@ def signs(strip: DrawnStrip) -> Iterator[str]:
         yield next((kind for kind in _SIGNS if kind in kinds), "")
 
 
-def _chosen(known: Sequence[Position], names: Sequence[str]) -> list[Position]:
+def _chosen(known: Sequence[PartitionPosition], names: Sequence[str]) -> list[PartitionPosition]:
     """Return the partitions that are named as topic:partition, or all. Raises ConfigurationError."""
     if not names:
         return list(known)

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from exactbatch.cli.completion import pipeline_names
 from exactbatch.cli.console import AsJson, err, out, print_json
-from exactbatch.cli.pipeline import load_settings
+from exactbatch.cli.load_pipeline import load_settings
 from exactbatch.errors import ExactbatchError
 from exactbatch.errors.exit_status import CHECK_FAILED
 from exactbatch.operations.doctor.examine import examine
@@ -23,7 +23,7 @@ def doctor(
     references: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[PIPELINE]...",
+            metavar="PIPELINE",
             autocompletion=pipeline_names,
             help="MODULE:NAME, or NAME for pipelines.NAME:NAME; NAME.TABLE for one of many tables. Without one: all "
             "of the package `pipelines`.",

@@ -8,7 +8,7 @@ from rich.markdown import Markdown
 from rich.table import Table
 
 from exactbatch.cli.console import AsJson, Terminal, out, print_json
-from exactbatch.errors import ConfigurationError
+from exactbatch.discovery import WrongName
 from exactbatch.errors.explanation import Explanation, explained_errors, explained_topics
 from exactbatch.errors.explanation import explain as explanation_of
 
@@ -58,10 +58,10 @@ def _names() -> list[str]:
 
 
 def _spelled(error: str) -> str:
-    """Return the name as its page has it. Raises ConfigurationError for a name without a page."""
+    """Return the name as its page has it. Raises WrongName for a name without a page."""
     names = {name.lower(): name for name in _names()}
     if found := names.get(error.lower()):
         return found
     nearest = difflib.get_close_matches(error.lower(), names, n=1, cutoff=0.4)
     meant = f" Did you mean {names[nearest[0]]}?" if nearest else ""
-    raise ConfigurationError(f"no page is about {error!r}.{meant} `exactbatch explain` lists all pages.")
+    raise WrongName(f"no page is about {error!r}.{meant} `exactbatch explain` lists all pages.")

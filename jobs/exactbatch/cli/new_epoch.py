@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from exactbatch.cli.console import AsJson, Yes, confirm, out, print_json
-from exactbatch.cli.pipeline import Reference, ledger_connection, load
+from exactbatch.cli.load_pipeline import Reference, ledger_connection, load
 from exactbatch.errors import ConfigurationError
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.operations.new_epoch import begin_epoch

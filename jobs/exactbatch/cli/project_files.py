@@ -24,7 +24,7 @@ class Project:
         """True if the package `pipelines` is next to `dags`, where linters take it for the project's own."""
         return self.modules == self.root
 
-    def files_of(self, name: str) -> tuple[Path, Path, Path]:
+    def find_files(self, name: str) -> tuple[Path, Path, Path]:
         """Return the paths of a pipeline's module, DAG and test."""
         return (
             self.modules / "pipelines" / f"{name}.py",

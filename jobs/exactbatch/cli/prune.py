@@ -9,11 +9,12 @@ from rich.markup import escape
 
 from exactbatch.cli import render
 from exactbatch.cli.console import AsJson, Yes, confirm, out, print_json
-from exactbatch.cli.pipeline import Reference, ledger_connection, load
+from exactbatch.cli.load_pipeline import Reference, ledger_connection, load
 from exactbatch.cli.progress import counting, waiting
 from exactbatch.errors import ConfigurationError
 from exactbatch.operations.prune import preview_pruning, prune_history
-from exactbatch.planning.request import parse_age, parse_time
+from exactbatch.planning.request import parse_time
+from exactbatch.time_text import parse_duration
 
 
 def prune(
@@ -26,7 +27,8 @@ def prune(
         ),
     ] = None,
     keep: Annotated[
-        str | None, typer.Option(metavar="AGE", help="As --before, this long ago: 90d, 12h or 90m.")
+        str | None,
+        typer.Option(metavar="AGE", help='As --before, this long ago, such as "90 days" or "12 hours".'),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="All committed and superseded batches.")] = False,
     dry_run: Annotated[
@@ -43,7 +45,7 @@ def prune(
         )
     until = parse_time(before, "--before") if before else datetime.now(UTC)
     if keep:
-        until -= parse_age(keep)
+        until -= parse_duration(keep, what="--keep")
     pipeline, settings = load(reference)
     with ledger_connection(settings, pipeline) as connection:
         with waiting("Counting batches"):
@@ -64,8 +66,8 @@ def prune(
                 )
             if not as_json and pruning.batches:
                 out.print(
-                    f"Folded {render.batches_of(pruning)}. Autovacuum frees the space of "
-                    f"{render.ranges_of(pruning)}."
+                    f"Folded {render.describe_batches(pruning)}. Autovacuum frees the space of "
+                    f"{render.describe_ranges(pruning)}."
                 )
         if as_json:
             print_json({"pipeline": pipeline.name, **asdict(pruning)})

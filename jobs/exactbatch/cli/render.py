@@ -3,26 +3,23 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from datetime import UTC
-from typing import TYPE_CHECKING
 
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from exactbatch.cli.tables import new_table, partition_text, short, time_text
-from exactbatch.ledger import PartlyCommitted, Reject, RejectReasons, TimeBoundary
+from exactbatch.audit.audit_result import AuditReport, Differences
+from exactbatch.cli.table_layout import new_table, partition_text, short, time_text
+from exactbatch.ledger import PartlyCommitted, RejectReasons, StoredReject, TimeBoundary
 from exactbatch.model import LogPartition, Plan
-from exactbatch.operations.status import Status
+from exactbatch.operations.compact import Compaction
+from exactbatch.operations.merge_partitions import MergedPartition
+from exactbatch.operations.prune import Pruning
+from exactbatch.operations.status import PipelineStatus
 from exactbatch.pipeline import Pipeline
-from exactbatch.planning.window import beyond_text
+from exactbatch.planning.freeze_replay import Preview
+from exactbatch.planning.time_window import beyond_text
 from exactbatch.topic_pattern import TopicPattern
-
-if TYPE_CHECKING:
-    from exactbatch.audit.report import AuditReport, Finding
-    from exactbatch.operations.compact import Compaction
-    from exactbatch.operations.merge import MergedPartition
-    from exactbatch.operations.prune import Pruning
-    from exactbatch.planning.freeze_replay import Preview
 
 _BATCHES_SHOWN = 4
 _REASON_SHOWN = 200  # characters
@@ -41,7 +38,7 @@ def plan_table(pipeline: Pipeline, plan: Plan, partitions: Sequence[LogPartition
     starts = defaultdict(
         lambda: "starts", dict.fromkeys(plan.unnamed, "starts at its earliest: start has no offset for it")
     )
-    if isinstance(pipeline.topics, TopicPattern):
+    if isinstance(pipeline.topic_names, TopicPattern):
         joining = {topic for topic, _ in plan.joining}
         starts |= {seed.topic_partition: "joins" for seed in plan.seeds if seed.topic in joining}
     for seed in plan.seeds:
@@ -57,12 +54,12 @@ def plan_table(pipeline: Pipeline, plan: Plan, partitions: Sequence[LogPartition
     return table
 
 
-def replay_table(pipeline: Pipeline, preview: "Preview") -> Table:
+def replay_table(pipeline: Pipeline, preview: Preview) -> Table:
     """Show the results that a replay would retract, range by range."""
     total = sum(map(len, preview.plan.ranges))
     size = f"{total} offsets, {preview.rows} rows to retract" if total else "nothing to process again"
     table = new_table(
-        f"replay of {pipeline.name} → {pipeline.sink.target}: {size}",
+        f"replay of {pipeline.name} → {pipeline.traits.target}: {size}",
         text=("partition",),
         numbers=("from", "until", "offsets", "rows retracted", "rejects retracted"),
     )
@@ -74,7 +71,7 @@ def replay_table(pipeline: Pipeline, preview: "Preview") -> Table:
     return table
 
 
-def replay_notes(preview: "Preview") -> list[str]:
+def replay_notes(preview: Preview) -> list[str]:
     """Name the ranges that a replay leaves out, those that it adds, and a missing index."""
     notes = [
         f"{range_}: retention has removed it from the log; its results stay as they are"
@@ -127,10 +124,10 @@ def boundaries_table(pipeline: Pipeline, boundaries: Sequence[TimeBoundary]) -> 
     return table
 
 
-def compaction_table(pipeline: Pipeline, compaction: "Compaction") -> Table:
+def compaction_table(pipeline: Pipeline, compaction: Compaction) -> Table:
     """Show how many changes below the horizon of each partition are dropped and kept."""
     table = new_table(
-        f"changes of {pipeline.name} → {pipeline.sink.target}: {compaction.dropped} to drop, "
+        f"changes of {pipeline.name} → {pipeline.traits.target}: {compaction.dropped} to drop, "
         f"{compaction.kept} to keep below the horizons",
         text=("partition",),
         numbers=("old horizon", "horizon", "dropped", "kept below it"),
@@ -142,12 +139,12 @@ def compaction_table(pipeline: Pipeline, compaction: "Compaction") -> Table:
     return table
 
 
-def merge_table(pipeline: Pipeline, merged: "Sequence[MergedPartition]", *, dry_run: bool) -> Table:
+def merge_table(pipeline: Pipeline, merged: Sequence[MergedPartition], *, dry_run: bool) -> Table:
     """Show which partitions were merged, or would be."""
     before = sum(len(partition.partitions) for partition in merged)
     verb = "to merge" if dry_run else "merged"
     table = new_table(
-        f"partitions of {pipeline.sink.target}: {before} {verb} into {len(merged)}",
+        f"partitions of {pipeline.traits.target}: {before} {verb} into {len(merged)}",
         text=("batches",),
         numbers=("partitions", "MB", "rows"),
     )
@@ -162,7 +159,7 @@ def merge_table(pipeline: Pipeline, merged: "Sequence[MergedPartition]", *, dry_
     return table
 
 
-def pruning_lines(pipeline: Pipeline, pruning: "Pruning") -> list[str]:
+def pruning_lines(pipeline: Pipeline, pruning: Pruning) -> list[str]:
     """Say how many batches are folded, and what is not possible afterwards."""
     before = f"{pruning.before.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
     forgotten = [_empty_runs(pruning.empty_runs, before)] if pruning.empty_runs else []
@@ -170,11 +167,11 @@ def pruning_lines(pipeline: Pipeline, pruning: "Pruning") -> list[str]:
         return [f"{pipeline.name}: no batch from before {before} is left to fold.", *forgotten]
     replays = (
         "Replays of any of their offsets: they need whole batches (lineage='batch')."
-        if pipeline.sink.lineage == "batch"
+        if pipeline.traits.lineage == "batch"
         else "Replays by --batch, and by clearing their DAG runs. Replays by offsets and by time stay possible."
     )
     return [
-        f"{pipeline.name}: {batches_of(pruning)} with {ranges_of(pruning)} "
+        f"{pipeline.name}: {describe_batches(pruning)} with {describe_ranges(pruning)} "
         f"{'is' if pruning.batches == 1 else 'are'} to be folded, up to batch {pruning.newest}: committed before "
         f"{before}, or planned before then and superseded.",
         "Not possible after they are folded:",
@@ -193,12 +190,12 @@ def _empty_runs(number: int, before: str) -> str:
     )
 
 
-def batches_of(pruning: "Pruning") -> str:
+def describe_batches(pruning: Pruning) -> str:
     """Say how many batches there are."""
     return f"{pruning.batches} {'batch' if pruning.batches == 1 else 'batches'}"
 
 
-def ranges_of(pruning: "Pruning") -> str:
+def describe_ranges(pruning: Pruning) -> str:
     """Say how many ranges the batches had."""
     return f"{pruning.ranges} {'range' if pruning.ranges == 1 else 'ranges'}"
 
@@ -218,7 +215,7 @@ def reasons_table(pipeline: Pipeline, reasons: RejectReasons) -> Table:
     return table
 
 
-def rejects_table(rejects: Sequence[Reject]) -> Table:
+def rejects_table(rejects: Sequence[StoredReject]) -> Table:
     """Show rejected records, one per line."""
     table = new_table(f"the first {len(rejects)}", text=("partition",), numbers=("offset", "bytes", "batch"))
     table.add_column("reason", overflow="fold")
@@ -229,11 +226,11 @@ def rejects_table(rejects: Sequence[Reject]) -> Table:
     return table
 
 
-def status_table(status: Status) -> Table:
+def status_table(status: PipelineStatus) -> Table:
     """Show the stored offset and the log of each partition, and horizons if there are any."""
     horizon = ("horizon",) if any(partition.horizon is not None for partition in status.partitions) else ()
     table = new_table(
-        f"pipeline {status.pipeline.name} → {status.pipeline.sink.target}",
+        f"pipeline {status.pipeline.name} → {status.pipeline.traits.target}",
         text=("partition",),
         numbers=("stored", "last stable", "high watermark", "lag", "earliest", *horizon, "committed (UTC)"),
     )
@@ -247,7 +244,7 @@ def status_table(status: Status) -> Table:
     return table
 
 
-def batches_table(status: Status) -> Table:
+def batches_table(status: PipelineStatus) -> Table:
     """Show the newest batches."""
     table = new_table(
         "newest batches",
@@ -267,7 +264,7 @@ def batches_table(status: Status) -> Table:
     return table
 
 
-def audit_table(pipeline: Pipeline, report: "AuditReport") -> Table:
+def audit_table(pipeline: Pipeline, report: AuditReport) -> Table:
     """Show the comparison of log and target. Columns that are usually zero appear only if they are not."""
     usual = ("records", "rows")
     rare = tuple(
@@ -279,7 +276,7 @@ def audit_table(pipeline: Pipeline, report: "AuditReport") -> Table:
         kind for kind in ("missing", "duplicated", "unexpected", "gaps", "changed") if _is_shown(report, kind)
     ]
     table = new_table(
-        f"audit of {pipeline.name} → {pipeline.sink.target}",
+        f"audit of {pipeline.name} → {pipeline.traits.target}",
         text=("partition",),
         numbers=("from", "until", *usual, *rare, *kinds),
     )
@@ -290,7 +287,7 @@ def audit_table(pipeline: Pipeline, report: "AuditReport") -> Table:
     return table
 
 
-def verdict(report: "AuditReport") -> Text:
+def verdict(report: AuditReport) -> Text:
     """Summarize an audit: exact, or the differences."""
     differences = ", ".join(
         f"{count} {kind}" for kind, count in report.findings.items() if _is_shown(report, kind)
@@ -311,12 +308,12 @@ def verdict(report: "AuditReport") -> Text:
     return Text("\n".join([f"NOT exact: {summary}", *lines, *notes]), style="bold red")
 
 
-def _is_shown(report: "AuditReport", kind: str) -> bool:
+def _is_shown(report: AuditReport, kind: str) -> bool:
     """True for the kinds that every audit shows, and for differences."""
     return kind in ("missing", "duplicated", "unexpected") or report.findings[kind] > 0
 
 
-def _at(finding: "Finding") -> str:
+def _at(finding: Differences) -> str:
     return f", at offset {', '.join(map(str, finding.first))}" if finding.first else ""
 
 
@@ -327,5 +324,5 @@ def _batch_ids(batch_ids: Sequence[int]) -> str:
     return f"{shown} and {more} more" if more > 0 else shown or "none: not covered yet"
 
 
-def _finding(finding: "Finding") -> str:
+def _finding(finding: Differences) -> str:
     return f"[bold red]{finding.count}[/]" if finding.count else "0"

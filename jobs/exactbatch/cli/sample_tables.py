@@ -3,19 +3,18 @@
 from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+import pyarrow as pa
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.text import Text
 
-from exactbatch.cli.tables import new_table, short
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from exactbatch.kafka.sample import Sample
-    from exactbatch.sampling.proposal import Proposal
+from exactbatch.cli.table_layout import new_table, short
+from exactbatch.columns import LINEAGE
+from exactbatch.kafka.sample import Sample
+from exactbatch.postgres.arrow_values import as_dicts
+from exactbatch.sampling.proposal import Proposal
 
 ROWS: Final = 10
 _COLUMNS: Final = 8  # of a row that are shown side by side
@@ -23,7 +22,7 @@ _CHARACTERS: Final = 24  # of a value
 _BROKEN: Final = 3
 
 
-def sample_text(found: "Sample") -> str:
+def sample_text(found: Sample) -> str:
     """Say how much of the log was read."""
     topics = sorted({each.topic for each in found.partitions})
     text = f"{len(found):,} records of {', '.join(topics[:3])}{' …' if len(topics) > 3 else ''}"
@@ -35,7 +34,7 @@ def sample_text(found: "Sample") -> str:
     return text
 
 
-def place_of(found: "Sample", index: int) -> tuple[str, int, int]:
+def find_place(found: Sample, index: int) -> tuple[str, int, int]:
     """Return topic, partition and offset of a record of a sample."""
     for range_, records in found.parts:
         if index < len(records):
@@ -44,11 +43,13 @@ def place_of(found: "Sample", index: int) -> tuple[str, int, int]:
     raise IndexError(index)
 
 
-def proposal_view(proposal: "Proposal", found: "Sample") -> RenderableType:
+def proposal_view(proposal: Proposal, found: Sample) -> RenderableType:
     """Show the proposed table, decoded rows, and what was decided."""
-    sink = proposal.pipeline.sink
+    traits = proposal.pipeline.traits
     table = new_table(
-        f"{sink.target}, as the first batch creates it", text=("column", "type", "null in", "why"), numbers=()
+        f"{traits.target}, as the first batch creates it",
+        text=("column", "type", "null in", "why"),
+        numbers=(),
     )
     drafted = {column.name: column for column in proposal.columns}
     for column in proposal.pipeline.value.columns:
@@ -56,10 +57,10 @@ def proposal_view(proposal: "Proposal", found: "Sample") -> RenderableType:
         nulls = f"{draft.nulls:,}" if draft is not None and draft.nulls else ""
         from_ = f"from {draft.path}" if draft is not None and draft.path is not None else ""
         why = "; ".join(filter(None, (from_, draft.reasons if draft is not None else "")))
-        key = " (key)" if column.name in sink.key_columns else ""
+        key = " (key)" if column.name in traits.key_columns else ""
         table.add_row(escape(column.name + key), column.type, nulls, escape(why))
-    lineage = ", ".join(column.name for column in sink.lineage_table.lineage_columns)
-    where = "in its table of changes" if sink.is_derived else "in each row"
+    lineage = ", ".join(column.name for column in LINEAGE)
+    where = "in its table of changes" if traits.is_derived else "in each row"
     lines: list[RenderableType] = [
         Text(f"Sampled {sample_text(found)}. The values are {proposal.label}.\n"),
         table,
@@ -76,15 +77,13 @@ def proposal_view(proposal: "Proposal", found: "Sample") -> RenderableType:
             )
         )
     for index, reason in proposal.broken[:_BROKEN]:
-        topic, partition, offset = place_of(found, index)
+        topic, partition, offset = find_place(found, index)
         lines.append(Text(f"  {topic}[{partition}] offset {offset}: {reason}"))
     return Group(*lines)
 
 
-def rows_table(rows: "pa.RecordBatch", title: str) -> RenderableType:
+def rows_table(rows: pa.RecordBatch, title: str) -> RenderableType:
     """Show the first rows, with as many columns as fit side by side."""
-    from exactbatch.postgres.arrow_values import as_dicts
-
     names = [name for name in rows.schema.names if name not in ("deleted", "unchanged_columns")]
     shown = names[:_COLUMNS]
     table = new_table(f"{min(len(rows), ROWS)} {title}", text=tuple(map(escape, shown)), numbers=())
@@ -96,12 +95,10 @@ def rows_table(rows: "pa.RecordBatch", title: str) -> RenderableType:
 
 
 def proposal_as_json(
-    proposal: "Proposal", found: "Sample", contents: Mapping[Path, str], *, is_written: bool
+    proposal: Proposal, found: Sample, contents: Mapping[Path, str], *, is_written: bool
 ) -> dict[str, Any]:
     """Return what proposal_view() shows, for --json."""
-    from exactbatch.postgres.arrow_values import as_dicts
-
-    sink = proposal.pipeline.sink
+    traits = proposal.pipeline.traits
     drafted = {column.name: column for column in proposal.columns}
     columns = [
         {
@@ -117,9 +114,9 @@ def proposal_as_json(
         "pipeline": proposal.pipeline.name,
         "topics": list(proposal.pipeline.known_topics(())),
         "format": proposal.label,
-        "target": sink.target,
-        "sink": sink.kind,
-        "key": list(sink.key_columns),
+        "target": traits.target,
+        "sink": traits.sink.kind.name,
+        "key": list(traits.key_columns),
         "columns": columns,
         "rows": as_dicts(proposal.decoded.rows.slice(0, ROWS)),
         "notes": list(proposal.notes),
@@ -135,6 +132,6 @@ def _path(column: Any) -> str | None:
     return None if column is None or column.path is None else str(column.path)
 
 
-def _broken(found: "Sample", index: int, reason: str) -> dict[str, Any]:
-    topic, partition, offset = place_of(found, index)
+def _broken(found: Sample, index: int, reason: str) -> dict[str, Any]:
+    topic, partition, offset = find_place(found, index)
     return {"topic": topic, "partition": partition, "offset": offset, "reason": reason}

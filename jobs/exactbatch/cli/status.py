@@ -8,22 +8,34 @@ from typing import Annotated
 import typer
 from rich.console import Group, RenderableType
 from rich.live import Live
+from rich.markup import escape
 from rich.text import Text
 
 from exactbatch.cli import render
+from exactbatch.cli.completion import pipeline_names
 from exactbatch.cli.console import AsJson, Terminal, out, print_json
-from exactbatch.cli.many_tables import status_of_tables
-from exactbatch.cli.pipeline import Reference, ledger_connection, load_any
+from exactbatch.cli.load_pipeline import ledger_connection, load_any, load_settings
+from exactbatch.cli.table_layout import new_table, time_text
 from exactbatch.errors import ConfigurationError, RetryableError
 from exactbatch.kafka.broker import KafkaBroker
-from exactbatch.operations.status import Status, load_status
+from exactbatch.operations.all_pipelines import load_states
+from exactbatch.operations.status import PipelineStatus, load_status
+from exactbatch.operations.tables_status import TablesStatus, load_tables_status
 from exactbatch.pipeline import Pipeline
 from exactbatch.settings import Settings
 from exactbatch.tables import Tables
 
 
 def status(
-    reference: Reference,
+    reference: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="PIPELINE",
+            help="MODULE:NAME, or NAME for pipelines.NAME:NAME; NAME.TABLE for one of many tables. Without one: all "
+            "registered pipelines.",
+            autocompletion=pipeline_names,
+        ),
+    ] = None,
     watch: Annotated[
         bool,
         typer.Option(
@@ -35,12 +47,19 @@ def status(
     ] = 2.0,
     as_json: AsJson = False,
 ) -> None:
-    """Show the stored offset and the lag of each partition, and the newest batches."""
+    """Show the stored offset and the lag of each partition, and the newest batches. Without a name, one line for each
+    pipeline.
+    """
+    if reference is None:
+        if watch:
+            raise ConfigurationError("--watch is for one pipeline. Name it.")
+        _show_all(as_json=as_json)
+        return
     pipeline, settings = load_any(reference)
     if isinstance(pipeline, Tables):
         if watch:
             raise ConfigurationError(f"--watch is for one pipeline. Name it: {reference}.TABLE")
-        status_of_tables(pipeline, settings, as_json=as_json)
+        _show_tables(pipeline, settings, as_json=as_json)
         return
     if not watch:
         with ledger_connection(settings, pipeline) as connection:
@@ -59,7 +78,9 @@ def status(
             out.print(_shown(answer))
 
 
-def _answers(settings: Settings, pipeline: Pipeline, every: float) -> Iterator[Status | RetryableError]:
+def _answers(
+    settings: Settings, pipeline: Pipeline, every: float
+) -> Iterator[PipelineStatus | RetryableError]:
     """Yield the status every few seconds, over one connection to the ledger, and the errors that may go away.
 
     After an error, the next query connects again.
@@ -76,7 +97,7 @@ def _answers(settings: Settings, pipeline: Pipeline, every: float) -> Iterator[S
         time.sleep(every)
 
 
-def _redraw(answers: Iterator[Status | RetryableError], every: float) -> None:
+def _redraw(answers: Iterator[PipelineStatus | RetryableError], every: float) -> None:
     """Show each answer in the place of the one before it; under an error, the last status stays."""
     # Not `out`, which leaves it to the terminal to break long lines: Live has to know how many there are.
     with Live(console=Terminal(highlight=False), auto_refresh=False) as live:
@@ -91,9 +112,70 @@ def _redraw(answers: Iterator[Status | RetryableError], every: float) -> None:
             live.update(shown, refresh=True)
 
 
-def _shown(answer: Status | RetryableError) -> RenderableType:
+def _shown(answer: PipelineStatus | RetryableError) -> RenderableType:
     if isinstance(answer, RetryableError):
         return Text.assemble(("no answer, trying again: ", "red"), f"{type(answer).__name__}: {answer}")
     troubles = [Text.assemble(("! ", "yellow"), trouble) for trouble in answer.troubles]
     forwarding = [] if answer.forwarding is None else [Text(f"forward: {answer.forwarding}")]
     return Group(render.status_table(answer), render.batches_table(answer), *forwarding, *troubles)
+
+
+def _show_all(*, as_json: bool) -> None:
+    """Show one line for each registered pipeline."""
+    settings = load_settings()
+    with ledger_connection(settings) as connection:
+        states = load_states(connection, KafkaBroker(settings.kafka))
+    if as_json:
+        print_json({"pipelines": [each.as_json() for each in states]})
+        return
+    table = new_table(
+        f"registered pipelines: {len(states)}",
+        text=("pipeline", "state", "newest batch"),
+        numbers=("partitions", "lag", "committed (UTC)"),
+    )
+    for each in states:
+        newest, committed = each.summary.newest, each.summary.committed
+        table.add_row(
+            escape(each.summary.definition.name),
+            each.state,
+            f"{newest.batch_id} {newest.status}" if newest else "–",
+            str(each.partitions),
+            "–" if each.lag is None else str(each.lag.records),
+            time_text(committed.committed_at if committed else None),
+        )
+    troubles = [
+        Text.assemble(("! ", "yellow"), f"{each.summary.definition.name}: {trouble}")
+        for each in states
+        for trouble in each.troubles
+    ]
+    out.print(Group(table, *troubles))
+
+
+def _show_tables(tables: Tables, settings: Settings, *, as_json: bool) -> None:
+    """Show one line for each member."""
+    with ledger_connection(settings) as connection:
+        status = load_tables_status(connection, KafkaBroker(settings.kafka), tables)
+    print_json(status.as_json()) if as_json else out.print(_tables_shown(status))
+
+
+def _tables_shown(status: TablesStatus) -> RenderableType:
+    table = new_table(
+        f"tables {status.tables.name}: lag {status.lag}",
+        text=("pipeline", "newest batch"),
+        numbers=("partitions", "lag", "committed (UTC)"),
+    )
+    for member in status.members:
+        newest = f"{member.batches[0].batch_id} {member.batches[0].status}" if member.batches else "–"
+        times = [each.committed_at for each in member.partitions if each.committed_at is not None]
+        lag = sum(each.lag for each in member.partitions)
+        table.add_row(
+            escape(member.pipeline.name),
+            newest,
+            str(len(member.partitions)),
+            str(lag),
+            time_text(max(times, default=None)),
+        )
+    for name in status.new:
+        table.add_row(escape(name), "joins at the next run", "–", "–", "–")
+    troubles = [Text.assemble(("! ", "yellow"), trouble) for trouble in status.troubles]
+    return Group(table, *troubles)

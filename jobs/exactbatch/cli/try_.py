@@ -1,23 +1,26 @@
 """`exactbatch try`."""
 
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
+import pyarrow as pa
 import typer
 from rich.markup import escape
 from rich.text import Text
 
 from exactbatch.cli.console import AsJson, err, out, print_json
-from exactbatch.cli.pipeline import Reference, load
+from exactbatch.cli.load_pipeline import Reference, load
 from exactbatch.cli.progress import counting
 from exactbatch.cli.sample_tables import ROWS, rows_table, sample_text
-from exactbatch.cli.tables import short
+from exactbatch.cli.table_layout import short
 from exactbatch.columns import LINEAGE_NAMES
 from exactbatch.errors.exit_status import CHECK_FAILED
+from exactbatch.formats import WithMessage
+from exactbatch.formats.registry.schema_id_headers import VALUE_HEADER, framed
+from exactbatch.kafka.sample import Bounds
+from exactbatch.operations.try_records import Trial, try_records
 from exactbatch.pipeline import Pipeline
-
-if TYPE_CHECKING:
-    from exactbatch.operations.try_records import Trial
-    from exactbatch.sampling.suggestions import Group
+from exactbatch.postgres.arrow_values import as_dicts
+from exactbatch.sampling.suggestions import RejectGroup, grouped, suggestion
 
 _GROUPS: Final = 20
 _VALUE: Final = 60  # characters
@@ -30,9 +33,6 @@ def try_(
     as_json: AsJson = False,
 ) -> None:
     """Decode the newest records without writing anything. Exit 3 if some would be rejected."""
-    from exactbatch.kafka.sample import Bounds
-    from exactbatch.operations.try_records import try_records
-
     pipeline, settings = load(reference)
     with counting(f"decoding {pipeline.name}") as update:
         trial = try_records(pipeline, settings, Bounds(records), update)
@@ -45,14 +45,8 @@ def try_(
         raise typer.Exit(CHECK_FAILED)
 
 
-def _groups(pipeline: Pipeline, trial: "Trial") -> list[dict[str, Any]]:
+def _groups(pipeline: Pipeline, trial: Trial) -> list[dict[str, Any]]:
     """Return the rejects by reason, each with an example and the change that would accept it."""
-    import pyarrow as pa
-
-    from exactbatch.formats import WithMessage
-    from exactbatch.formats.schema_id_headers import VALUE_HEADER, framed
-    from exactbatch.sampling.suggestions import grouped, suggestion
-
     rejected = {(each.topic, each.partition, each.offset) for each in trial.rejects}
     value_format = pipeline.value.value if isinstance(pipeline.value, WithMessage) else pipeline.value
     values = {
@@ -84,14 +78,14 @@ def _groups(pipeline: Pipeline, trial: "Trial") -> list[dict[str, Any]]:
                 "topic": first.topic,
                 "partition": first.partition,
                 "offset": first.offset,
-                "value": _text_of(first.value),
+                "value": _decode_text(first.value),
                 "change": change,
             }
         )
     return found
 
 
-def _change_of_target(pipeline: Pipeline, group: "Group", *, exists: bool) -> str:
+def _change_of_target(pipeline: Pipeline, group: RejectGroup, *, exists: bool) -> str:
     """Return the change for values that decode, and that the target or the column's type cannot hold."""
     column = next((each for each in pipeline.value.columns if each.name == group.column), None)
     if column is None and group.reason.startswith("check "):
@@ -99,15 +93,15 @@ def _change_of_target(pipeline: Pipeline, group: "Group", *, exists: bool) -> st
     if column is None:
         return "correct what sends it, or allow for such records with max_rejects"
     if exists and column.staged_type == column.type:
-        return f'alter table {pipeline.sink.target} alter column "{column.name}" type {column.type}'
+        return f'alter table {pipeline.traits.target} alter column "{column.name}" type {column.type}'
     return f"declare {column.name} text" + (", in the pipeline and in the target" if exists else "")
 
 
-def _text_of(value: bytes | None) -> str | None:
+def _decode_text(value: bytes | None) -> str | None:
     return None if value is None else value.decode(errors="backslashreplace")
 
 
-def _show(trial: "Trial", groups: list[dict[str, Any]]) -> None:
+def _show(trial: Trial, groups: list[dict[str, Any]]) -> None:
     out.print(f"Decoded the newest {escape(sample_text(trial.sample))}. Nothing was written.")
     counts = (
         (trial.with_rows, "rows"),
@@ -134,9 +128,7 @@ def _show(trial: "Trial", groups: list[dict[str, Any]]) -> None:
         err.print(f"[dim]Not compared with the target: {escape(trial.unchecked)}[/dim]")
 
 
-def _as_json(pipeline: Pipeline, trial: "Trial", groups: list[dict[str, Any]]) -> dict[str, Any]:
-    from exactbatch.postgres.arrow_values import as_dicts
-
+def _as_json(pipeline: Pipeline, trial: Trial, groups: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "pipeline": pipeline.name,
         "records": trial.records,

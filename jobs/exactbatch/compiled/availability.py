@@ -70,6 +70,7 @@ def prepare() -> str:
     Raises ImportError without numba, and anything that a compiler raises.
     """
     global _loaded
+    # Both need numba, which the extra `fast` installs.
     from exactbatch.compiled.compiler import cache_directory
     from exactbatch.compiled.trial import check_machine_code
 

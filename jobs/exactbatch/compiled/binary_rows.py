@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from exactbatch.compiled.compiler import called, inlined
-from exactbatch.compiled.row_formats import BYTES, FIELDS, JSONB
+from exactbatch.compiled.row_formats import BYTES, JSONB
 from exactbatch.compiled.strings import write_unescaped
 
 # The parts of a cell. numba counts references to arrays, so that a few with several columns are faster than many.
@@ -95,8 +95,6 @@ def put_row(out: Any, at: Any, cells: Any, text: Any, columns: Any) -> Any:
             at = put4(out, at, 1)
             out[at] = cells[column, NUMBER] & 255
             at += 1
-        elif format_ == FIELDS:
-            at = _put_text(out, at, text, _U(cells[column, START]), cells[column, LENGTH])
         elif format_ == JSONB:
             # jsonb_recv() in src/backend/utils/adt/jsonb.c reads the number of the format, 1, and the text.
             start, length = _U(cells[column, START]), cells[column, LENGTH]

@@ -42,7 +42,7 @@ from exactbatch.compiled.json_rows import (
 from exactbatch.compiled.row_formats import JSONB, MOST_PRECISION, MOST_SCALE, cell_bound, row_format
 from exactbatch.compiled.row_frame import EPOCH_DAYS, EPOCH_US, Frame
 
-# Seconds since 1970, and days, of the years 1 to 9999, which the loop takes; formats/json.py takes more.
+# Seconds since 1970, and days, of the years 1 to 9999, which the loop takes; formats/json/spec.py takes more.
 _FIRST_SECOND: Final = -62_135_596_800
 _LAST_SECOND: Final = 253_402_300_799
 _DAY: Final = 86_400  # seconds

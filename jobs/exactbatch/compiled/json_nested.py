@@ -6,7 +6,7 @@ import numpy as np
 
 from exactbatch.compiled.compiler import called, inlined
 from exactbatch.compiled.numbers import read_number
-from exactbatch.compiled.strings import end_of_string, hash_of
+from exactbatch.compiled.strings import end_of_string, hash_bytes
 
 _U: Final = np.uint64
 _1: Final = np.uint64(1)
@@ -126,7 +126,7 @@ def after_nested(buffer: Any, at: Any, end: Any, hashes: Any) -> Any:
             name = at + _1
             at, high, has_escapes = end_of_string(buffer, name, end)
             if is_unique:
-                hash_ = hash_of(buffer, name, at)
+                hash_ = hash_bytes(buffer, name, at)
                 is_unique = not has_escapes and top < len(hashes)
                 for other in range(first, top):
                     if hashes[other] == hash_:

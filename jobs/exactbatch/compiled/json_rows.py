@@ -1,7 +1,7 @@
 """The compiled loop from JSON objects to COPY rows.
 
 It takes an object only if all of it is as expected; whatever is unusual, or possibly refused, is declined, and
-formats/json.py decides about it. The grammar is in one module, because numba compiles its functions into one loop.
+formats/json/spec.py decides about it. The grammar is in one module, because numba compiles its functions into one loop.
 """
 
 from typing import Any, Final
@@ -22,8 +22,8 @@ from exactbatch.compiled.binary_rows import (
     put_row,
 )
 from exactbatch.compiled.compiler import called, entry, inlined
+from exactbatch.compiled.iso_times import read_date, read_timestamp
 from exactbatch.compiled.json_nested import after_literal, after_nested, is_passed, is_space
-from exactbatch.compiled.moments import read_date, read_timestamp
 from exactbatch.compiled.numbers import MOST_DIGITS, nearest_double, nearest_real_bits, read_number
 from exactbatch.compiled.strings import end_of_string, has_unicode_escape, is_utf8
 

@@ -147,6 +147,16 @@ def read_keys(messages: Any, keys: Any, sizes: Any) -> None:
         sizes[i] = np.int64(_load(messages[i], _KEY_LEN)) if keys[i] != 0 else 0
 
 
+@inlined
+def _read_header(at_index: Any, headers: Any, index: Any, place: Any) -> Any:
+    """Write the addresses of a header's name and value, and its size, to the second to fourth word at `place`; return
+    0 unless there is no such header."""
+    word = np.uint64(8)
+    return _header_at(
+        at_index, headers, index, place + word, place + word * np.uint64(2), place + word * np.uint64(3)
+    )
+
+
 @entry
 def add_keys_and_headers(messages: Any, of_message: Any, at_index: Any, place: Any, sizes: Any) -> None:
     """Add to `sizes` the bytes of each message's key and headers. The arguments are those of find_headers()."""
@@ -156,17 +166,7 @@ def add_keys_and_headers(messages: Any, of_message: Any, at_index: Any, place: A
         if _message_headers(of_message, messages[i], place) == 0:
             headers = _load(place, 0)
             index = np.uint64(0)
-            while (
-                _header_at(
-                    at_index,
-                    headers,
-                    index,
-                    place + np.uint64(8),
-                    place + np.uint64(16),
-                    place + np.uint64(24),
-                )
-                == 0
-            ):
+            while _read_header(at_index, headers, index, place) == 0:
                 name = _load(place, 1)
                 while _load_byte(name) != 0:
                     name += np.uint64(1)
@@ -219,17 +219,7 @@ def find_headers(
         if _message_headers(of_message, messages[i], place) == 0:
             headers = _load(place, 0)
             index = np.uint64(0)
-            while (
-                _header_at(
-                    at_index,
-                    headers,
-                    index,
-                    place + np.uint64(8),
-                    place + np.uint64(16),
-                    place + np.uint64(24),
-                )
-                == 0
-            ):
+            while _read_header(at_index, headers, index, place) == 0:
                 compared = _compare(_load(place, 1), name)
                 if compared == HAS_HEADER and found[i] != NOT_ASCII:
                     found[i], values[i], sizes[i] = HAS_HEADER, _load(place, 2), np.int64(_load(place, 3))

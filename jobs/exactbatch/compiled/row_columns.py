@@ -1,5 +1,4 @@
-"""The compiled loops from COPY rows to columns, for rows_arrow.py, and to some of their fields, for
-packed_fields.py."""
+"""The compiled loops from COPY rows to columns, for rows_arrow.py."""
 
 from typing import Any
 
@@ -51,34 +50,6 @@ def column_text(rows: Any, starts: Any, lengths: Any, ends: Any, text: Any) -> A
         for byte in range(lengths[row]):  # none for null, whose length is -1
             text[to + byte] = rows[start + byte]
         to += max(np.int64(lengths[row]), np.int64(0))
-        ends[row] = to
-    return to
-
-
-@entry
-def row_fields(rows: Any, starts: Any, bounds: Any, runs: Any, ends: Any, fields: Any) -> Any:
-    """Copy some fields of n rows, with their lengths, one after the other into `fields`; return the bytes copied.
-
-    Each row has c fields, from a position of `starts`, int64[n], on. `bounds`, int64[c + 1], is memory for their
-    positions. `runs`, int64[k, 2], has the first field of each run to copy, and the one after its last. `ends`,
-    int64[n], receives the position after the last field of each row. `fields` has room for all rows.
-    """
-    to = np.int64(0)
-    for row in range(len(starts)):
-        at = starts[row]
-        bounds[0] = at
-        for field in range(1, len(bounds)):
-            length = _get4(rows, at)
-            at += 4
-            if length > 0:  # -1 for null
-                at += length
-            bounds[field] = at
-        for run in range(len(runs)):
-            start = bounds[runs[run, 0]]
-            size = bounds[runs[run, 1]] - start
-            for byte in range(size):
-                fields[to + byte] = rows[start + byte]
-            to += size
         ends[row] = to
     return to
 

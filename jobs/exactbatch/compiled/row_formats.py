@@ -6,18 +6,12 @@ import pyarrow as pa
 
 BYTES: Final = 0
 NUMERIC: Final = -1
-FIELDS: Final = -2  # bytes that are whole fields of a COPY row: no column of a table has their Arrow type
 JSONB: Final = -3  # the text of a document, for a column of type jsonb
 
 # A decimal of this type fits 64 bits, and so does its fraction with zeros up to a whole group of four digits.
 MOST_PRECISION: Final = 18
 MOST_SCALE: Final = 15
 NUMERIC_BOUND: Final = 8 + 2 * 9  # bytes: 19 digits take part in at most 9 groups of four
-
-# The column of a batch whose values are, for each row, the fields of several columns as COPY writes them. A table
-# cannot have a column of this name.
-PACKED: Final = "\0packed"
-PACKED_TYPE: Final = pa.large_binary()
 
 _FORMATS: Final = {
     pa.int16(): 2,
@@ -31,28 +25,19 @@ _FORMATS: Final = {
     pa.timestamp("us", "UTC"): 8,
     pa.string(): BYTES,
     pa.binary(): BYTES,
-    PACKED_TYPE: FIELDS,
 }
 
 
 def row_format(type_: pa.DataType) -> int | None:
-    """Return how binary_rows writes values of an Arrow type: 1 to 8 bytes, BYTES, NUMERIC or FIELDS; None if it does
-    not."""
+    """Return how binary_rows writes values of an Arrow type: 1 to 8 bytes, BYTES or NUMERIC; None if it does not."""
     if pa.types.is_decimal128(type_):
         fits = type_.precision <= MOST_PRECISION and 0 <= type_.scale <= MOST_SCALE
         return NUMERIC if fits else None
     return _FORMATS.get(type_)
 
 
-def is_encodable(schema: pa.Schema) -> bool:
-    """True if all columns have a type that compiled code writes."""
-    return all(row_format(field.type) is not None for field in schema)
-
-
 def cell_bound(format_: int) -> int:
     """Return the most bytes that a field takes besides a text's own."""
-    if format_ == FIELDS:
-        return 0
     if format_ == JSONB:
         return 4 + 1
     return 4 + (NUMERIC_BOUND if format_ == NUMERIC else format_)

@@ -9,9 +9,6 @@ import numpy as np
 # Postgres stores timestamps and dates since 2000-01-01 (src/include/datatype/timestamp.h).
 EPOCH_US: Final = 946_684_800_000_000  # microseconds from 1970 to 2000
 EPOCH_DAYS: Final = 10_957
-# Before and after the rows of a binary COPY; the signature comes with no flags and no header extension.
-SIGNATURE: Final = b"PGCOPY\n\xff\r\n\0" + bytes(8)
-TRAILER: Final = b"\xff\xff"
 # An offset and a timestamp are the same for no two rows: these stand for them.
 _PLACEHOLDER: Final = struct.pack(">iq", 8, 0)
 

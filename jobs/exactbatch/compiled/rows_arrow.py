@@ -1,14 +1,12 @@
-"""From COPY rows to Arrow columns: the other way round from arrow_rows.py."""
+"""From COPY rows to Arrow columns."""
 
-from collections.abc import Collection
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from exactbatch.compiled.arrow_rows import column_table
-from exactbatch.compiled.binary_rows import FORMAT
+from exactbatch.compiled.binary_rows import FORMAT, SCALE
 from exactbatch.compiled.row_columns import column_text, row_columns
 from exactbatch.compiled.row_formats import BYTES, NUMERIC, row_format
 from exactbatch.compiled.row_frame import EPOCH_DAYS, EPOCH_US
@@ -26,20 +24,18 @@ _INTEGERS: Final[dict[pa.DataType, Any]] = {
 class RowsAsArrow:
     """Reads the fields of COPY rows, which are the columns of `schema`, without the number of fields before them."""
 
-    def __init__(self, schema: pa.Schema, used: Collection[str] | None = None) -> None:
-        """All columns but those that are `used` are read as nulls; None for all.
-
-        Raises ValueError for a type that row_format() does not know.
-        """
+    def __init__(self, schema: pa.Schema) -> None:
+        """Raises ValueError for a type that row_format() does not know."""
         self.schema = schema
-        self._columns = column_table(schema)
-        self._is_used = [used is None or name in used for name in schema.names]
+        formats = [format_ for field in schema if (format_ := row_format(field.type)) is not None]
+        if len(formats) < len(schema):
+            raise ValueError(f"expected types with a binary form, found {schema}")
+        self._columns = np.zeros((len(schema), 2), np.int64)
+        self._columns[:, FORMAT] = formats
+        self._columns[:, SCALE] = [getattr(field.type, "scale", 0) for field in schema]
 
     def read(self, data: bytes, rows: int) -> pa.RecordBatch:
         """Return the rows as a batch. Raises RuntimeError if they have more or fewer bytes than `data`."""
-        if not any(self._is_used):
-            arrays = [pa.nulls(rows, field.type) for field in self.schema]
-            return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
         numbers = np.empty((len(self.schema), rows), np.int64)
         lengths = np.empty((len(self.schema), rows), np.int32)
         buffer = np.frombuffer(data, np.uint8)
@@ -47,9 +43,7 @@ class RowsAsArrow:
             raise RuntimeError(f"expected {rows} rows in {len(data)} bytes, found them in {read}")
         arrays = []
         for at, field in enumerate(self.schema):
-            if not self._is_used[at]:
-                arrays.append(pa.nulls(rows, field.type))
-            elif self._columns[at, FORMAT] == BYTES:
+            if self._columns[at, FORMAT] == BYTES:
                 arrays.append(_text(field.type, buffer, numbers[at], lengths[at]))
             else:
                 arrays.append(_array(field.type, numbers[at], lengths[at]))

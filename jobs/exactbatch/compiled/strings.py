@@ -46,7 +46,7 @@ def end_of_string(buffer: Any, at: Any, end: Any) -> Any:
 
 
 @inlined
-def hash_of(buffer: Any, start: Any, stop: Any) -> Any:
+def hash_bytes(buffer: Any, start: Any, stop: Any) -> Any:
     """Return a hash of 64 bits of some bytes: FNV-1a, https://datatracker.ietf.org/doc/html/rfc9923."""
     hash_ = _HASH_OF_NOTHING
     for byte in range(np.int64(stop - start)):

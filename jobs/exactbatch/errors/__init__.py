@@ -8,10 +8,10 @@ holds: it is printable, and one line.
 from collections.abc import Sequence
 from typing import ClassVar, NamedTuple, TypedDict
 
-from exactbatch.printable import printable
+from exactbatch.errors.printable import printable
 
 
-class Place(TypedDict):
+class RangePlace(TypedDict):
     """The attributes of an error that name a range of offsets: `OffsetsLost(message, **range_.place)`."""
 
     topic: str

@@ -5,6 +5,7 @@ from typing import Final
 from exactbatch.errors import ExactbatchError
 
 RETRYABLE: Final = 1  # a retryable error
+WRONG_USAGE: Final = 2  # an option, an argument or a name that does not exist, as Typer has it
 CHECK_FAILED: Final = 3  # the command ran, and found a difference, a problem or a server that is down
 TERMINAL: Final = 42  # a terminal error
 

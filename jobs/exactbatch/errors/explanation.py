@@ -54,10 +54,10 @@ def explain(name: str) -> Explanation:
 
 def hint(error: Exception) -> str:
     """Return the sentence that names the page of an error's class or of its nearest base class; empty without one."""
-    return next(filter(None, (hint_of(class_.__name__) for class_ in type(error).__mro__)), "")
+    return next(filter(None, (find_hint(class_.__name__) for class_ in type(error).__mro__)), "")
 
 
-def hint_of(name: str) -> str:
+def find_hint(name: str) -> str:
     """Return the sentence that names the page of an error class, by its name; empty without a page."""
     if not (PAGES / "errors" / page_name(name)).is_file():
         return ""

@@ -196,7 +196,7 @@ MEANINGS: Final[Mapping[str, Meaning]] = {
         PostgresUnavailable,
         "Postgres ended the session, because its transaction was idle for longer than "
         "idle_in_transaction_session_timeout",
-        "The timeout is the pipeline's publish_timeout. Check whether the driver was suspended or its machine "
+        "The timeout is the pipeline's lock_timeout. Check whether the driver was suspended or its machine "
         "overloaded, then try again.",
         ended=True,
     ),
@@ -230,7 +230,7 @@ MEANINGS: Final[Mapping[str, Meaning]] = {
     INSUFFICIENT_PRIVILEGE: Meaning(
         ConfigurationError,
         "a privilege is missing",
-        "The statements of `exactbatch explain roles` grant what each role needs on the ledger; privileges on targets "
+        "The statements of `exactbatch roles` grant what each role needs on the ledger; privileges on targets "
         "are yours to grant.",
     ),
     "42P06": _CREATED,
@@ -247,7 +247,7 @@ MEANINGS: Final[Mapping[str, Meaning]] = {
     "55": _STATE,
     "55P03": Meaning(
         PostgresUnavailable,
-        "a lock was not granted within the publish_timeout, because another transaction holds it",
+        "a lock was not granted within the lock_timeout, because another transaction holds it",
         "Try again. pg_locks and pg_stat_activity show the session that holds it.",
     ),
     "57": Meaning(PostgresUnavailable, "an administrator intervened", "Try again."),
@@ -371,7 +371,7 @@ def connection_error(message: str, *, where: str = "") -> ExactbatchError:
     if _QUERY_WAIT in message:
         return error_for(None, message, where=where)
     start = f"{where}: " if where else ""
-    codes = [_sqlstate_of(answer) for answer in message.split(_PLACE)[1:] or [message]]
+    codes = [_find_sqlstate(answer) for answer in message.split(_PLACE)[1:] or [message]]
     known = [code for code in codes if code is not None]
     if len(known) == len(codes):
         # If one of the hosts may accept the login later, its answer counts.
@@ -389,5 +389,5 @@ def _sentence(message: str) -> str:
     return message if message.endswith((".", "?", "!")) else f"{message}."
 
 
-def _sqlstate_of(answer: str) -> str | None:
+def _find_sqlstate(answer: str) -> str | None:
     return next((code for code, pattern in _CONNECTING if pattern.search(answer)), None)

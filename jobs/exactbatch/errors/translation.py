@@ -121,13 +121,6 @@ def is_not_connected(error: Any) -> bool:
     return error.sqlstate is None and _NOT_CONNECTED in _adbc_text(error)
 
 
-def refusal_of(error: Any) -> tuple[str | None, str]:
-    """Return the SQLSTATE and the message of an error of psycopg2 or ADBC."""
-    if hasattr(error, "pgcode"):
-        return error.pgcode, psycopg2_message(error)
-    return error.sqlstate, adbc_message(error)
-
-
 def _of_psycopg2(error: Any, where: str) -> ExactbatchError | None:
     lost = ("OperationalError", "InterfaceError", "DatabaseError")
     if error.pgcode is None and type(error).__name__ not in lost:

@@ -1,27 +1,23 @@
-"""How value bytes become columns: one file for each format."""
+"""How value bytes become columns: the specifications, which DAG files import. decoders.py has what decodes."""
 
-from exactbatch.formats.avro import Avro
-from exactbatch.formats.csv import Csv
-from exactbatch.formats.custom import Custom
-from exactbatch.formats.debezium import Debezium
-from exactbatch.formats.flattened import Flattened
-from exactbatch.formats.format import Decoded, Format
-from exactbatch.formats.json import Json
-from exactbatch.formats.json_schema import JsonSchema
-from exactbatch.formats.message import WithMessage
-from exactbatch.formats.protobuf import Protobuf
-from exactbatch.formats.raw import Raw
-from exactbatch.formats.record_headers import headers_as_json
-from exactbatch.formats.text import Text
-from exactbatch.formats.upsert_changes import as_changes, epoch_starts, with_epochs
-from exactbatch.formats.with_registry import registries_of, with_registry
+from exactbatch.formats.avro.spec import Avro
+from exactbatch.formats.csv.spec import Csv
+from exactbatch.formats.custom.spec import Custom
+from exactbatch.formats.debezium.flattened.spec import Flattened
+from exactbatch.formats.debezium.spec import Debezium
+from exactbatch.formats.format import Format
+from exactbatch.formats.json.spec import Json
+from exactbatch.formats.json_schema.spec import JsonSchema
+from exactbatch.formats.message.spec import WithMessage
+from exactbatch.formats.protobuf.spec import Protobuf
+from exactbatch.formats.raw.spec import Raw
+from exactbatch.formats.text.spec import Text
 
 __all__ = [
     "Avro",
     "Csv",
     "Custom",
     "Debezium",
-    "Decoded",
     "Flattened",
     "Format",
     "Json",
@@ -30,10 +26,4 @@ __all__ = [
     "Raw",
     "Text",
     "WithMessage",
-    "as_changes",
-    "epoch_starts",
-    "headers_as_json",
-    "registries_of",
-    "with_epochs",
-    "with_registry",
 ]

@@ -7,17 +7,16 @@ before that.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, Protocol, Self, TypeVar
+from typing import Final, Protocol, Self, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from exactbatch.errors import ExactbatchError
-from exactbatch.formats.raw_json_fields import TOO_DEEP
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-    import pyarrow as pa
-
-    from exactbatch.formats.format import Decoded
+from exactbatch.formats.decoded import Decoded
+from exactbatch.formats.json.raw_fields import TOO_DEEP
 
 # A batch of the largest records: they take as long as a hundred full blocks of records with one row each.
 MOST_ROWS: Final = 1_000_000
@@ -68,23 +67,19 @@ def check_names(names: Iterable[str]) -> None:
             )
 
 
-def check_together(values: "pa.BinaryArray") -> None:
+def check_together(values: pa.BinaryArray) -> None:
     """Raise TooManyTogether for several values that would become too many objects of Python."""
     if len(values) > 1 and values.nbytes > _OF_OBJECTS:
         raise TooManyTogether
 
 
-def size_of(values: "pa.Array", at: "npt.NDArray[np.int64]") -> int:
+def measure_size(values: pa.Array, at: npt.NDArray[np.int64]) -> int:
     """Return how many bytes the values at some positions take; a position may occur any number of times."""
     return int(_sizes(values)[at].sum())
 
 
-def _sizes(values: "pa.Array") -> "npt.NDArray[np.int64]":
+def _sizes(values: pa.Array) -> npt.NDArray[np.int64]:
     """Return how many bytes each value takes in an array, without its bit that says whether it is null."""
-    import numpy as np
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     sizes: npt.NDArray[np.int64]
     if pa.types.is_list(values.type):
         ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(_sizes(values.values))])
@@ -97,10 +92,8 @@ def _sizes(values: "pa.Array") -> "npt.NDArray[np.int64]":
     return sizes
 
 
-def joined(batches: "Sequence[pa.RecordBatch]") -> "pa.RecordBatch":
+def joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     """Return batches of the same columns as one; raise TooLarge for more than a record may become."""
-    import pyarrow as pa
-
     if len(batches) == 1:
         return batches[0]
     check_size(sum(map(len, batches)), sum(batch.nbytes for batch in batches))
@@ -123,7 +116,7 @@ class InParts:
     def __init__(self) -> None:
         self._fitting: int | None = None  # records, of those that were decoded last
 
-    def decode(self, block: R, decode: "Callable[[R], Decoded]") -> "Iterator[tuple[R, Decoded]]":
+    def decode(self, block: R, decode: Callable[[R], Decoded]) -> Iterator[tuple[R, Decoded]]:
         """Yield the parts of a block, in order, and what each became.
 
         If `decode` raises an error, or the rows are too large, the part is halved until each record at fault is alone:
@@ -141,7 +134,7 @@ class InParts:
             start = stop
 
 
-def _halved(whole: R, decode: "Callable[[R], Decoded]") -> "Iterator[tuple[R, Decoded]]":
+def _halved(whole: R, decode: Callable[[R], Decoded]) -> Iterator[tuple[R, Decoded]]:
     waiting = [whole]
     while waiting:
         records = waiting.pop()

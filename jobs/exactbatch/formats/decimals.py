@@ -12,10 +12,10 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from decimal import Decimal, InvalidOperation
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-if TYPE_CHECKING:
-    import pyarrow as pa
+import pyarrow as pa
+import pyarrow.compute as pc
 
 _MOST_PLACES: Final = 38  # decimal128's
 _MOST_DIGITS: Final = 38  # decimal128's
@@ -33,28 +33,21 @@ _SHOWN: Final = 60  # characters of a number in a message
 _EXPONENT_DIGITS: Final = 9  # an exponent with more digits is below that of any decimal
 
 
-def has_decimals(type_: "pa.DataType") -> bool:
+def has_decimals(type_: pa.DataType) -> bool:
     """True for a decimal, and for a type that contains one."""
-    import pyarrow as pa
-
     inner = [type_.field(index).type for index in range(type_.num_fields)]
     return pa.types.is_decimal(type_) or any(map(has_decimals, inner))
 
 
-def without_wrapping(type_: "pa.DataType") -> "pa.DataType":
+def without_wrapping(type_: pa.DataType) -> pa.DataType:
     """Return a decimal type in which Arrow's JSON reader multiplies exactly, and any other type unchanged."""
-    import pyarrow as pa
-
     if pa.types.is_decimal128(type_) and type_.precision + type_.scale > _MOST_DIGITS:
         return pa.decimal256(type_.precision, type_.scale)
     return type_
 
 
-def decimals_of(text: "pa.ChunkedArray", type_: "pa.Decimal128Type") -> "pa.ChunkedArray":
+def parse_decimals(text: pa.ChunkedArray, type_: pa.Decimal128Type) -> pa.ChunkedArray:
     """Convert text to decimals; raise ValueError for text that is not a number with at most 38 places."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     text = pc.ascii_trim(text, characters=" \t")
     long = text.filter(pc.invert(pc.match_substring_regex(text, _FEW_DIGITS)))
     _refuse_too_large(long.to_pylist(), type_)
@@ -65,7 +58,7 @@ def decimals_of(text: "pa.ChunkedArray", type_: "pa.Decimal128Type") -> "pa.Chun
         raise
 
 
-def check_digits(decimals: "pa.ChunkedArray | pa.Array") -> None:
+def check_digits(decimals: pa.ChunkedArray | pa.Array) -> None:
     """Raise ValueError for a decimal with more digits than its type has."""
     try:
         decimals.validate(full=True)
@@ -79,13 +72,11 @@ def check_digits(decimals: "pa.ChunkedArray | pa.Array") -> None:
         raise
 
 
-def refuse_tiny_fields(objects: "pa.StringArray", row: "pa.StructType") -> None:
+def refuse_tiny_fields(objects: pa.StringArray, row: pa.StructType) -> None:
     """Raise ValueError if a field of JSON objects that is read as a decimal has more than 38 places.
 
     Text that is not JSON, or nested too deeply to check, is refused only if it may have such a field.
     """
-    import pyarrow.compute as pc
-
     suspect = objects.filter(
         pc.or_(
             pc.match_substring_regex(objects, _NEGATIVE_EXPONENT),
@@ -101,10 +92,8 @@ def refuse_tiny_fields(objects: "pa.StringArray", row: "pa.StructType") -> None:
         refuse_tiny(_decimals(parsed, row))
 
 
-def may_be_tiny(lines: "pa.StringArray") -> bool:
+def may_be_tiny(lines: pa.StringArray) -> bool:
     """True if a number in a line may have more than 38 places."""
-    import pyarrow.compute as pc
-
     return bool(pc.any(pc.match_substring_regex(lines, _FAR_EXPONENT)).as_py())
 
 
@@ -123,7 +112,7 @@ def too_tiny(number: str) -> str:
     return f"expected a decimal with at most {_MOST_PLACES} places, found {number[:_MOST_PLACES]}"
 
 
-def _refuse_too_large(numbers: Iterable[str], type_: "pa.Decimal128Type") -> None:
+def _refuse_too_large(numbers: Iterable[str], type_: pa.Decimal128Type) -> None:
     for number in numbers:
         try:
             exact = Decimal(number)
@@ -133,17 +122,15 @@ def _refuse_too_large(numbers: Iterable[str], type_: "pa.Decimal128Type") -> Non
             raise ValueError(too_large(number, type_))
 
 
-def too_large(number: str, type_: "pa.DataType") -> str:
+def too_large(number: str, type_: pa.DataType) -> str:
     """Return why a number with more digits before the point than its type has is refused."""
     return (
         f"expected at most {type_.precision - type_.scale} digits before the point, found {number[:_SHOWN]}"
     )
 
 
-def _decimals(value: Any, type_: "pa.DataType") -> Iterator[str]:
+def _decimals(value: Any, type_: pa.DataType) -> Iterator[str]:
     """Yield what a parsed value has where its type has decimals: numbers, and strings that may hold one."""
-    import pyarrow as pa
-
     if pa.types.is_decimal(type_):
         if isinstance(value, str):
             yield value

@@ -2,13 +2,13 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from exactbatch.columns import Column
 from exactbatch.formats.decimals import check_digits, has_decimals
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 # Postgres's documentation, "Date/Time Types": from 4713 BC to 294276 AD for timestamps, to 5874897 AD for dates.
 # The latest timestamp exceeds 64 bits of microseconds since 1970, which is what Arrow holds.
@@ -23,15 +23,16 @@ _TOO_FINE: Final = re.compile(
 )
 NUL: Final = "Postgres cannot store U+0000 in text"
 OUT_OF_RANGE: Final = "expected a number in the range of the type, found NaN or infinity"
+OUT_OF_TIME: Final = "expected a date or time that Postgres can store (from 4713 BC), found one out of range"
 
 
-def check_rows(rows: "pa.RecordBatch", columns: Sequence[Column], *, finite: bool = False) -> None:
+def check_rows(rows: pa.RecordBatch, columns: Sequence[Column], *, finite: bool = False) -> None:
     """Check all columns with check_storable(), and with refuse_infinity() if `finite`; errors name the column."""
     for column, values in zip(columns, rows.columns, strict=True):
         check_column(column, values, finite=finite)
 
 
-def check_column(column: Column, values: "pa.Array", *, finite: bool = False) -> None:
+def check_column(column: Column, values: pa.Array, *, finite: bool = False) -> None:
     """Check one column as check_rows() does."""
     try:
         check_storable(values)
@@ -41,7 +42,7 @@ def check_column(column: Column, values: "pa.Array", *, finite: bool = False) ->
         raise ValueError(f"column {column.name!r}, {column.type}: {error}") from None
 
 
-def find_unstorable(column: Column, values: "pa.Array") -> Iterator[tuple[int, str]]:
+def find_unstorable(column: Column, values: pa.Array) -> Iterator[tuple[int, str]]:
     """Yield the place of each value that check_column() refuses, and the reason, for many at once."""
     try:
         check_column(column, values)
@@ -56,11 +57,8 @@ def find_unstorable(column: Column, values: "pa.Array") -> Iterator[tuple[int, s
                 yield place, str(of_value)
 
 
-def _unstorable(values: "pa.Array") -> "pa.Array":
+def _unstorable(values: pa.Array) -> pa.Array:
     """Return the places of values that check_storable() refuses, in their order; of decimals, all places."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     if pa.types.is_list(values.type):
         return pc.unique(pc.list_parent_indices(values).take(_unstorable(pc.list_flatten(values))))
     if pa.types.is_string(values.type):
@@ -75,12 +73,9 @@ def _unstorable(values: "pa.Array") -> "pa.Array":
     return pc.indices_nonzero(pc.fill_null(refused, False))
 
 
-def check_storable(column: "pa.ChunkedArray | pa.Array") -> None:
+def check_storable(column: pa.ChunkedArray | pa.Array) -> None:
     """Raise ValueError for a value that Postgres cannot store: U+0000 in text, a decimal with more digits than its
     type has, a date or timestamp out of Postgres's range. Lists are checked element by element."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     if pa.types.is_list(column.type):
         check_storable(pc.list_flatten(column))
     elif pa.types.is_string(column.type):
@@ -96,22 +91,15 @@ def check_storable(column: "pa.ChunkedArray | pa.Array") -> None:
 
 
 def _check_range(numbers: Any, lowest: int, highest: int | None) -> None:
-    import pyarrow.compute as pc
-
     extremes = pc.min_max(numbers).as_py()
     if extremes["min"] is not None and (
         extremes["min"] < lowest or (highest is not None and extremes["max"] > highest)
     ):
-        raise ValueError(
-            "expected a date or time that Postgres can store (from 4713 BC), found one out of range"
-        )
+        raise ValueError(OUT_OF_TIME)
 
 
-def refuse_infinity(column: "pa.ChunkedArray | pa.Array") -> None:
+def refuse_infinity(column: pa.ChunkedArray | pa.Array) -> None:
     """Raise ValueError for NaN and infinity: Arrow's readers return infinity for a number too large for a float."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     if pa.types.is_list(column.type):
         refuse_infinity(pc.list_flatten(column))
     elif pa.types.is_floating(column.type) and not pc.all(pc.is_finite(column), min_count=0).as_py():

@@ -7,12 +7,11 @@ import decimal
 import re
 from calendar import monthrange
 from math import inf
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+import pyarrow as pa
 
 from exactbatch.formats.decimals import too_large, too_tiny
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 NUMBER: Final = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?", re.ASCII)
 INTEGER: Final = re.compile(r"-?\d+", re.ASCII)
@@ -35,11 +34,7 @@ _SHOWN: Final = 60  # characters of a number in a reason
 _EXACT: Final = decimal.Context(prec=500, Emax=10**10, Emin=-(10**10))
 
 
-class Undecided(Exception):
-    """Arrow has to decide."""
-
-
-def is_no_integer(text: str, type_: "pa.DataType") -> bool:
+def is_no_integer(text: str, type_: pa.DataType) -> bool:
     """True for text that is no integer, or one out of the range of the type."""
     if INTEGER.fullmatch(text) is None:
         return True
@@ -80,7 +75,7 @@ def has_zone(text: str) -> bool:
     return match is not None and match["zone"] is not None
 
 
-def why_no_decimal(text: str, type_: "pa.DataType", *, is_wide: bool) -> str | None:
+def why_no_decimal(text: str, type_: pa.DataType, *, is_wide: bool) -> str | None:
     """Return why text is no number of a decimal type, which Arrow reads with 256 bits if `is_wide`; None if it is."""
     parts = _PARTS.fullmatch(text)
     if parts is None or NUMBER.fullmatch(text) is None:

@@ -3,66 +3,32 @@
 Only records that would be rejects are looked at, and decoded once more. A pipeline asks for it: replace_unstorable.
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Protocol
 
-from exactbatch.formats import record_headers
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from exactbatch.formats.bounds import joined
-from exactbatch.formats.csv import Csv
-from exactbatch.formats.debezium import Debezium
-from exactbatch.formats.format import Decoded, Format
-from exactbatch.formats.json import Json
-from exactbatch.formats.json_schema import JsonSchema
-from exactbatch.formats.message import WithMessage
-from exactbatch.formats.record_headers import Header, Unreadable
-from exactbatch.formats.text import Text
-from exactbatch.formats.wire_format import has_prefix, prefix_size
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-# An escape of a whole pair, of U+0000 or half a pair, and any other one, so that \\u0000 is a backslash and text.
-_ESCAPE: Final = re.compile(
-    r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
-    r"|(?P<bad>\\u0000|\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\.",
-    re.DOTALL,
-)
-_NO_UTF8: Final = re.compile("[\udc80-\udcff]")  # as "surrogateescape" reads such bytes
-_NO_TEXT: Final = re.compile("[\0\udc80-\udcff]")
-Clean = Callable[[bytes], bytes]
+from exactbatch.formats.cleaned_text import Clean, find_cleaner
+from exactbatch.formats.decoded import Decoded
+from exactbatch.formats.format import Format
+from exactbatch.formats.message import record_headers
+from exactbatch.formats.message.record_headers import Header, Unreadable
+from exactbatch.formats.message.spec import WithMessage
 
 
-class Messages(record_headers.Messages, Protocol):
+class WholeMessages(record_headers.Messages, Protocol):
     """Values, keys and headers of n records."""
 
-    def values(self) -> "pa.BinaryArray": ...
-
-
-def why_not_replaced(text: str | None, value: Format | WithMessage, key: Format | None) -> str | None:
-    """Return why a text cannot be the replacement in these formats; None if it can, or if there is none."""
-    if text is None:
-        return None
-    parts = (*_parts(value), key)
-    delimiters = {part.delimiter for part in parts if isinstance(part, Csv)}
-    if not all(each.isprintable() and each not in {'"', "\\", *delimiters} for each in text):
-        return (
-            f"replace_unstorable: expected printable text without quotes, backslashes and delimiters, such as "
-            f"{chr(0xFFFD)!r}, found {text!r}"
-        )
-    if all(_cleaner(part, "") is None for part in parts):
-        return (
-            "replace_unstorable concerns Json, JsonSchema, Debezium, Csv and Text, whose bytes are text that is "
-            "neither compressed nor encoded: no part of a record is of these formats. Remove it."
-        )
-    return None
+    def values(self) -> pa.BinaryArray: ...
 
 
 def decode_replacing(
-    decode: Callable[[Messages], Decoded],
-    records: Messages,
-    value: Format | WithMessage,
+    decode: Callable[[WholeMessages], Decoded],
+    records: WholeMessages,
+    value: Format,
     key: Format | None,
     replacement: str | None,
 ) -> Decoded:
@@ -85,15 +51,15 @@ class _Cleaned:
     """Records of a block with replaced text, and the position of each in the block."""
 
     at: list[int]
-    _records: Messages
-    _values: "pa.BinaryArray"
-    _keys: "pa.BinaryArray"
+    _records: WholeMessages
+    _values: pa.BinaryArray
+    _keys: pa.BinaryArray
     _headers: list[Any]
 
-    def values(self) -> "pa.BinaryArray":
+    def values(self) -> pa.BinaryArray:
         return self._values
 
-    def keys(self) -> "pa.BinaryArray":
+    def keys(self) -> pa.BinaryArray:
         return self._keys
 
     def headers(self) -> list[Any]:
@@ -105,19 +71,16 @@ class _Cleaned:
 
 
 def _cleaned(
-    records: Messages, at: Sequence[int], value: Format | WithMessage, key: Format | None, replacement: str
+    records: WholeMessages, at: Sequence[int], value: Format, key: Format | None, replacement: str
 ) -> _Cleaned:
     """Return those of some records in which text is replaced."""
-    import pyarrow as pa
-
     headers_of: Mapping[str, Format] = {}
     reads_headers = isinstance(value, WithMessage) and bool(value.header or value.headers is not None)
-    format_: Format | WithMessage = value
+    format_: Format = value
     if isinstance(value, WithMessage):
         format_, key, headers_of = value.value, value.key or key, value.header
-    assert not isinstance(format_, WithMessage)
-    of_value, of_key = _cleaner(format_, replacement), _cleaner(key, replacement)
-    of_headers = {name: _cleaner(format_, replacement) for name, format_ in headers_of.items()}
+    of_value, of_key = find_cleaner(format_, replacement), find_cleaner(key, replacement)
+    of_headers = {name: find_cleaner(format_, replacement) for name, format_ in headers_of.items()}
     values, keys = records.values(), records.keys()
     headers: Sequence[Any] = records.headers() if reads_headers else [None] * len(values)
     found = []
@@ -148,9 +111,6 @@ def _clean_headers(headers: Any, cleaners: Mapping[str, Clean | None]) -> Any:
 
 def _merged(decoded: Decoded, again: Decoded, at: Sequence[int]) -> Decoded:
     """Return what was decoded, with what some records, at their positions, were decoded to again."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     kept = pa.concat_arrays([decoded.kept, pa.array(at, pa.int64()).take(again.kept)])
     order = pc.sort_indices(kept)
     reasons = {index: reason for index, reason in decoded.rejects if index not in set(at)}
@@ -179,33 +139,3 @@ def _merged(decoded: Decoded, again: Decoded, at: Sequence[int]) -> Decoded:
         truncated=of_both("truncated"),
         replaced=len(at) - len(again.rejects),
     )
-
-
-def _clean_after_prefix(value: bytes, replacement: str) -> bytes:
-    """A value without a prefix has its schema's ID in a header."""
-    size = prefix_size(value) if has_prefix(value) else 0
-    return value[:size] + _clean_json(value[size:], replacement)
-
-
-def _parts(value: Format | WithMessage) -> tuple[Format | None, ...]:
-    return (value.value, value.key, *value.header.values()) if isinstance(value, WithMessage) else (value,)
-
-
-def _cleaner(format_: Format | None, replacement: str) -> Clean | None:
-    """Return what replaces text in the bytes of a format; None for one that is not text, or is compressed."""
-    match format_:
-        case JsonSchema():
-            return lambda value: _clean_after_prefix(value, replacement)
-        case Json() if not format_.encodings:
-            return lambda value: _clean_json(value, replacement)
-        case Debezium(registry=None):
-            return lambda value: _clean_json(value, replacement)
-        case Text() | Csv():
-            return lambda value: _NO_TEXT.sub(replacement, value.decode(errors="surrogateescape")).encode()
-        case _:
-            return None
-
-
-def _clean_json(value: bytes, replacement: str) -> bytes:
-    text = _NO_UTF8.sub(replacement, value.decode(errors="surrogateescape"))
-    return _ESCAPE.sub(lambda found: replacement if found["bad"] else found[0], text).encode()

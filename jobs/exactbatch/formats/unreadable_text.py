@@ -2,25 +2,25 @@
 
 import codecs
 import json
+import re
 import unicodedata
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from exactbatch.member_paths import Path, Step
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 _UTF16: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 # Bytes that are no UTF-8, in Python's text of them ("surrogateescape").
-_FIRST_ESCAPED, _LAST_ESCAPED = "\udc80", "\udcff"
+_ESCAPED: Final = re.compile("[\udc80-\udcff]")
 
 
-def text_of(values: "pa.BinaryArray") -> "pa.StringArray":
+def decode_text(values: pa.BinaryArray) -> pa.StringArray:
     """Return values as text. Raises ValueError for invalid UTF-8, which for a single value names the byte and, in JSON,
     the field."""
-    import pyarrow as pa
-
     try:
         return values.cast(pa.string())
     except ValueError:
@@ -29,11 +29,8 @@ def text_of(values: "pa.BinaryArray") -> "pa.StringArray":
         raise ValueError(not_utf8(values[0].as_py())) from None
 
 
-def without_marks(values: "pa.Array") -> "pa.Array":
+def without_marks(values: pa.Array) -> pa.Array:
     """Return values, bytes or text, without the byte order mark that some begin with."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     mark = codecs.BOM_UTF8.decode() if pa.types.is_string(values.type) else codecs.BOM_UTF8
     has_mark = pc.starts_with(values, mark)
     if not pc.any(has_mark, min_count=0).as_py():
@@ -53,7 +50,7 @@ def not_an_object(text: str) -> str:
 
 def half_surrogate(text: str) -> str | None:
     """Return why JSON text is refused if a string in it has half of a surrogate pair; None for any other text."""
-    return _where(text, lambda string: any(map(_is_surrogate, string)), "half a surrogate pair")
+    return _where(text, _SURROGATE, "half a surrogate pair")
 
 
 def not_utf8(value: bytes) -> str:
@@ -65,29 +62,21 @@ def not_utf8(value: bytes) -> str:
     except UnicodeDecodeError as error:
         what = f"byte {value[error.start]:02X} at position {error.start}, which is not UTF-8"
         text = value.decode(errors="surrogateescape")
-        return _where(text, _has_escaped, what) or f"found {what}"
+        return _where(text, _ESCAPED, what) or f"found {what}"
     raise AssertionError("the value is UTF-8")
 
 
-def _is_surrogate(character: str) -> bool:
-    return "\ud800" <= character <= "\udfff"
-
-
-def _has_escaped(text: str) -> bool:
-    return any(_FIRST_ESCAPED <= each <= _LAST_ESCAPED for each in text)
-
-
-def _where(text: str, is_bad: Callable[[str], bool], what: str) -> str | None:
-    """Return the first field of JSON text whose string or name is bad, in words; None if there is none."""
+def _where(text: str, bad: re.Pattern[str], what: str) -> str | None:
+    """Return the first field of JSON text whose string or name has bad characters, in words; None if there is none."""
     if not text.lstrip().startswith(("{", "[", '"')):  # no JSON with a string: exceptions take longer
         return None
     try:
-        found = next((path for path, string in _strings(json.loads(text), ()) if is_bad(string)), None)
+        found = next((path for path, string in _strings(json.loads(text), ()) if bad.search(string)), None)
     except (ValueError, RecursionError):
         return None
     if found is None:
         return None
-    shown = "".join("\ufffd" if _is_surrogate(each) else each for each in str(Path((found,))))
+    shown = _SURROGATE.sub("\ufffd", str(Path((found,))))
     return f"field {shown}: found {what}"
 
 

@@ -2,16 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from exactbatch.columns import POSITION_EPOCH, UNCHANGED_COLUMNS
-from exactbatch.formats.format import Decoded, Format, without_values
-from exactbatch.formats.record_headers import Messages
-from exactbatch.formats.schema_id_headers import KEY_HEADER, framed
+from exactbatch.formats.decoded import Decoded
+from exactbatch.formats.decoder import Decoder, without_values
+from exactbatch.formats.message.record_headers import Messages
+from exactbatch.formats.registry.schema_id_headers import KEY_HEADER, framed
 from exactbatch.offsets import TopicPartition
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _NO_KEY_FORMAT: Final = (
     "a null value deletes the row of its key, but the pipeline does not say what the key is: give Pipeline(…) "
@@ -21,9 +23,9 @@ _NO_KEY_FORMAT: Final = (
 
 def as_changes(
     decoded: Decoded,
-    values: "pa.BinaryArray",
+    values: pa.BinaryArray,
     messages: Messages,
-    key: Format | None,
+    key: Decoder[Any] | None,
     key_columns: tuple[str, ...],
     *,
     tombstones_delete: bool,
@@ -35,12 +37,9 @@ def as_changes(
     that stands for a truncate is a delete whose key columns are null.
 
     `values` are those of the n records `messages`, whose keys and headers are read only where a null value deletes.
-    A tombstone's row has the columns of its decoded key, and null elsewhere. A key that cannot be decoded, and a row
-    whose key is null, are rejects.
+    `key` decodes the keys; None if the pipeline has no format for them. A tombstone's row has the columns of its
+    decoded key, and null elsewhere. A key that cannot be decoded, and a row whose key is null, are rejects.
     """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     deleted = (
         decoded.deleted if decoded.deleted is not None else pa.repeat(pa.scalar(False), len(decoded.rows))
     )
@@ -61,7 +60,7 @@ def as_changes(
         if key is None:
             rejects += [(position, _NO_KEY_FORMAT) for position in positions.to_pylist()]
         else:
-            keys = framed(key, KEY_HEADER, messages.keys(), messages).take(positions)
+            keys = framed(key.spec, KEY_HEADER, messages.keys(), messages).take(positions)
             decoded_keys = keys.decode(key.decode)
             rows.append(_deletes(decoded_keys.rows, rows[0].schema))
             kept.append(positions.take(decoded_keys.kept))
@@ -85,22 +84,16 @@ def epoch_starts(epochs: Sequence[Mapping[TopicPartition, int]], partition: Topi
     return sorted(epoch.get(partition, 0) for epoch in epochs)
 
 
-def with_epochs(changes: Decoded, offsets: "pa.Int64Array", starts: Sequence[int]) -> Decoded:
+def with_epochs(changes: Decoded, offsets: pa.Int64Array, starts: Sequence[int]) -> Decoded:
     """Add the column for the epoch of positions: how many of the offsets in `starts`, which ascend, a change has
     reached; null for none. `offsets` are those of the n records."""
-    import numpy as np
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     reached = np.searchsorted(np.array(starts, np.int64), offsets.take(changes.kept).to_numpy(), side="right")
     epochs = pa.array(reached, pa.int32())
     epochs = pc.if_else(pc.equal(epochs, 0), pa.scalar(None, pa.int32()), epochs)
     return replace(changes, rows=changes.rows.append_column(POSITION_EPOCH, epochs))
 
 
-def _deletes(keys: "pa.RecordBatch", schema: "pa.Schema") -> "pa.RecordBatch":
-    import pyarrow as pa
-
+def _deletes(keys: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     columns = {name: keys.column(name) for name in keys.schema.names}
     columns["deleted"] = pa.repeat(pa.scalar(True), len(keys))
     return pa.RecordBatch.from_arrays(
@@ -108,10 +101,7 @@ def _deletes(keys: "pa.RecordBatch", schema: "pa.Schema") -> "pa.RecordBatch":
     )
 
 
-def _without_keys_of_truncates(decoded: Decoded, key_columns: tuple[str, ...]) -> "pa.RecordBatch":
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
+def _without_keys_of_truncates(decoded: Decoded, key_columns: tuple[str, ...]) -> pa.RecordBatch:
     rows = decoded.rows
     if decoded.truncated is None:
         return rows
@@ -125,8 +115,6 @@ def _without_keys_of_truncates(decoded: Decoded, key_columns: tuple[str, ...]) -
 
 def _without_null_keys(changes: Decoded, key_columns: tuple[str, ...]) -> Decoded:
     """Return the changes without those that lack a key; a truncate has none."""
-    import pyarrow.compute as pc
-
     if not any(changes.rows.column(name).null_count for name in key_columns):
         return changes
     refused = []

@@ -1,27 +1,25 @@
 """pgvector's dense types: a JSON array of numbers becomes text of exactly the numbers that the type holds."""
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from exactbatch.columns import own_name
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-# As raw_json_fields.py has it, which needs this module.
+# As formats/json/raw_fields.py has it, which needs this module.
 _NUMBER: Final = r"^-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?$"
 _KINDS: Final = {'"': "string", "{": "object", "[": "array", "n": "null", "t": "boolean", "f": "boolean"}
 
 
-def vectors_of_json(texts: "pa.StringArray", type_: str) -> "pa.StringArray":
+def vectors_of_json(texts: pa.StringArray, type_: str) -> pa.StringArray:
     """Return JSON texts as text of a type that is_vector(): an array has the nearest numbers that the type holds, with
     all their digits, and a string stays as it is, for Postgres to read; null for null.
 
     Raises ValueError for other JSON, for an element that is not a number, and for a number out of range.
     """
-    import msgspec
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     decode_array = msgspec.json.Decoder(list[msgspec.Raw]).decode
     decode_string = msgspec.json.Decoder(str).decode
     arrays: list[list[bytes] | None] = []
@@ -40,12 +38,8 @@ def vectors_of_json(texts: "pa.StringArray", type_: str) -> "pa.StringArray":
     return pc.coalesce(written, pa.array(strings, pa.string()))
 
 
-def _nearest(written: "pa.StringArray", type_: str) -> "pa.DoubleArray":
+def _nearest(written: pa.StringArray, type_: str) -> pa.DoubleArray:
     """Return the nearest numbers of a type. pgvector reads a halfvec's as floats of 32 bits first, too."""
-    import numpy as np
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     is_number = pc.match_substring_regex(written, _NUMBER)
     if not pc.all(is_number, min_count=0).as_py():
         found = written.filter(pc.invert(is_number))[0].as_py()

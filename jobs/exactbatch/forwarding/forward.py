@@ -26,7 +26,7 @@ from exactbatch.failpoints import failpoint
 from exactbatch.forwarding.producer import OVERHEAD, TRANSACTION_TIMEOUT, ResultProducer
 from exactbatch.forwarding.sent import TopicState, read_state, settled_partitions
 from exactbatch.kafka.broker import KafkaBroker
-from exactbatch.ledger import Ledger, PendingResult, Stream
+from exactbatch.ledger import PendingResult, Stream, Streams
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Connection, transaction
 from exactbatch.settings import Settings
@@ -79,11 +79,13 @@ def forward_results(
             f"pipeline {pipeline.name!r} forwards no results: it has no forward=ToTopic(…)"
         )
     with transaction(connection):
-        ledger = Ledger(connection)
-        ledger.check_stream(pipeline)
-        before = ledger.stream(pipeline.name)
+        streams = Streams(connection)
+        streams.check(pipeline)
+        before = streams.read(pipeline.name)
     if before is None:
-        raise NotRegistered(f"pipeline {pipeline.name!r} is not registered. Run `exactbatch init` for it.")
+        raise NotRegistered(
+            f"pipeline {pipeline.name!r} is not registered. Run `exactbatch register` for it."
+        )
     if not before.unsent and before.attempted_sequence is None:
         return Forwarded(before.topic, 0, before.sent_sequence, 0)
     return _Forwarder(connection, settings, pipeline.name, pipeline.forward).run(accept_repeats, progress)
@@ -97,7 +99,7 @@ class _Forwarder:
         self._id = UUID(int=secrets.randbits(128))
         # From here on no earlier forwarder records anything in the ledger, nor begins another transaction.
         with transaction(connection):
-            self._stream = Ledger(connection).take_stream(pipeline, self._id)
+            self._stream = Streams(connection).take(pipeline, self._id)
 
     def run(self, accept_repeats: bool, progress: Callable[[int, int], None]) -> Forwarded:
         topic_id = self._broker.topic_ids([self._stream.topic])[self._stream.topic]
@@ -130,18 +132,18 @@ class _Forwarder:
         """Send the next results in one transaction, and record it; return how many they are."""
         stream = self._stream
         with transaction(self._connection):
-            ledger = Ledger(self._connection)
-            ledger.hold_stream(stream, self._id)  # another forwarder deletes what it has sent
-            results = ledger.pending_results(stream, results=self._results, max_bytes=_BYTES)
+            streams = Streams(self._connection)
+            streams.hold(stream, self._id)  # another forwarder deletes what it has sent
+            results = streams.read_pending(stream, results=self._results, max_bytes=_BYTES)
             self._check_complete(results)
             until = results[-1].sequence
-            ledger.note_attempt(stream, until)
+            streams.note_attempt(stream, until)
         failpoint("forward.after_attempt")
         try:
             offsets = producer.send(results)
         except Fenced as error:
             with transaction(self._connection):
-                Ledger(self._connection).hold_stream(stream, self._id)
+                Streams(self._connection).hold(stream, self._id)
             raise KafkaUnavailable(
                 f"topic {stream.topic!r}: the brokers ended a transaction of {len(results)} results, which took longer "
                 f"than {TRANSACTION_TIMEOUT:g} s. The next try sends half as many at a time: nothing is lost or sent "
@@ -160,7 +162,7 @@ class _Forwarder:
 
     def _confirm(self, sequence: int, topic_id: UUID, next_offsets: dict[int, int]) -> None:
         with transaction(self._connection):
-            Ledger(self._connection).confirm_sent(self._stream, self._id, sequence, topic_id, next_offsets)
+            Streams(self._connection).confirm_sent(self._stream, self._id, sequence, topic_id, next_offsets)
             failpoint("forward.before_confirm")
         failpoint("forward.after_confirm")
         self._stream = replace(
@@ -201,9 +203,9 @@ class _Forwarder:
         """Return the number up to which the topic has all results. Raises Fenced and ResultsDiverged."""
         stream, newest = self._stream, state.newest
         with transaction(self._connection):
-            ledger = Ledger(self._connection)
-            ledger.hold_stream(stream, self._id)
-            plan = None if newest is None else ledger.result_plan(stream, newest.sequence)
+            streams = Streams(self._connection)
+            streams.hold(stream, self._id)
+            plan = None if newest is None else streams.find_plan(stream, newest.sequence)
         if newest is None or newest.sequence <= stream.sent_sequence:
             if stream.attempted_sequence is not None and state.lost:
                 raise ResultsDiverged(
@@ -252,7 +254,7 @@ class _Forwarder:
             limit = topic_limit - OVERHEAD
             because = f"the topic's max.message.bytes={topic_limit}, less {OVERHEAD} bytes for headers,"
         with transaction(self._connection):
-            found = Ledger(self._connection).too_large_result(stream, limit)
+            found = Streams(self._connection).find_too_large(stream, limit)
         if found is not None:
             sequence, batch_id, key, size = found
             raise ResultTooLarge(
@@ -281,6 +283,6 @@ class _Forwarder:
 
     def _current(self) -> Stream:
         with transaction(self._connection):
-            current = Ledger(self._connection).stream(self._stream.pipeline)
+            current = Streams(self._connection).read(self._stream.pipeline)
         assert current is not None
         return current

@@ -13,9 +13,9 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from exactbatch.errors import ConfigurationError, ExactbatchError, Fenced, KafkaUnavailable
 from exactbatch.failpoints import failpoint
+from exactbatch.kafka.client_errors import acl_missing, connection_refused
 from exactbatch.kafka.client_properties import producer_properties
 from exactbatch.kafka.consumer import Signals
-from exactbatch.kafka.errors import acl_missing, connection_refused
 from exactbatch.ledger import PendingResult, Stream
 
 logger = logging.getLogger(__name__)
@@ -164,7 +164,7 @@ class ResultProducer:
             if (reason := self._reason(error)) is None:
                 raise
             self._signals.receive()
-            raise self._meaning_of(reason) from error
+            raise self._translate(reason) from error
 
     def _reason(self, error: KafkaException | SystemError) -> KafkaError | None:
         """Return what librdkafka says about a call that failed; None if it says nothing.
@@ -182,7 +182,7 @@ class ResultProducer:
             return _kafka_error(fatal)
         return None
 
-    def _meaning_of(self, error: KafkaError) -> ExactbatchError:
+    def _translate(self, error: KafkaError) -> ExactbatchError:
         name, topic = error.name(), self._stream.topic
         where = f"pipeline {self._stream.pipeline!r}, topic {topic!r}"
         if name in _FENCED:

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
@@ -10,11 +9,12 @@ from uuid import UUID
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from exactbatch.errors import KafkaUnavailable, ReadFailed
-from exactbatch.formats.record_headers import read_headers
+from exactbatch.formats.message.record_headers import read_headers
 from exactbatch.forwarding.producer import PLAN, SEQUENCE, STREAM
 from exactbatch.kafka.broker import KafkaBroker
+from exactbatch.kafka.client_errors import acl_missing
 from exactbatch.kafka.client_properties import reader_properties
-from exactbatch.kafka.errors import acl_missing
+from exactbatch.kafka.close_consumer import closing_consumer
 from exactbatch.ledger import Stream
 from exactbatch.model import LogPartition
 
@@ -85,7 +85,7 @@ def read_state(
     ends = {each.partition: max(each.last_stable, starts[each.partition]) for each in partitions}
     newest: SentResult | None = None
     for message in _committed(properties, stream.topic, starts, ends):
-        found = _result_of(message, stream.stream)
+        found = _parse_result(message, stream.stream)
         if found is not None and (newest is None or found.sequence > newest.sequence):
             newest = found
     return TopicState(newest, ends, lost)
@@ -99,7 +99,7 @@ def _committed(
     if not remaining:
         return
     consumer = Consumer({**reader_properties(properties), "statistics.interval.ms": 0, "log_level": 0})
-    with closing(consumer):
+    with closing_consumer(consumer):
         consumer.assign([TopicPartition(topic, each, starts[each]) for each in sorted(remaining)])
         deadline = time.monotonic() + _PROGRESS_TIMEOUT
         while remaining:
@@ -139,7 +139,7 @@ def _check(error: KafkaError, message: Message) -> None:
     ) from KafkaException(error)
 
 
-def _result_of(message: Message, stream: str) -> SentResult | None:
+def _parse_result(message: Message, stream: str) -> SentResult | None:
     """Return the result that a message is; None for messages of others, which may have any headers."""
     (pairs,) = read_headers([message])
     headers: dict[str, bytes | None] = dict(pairs or ())

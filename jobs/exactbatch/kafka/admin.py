@@ -4,14 +4,18 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+from confluent_kafka import Consumer, KafkaError, KafkaException
+from kafka import KafkaAdminClient
+from kafka.errors import AuthorizationError, KafkaConfigurationError, UnsupportedVersionError
+from kafka.errors import KafkaError as AdminError
 
 from exactbatch.errors import ConfigurationError
+from exactbatch.kafka.client_errors import acl_missing, connection_refused, unavailable
 from exactbatch.kafka.client_properties import admin_properties, check_properties, reader_properties
-from exactbatch.kafka.errors import acl_missing, connection_refused, unavailable
-
-if TYPE_CHECKING:
-    from confluent_kafka import KafkaError
+from exactbatch.kafka.close_consumer import close_consumer
+from exactbatch.kafka.consumer import Signals
 
 # Seconds that librdkafka gets to say why brokers cannot be reached, after kafka-python has failed to reach them.
 _DIAGNOSIS: Final = 3.0
@@ -24,14 +28,6 @@ def admin_client(properties: Mapping[str, Any]) -> Iterator[Any]:
     Raises KafkaUnavailable if the broker cannot be reached or does not answer in time, and ConfigurationError for
     properties that a client rejects, a broker that is too old, and requests that its ACLs deny.
     """
-    from kafka import KafkaAdminClient
-    from kafka.errors import (
-        AuthorizationError,
-        KafkaConfigurationError,
-        KafkaError,
-        UnsupportedVersionError,
-    )
-
     check_properties(properties)
     logging.getLogger("kafka").setLevel(logging.ERROR)  # at INFO it logs every connection
     servers = properties.get("bootstrap.servers")
@@ -42,7 +38,7 @@ def admin_client(properties: Mapping[str, Any]) -> Iterator[Any]:
             f"kafka-python, which plans, rejects the Kafka client properties: {error}. Correct the Kafka "
             f"connection."
         ) from None
-    except KafkaError as error:
+    except AdminError as error:
         # It only says that it could not bootstrap: librdkafka, with the same properties, says why.
         cause = _diagnose(properties)
         if cause is not None and (refusal := connection_refused(servers, cause)) is not None:
@@ -60,7 +56,7 @@ def admin_client(properties: Mapping[str, Any]) -> Iterator[Any]:
             f"Kafka at {servers} denies this client a request that exactbatch needs: {error}. `exactbatch "
             f"explain security` lists the ACLs that a pipeline needs."
         ) from error
-    except KafkaError as error:
+    except AdminError as error:
         raise unavailable(servers, error) from error
     finally:
         client.close()
@@ -89,20 +85,14 @@ def describe_cluster(client: Any) -> Cluster:
 @contextmanager
 def needs_acl(operation: str, resource: str, name: str, purpose: str) -> Iterator[None]:
     """Raise ConfigurationError if an ACL denies this operation on a topic or group."""
-    from kafka.errors import AuthorizationError
-
     try:
         yield
     except AuthorizationError as error:
         raise acl_missing(operation, resource, name, purpose) from error
 
 
-def _diagnose(properties: Mapping[str, Any]) -> "KafkaError | None":
+def _diagnose(properties: Mapping[str, Any]) -> KafkaError | None:
     """Return the error that librdkafka has with the brokers; None if it reaches them."""
-    from confluent_kafka import Consumer, KafkaException
-
-    from exactbatch.kafka.consumer import Signals
-
     signals = Signals()
     consumer = Consumer({**reader_properties(properties), **signals.callbacks(), "log_level": 0})
     timeout: KafkaError | None = None
@@ -110,6 +100,6 @@ def _diagnose(properties: Mapping[str, Any]) -> "KafkaError | None":
         consumer.list_topics(timeout=_DIAGNOSIS)
     except KafkaException as error:
         timeout = error.args[0]
-    consumer.close()  # delivers the callbacks that are due
+    close_consumer(consumer)  # delivers the callbacks that are due
     signals.receive()
     return timeout and (signals.errors.last or timeout)

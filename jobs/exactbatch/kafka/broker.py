@@ -11,13 +11,21 @@ from typing import Any, Final, Self, TypeVar
 from uuid import UUID
 
 import tenacity
+from kafka import TopicPartition as KafkaPartition
+from kafka.admin import ConfigResource, ConfigResourceType
+from kafka.errors import NoError, TopicAuthorizationFailedError, UnknownTopicOrPartitionError, for_code
+from kafka.protocol.consumer import IsolationLevel, OffsetSpec
+from kafka.structs import OffsetAndMetadata
 
 from exactbatch.errors import ConfigurationError, KafkaUnavailable, StoredOffsetBeyondLog, TopicMissing
 from exactbatch.kafka.admin import admin_client, describe_cluster, needs_acl
-from exactbatch.kafka.errors import acl_missing
+from exactbatch.kafka.client_errors import acl_missing
 from exactbatch.kafka.identity import check_same_logs
+from exactbatch.kafka.search import first_before
+from exactbatch.kafka.timestamps import first_timestamps
 from exactbatch.model import FoundRecord, LogPartition, Retention, Start, StoredOffset
 from exactbatch.offsets import TopicPartition
+from exactbatch.time_text import read_time
 from exactbatch.topic_pattern import TopicPattern, Topics, known_topics
 
 _SETTLE: Final = 15.0  # seconds
@@ -54,9 +62,6 @@ class KafkaBroker:
 
         Raises TopicMissing.
         """
-        from kafka import TopicPartition as KafkaPartition
-        from kafka.protocol.consumer import IsolationLevel, OffsetSpec
-
         with admin_client(self._properties) as client:
             described = _describe(client, topics, processed)
             partitions = [
@@ -151,9 +156,6 @@ class KafkaBroker:
 
         Partitions without such a record are left out. (Kafka's ListOffsets by timestamp, in milliseconds.)
         """
-        from kafka import TopicPartition as KafkaPartition
-        from kafka.protocol.consumer import IsolationLevel
-
         # No timestamp is before 1970; negative numbers mean earliest, latest and the like in the protocol.
         milliseconds = max(0, math.ceil(at.timestamp() * 1000))
         times = {KafkaPartition(*partition.topic_partition): milliseconds for partition in partitions}
@@ -170,8 +172,6 @@ class KafkaBroker:
 
         A time after the last record gives the ends of the logs.
         """
-        from kafka import TopicPartition as KafkaPartition
-
         high = {each.topic_partition: each.high_watermark for each in partitions}
         ends = []
         with admin_client(self._properties) as client:
@@ -191,16 +191,12 @@ class KafkaBroker:
         Looks only at the first few thousand records; returns None if there is no such record among
         them.
         """
-        from exactbatch.kafka.search import first_before
-
         return first_before(self._properties, partition.range(from_offset, until_offset), at)
 
     def first_timestamps(
         self, positions: Mapping[TopicPartition, int], *, uncommitted: bool = False
     ) -> dict[TopicPartition, int | None]:
         """Return the timestamps of records: see kafka/timestamps.py."""
-        from exactbatch.kafka.timestamps import first_timestamps
-
         return first_timestamps(self._properties, positions, uncommitted=uncommitted) if positions else {}
 
     def topic_ids(self, topics: Sequence[str]) -> dict[str, UUID]:
@@ -255,8 +251,6 @@ class KafkaBroker:
         self, partitions: Sequence[LogPartition]
     ) -> dict[TopicPartition, list[tuple[int, int]]]:
         """Return the transactions that hold back last stable offsets, as (producer ID, first offset), by partition."""
-        from kafka import TopicPartition as KafkaPartition
-
         if not partitions:
             return {}
         states = {}
@@ -303,8 +297,6 @@ class KafkaBroker:
 
     def _topic_settings(self, topics: Sequence[str], *names: str) -> dict[str, tuple[str, ...]]:
         """Return these settings of the topics, without topics whose settings an ACL hides."""
-        from kafka.admin import ConfigResource, ConfigResourceType
-
         resources = [ConfigResource(ConfigResourceType.TOPIC, topic) for topic in topics]
         with admin_client(self._properties) as client:
             configs = client.describe_configs(resources, config_filter="all").get("topic", {})
@@ -322,8 +314,6 @@ class KafkaBroker:
         Halves the time from a partition's `since` until now a dozen times, for all partitions in one request each, so
         the result is exact to 1/4096 of that time if timestamps ascend.
         """
-        from kafka import TopicPartition as KafkaPartition
-
         now = datetime.now(UTC)
         before = {each: since[each] for each in offsets}
         after = dict.fromkeys(offsets, now)
@@ -339,10 +329,6 @@ class KafkaBroker:
 
     def commit_group(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
         """Commit offsets to a consumer group, for tools that show its lag. exactbatch never reads them."""
-        from kafka import TopicPartition as KafkaPartition
-        from kafka.errors import NoError, TopicAuthorizationFailedError
-        from kafka.structs import OffsetAndMetadata
-
         commits = {KafkaPartition(*key): OffsetAndMetadata(offset) for key, offset in offsets.items()}
         purpose = "showing the pipeline's lag"
         with admin_client(self._properties) as client, needs_acl("Read", "group", group, purpose):
@@ -366,18 +352,38 @@ class KafkaBroker:
 def resolve_start(
     start: str | Mapping[str, Mapping[int, int]],
     broker: KafkaBroker,
-    topics: Sequence[str],
+    partitions: Sequence[LogPartition],
     *,
     may_lack: bool = False,
 ) -> Start:
-    """Resolve a pipeline's `start` for plan_advance(); "group:NAME" queries the broker for the group's offsets, of
-    which topics found by a pattern `may_lack` some."""
+    """Resolve a pipeline's `start` in these partitions, for plan_advance().
+
+    "group:NAME" asks the broker for the group's offsets; topics found by a pattern `may_lack` some. A time asks it for
+    the first record with this timestamp or a later one; a partition without one starts at its last stable offset.
+    Raises ConfigurationError for a time in the future.
+    """
     if isinstance(start, str):
         if start == "earliest":
             return "earliest"
         if start == "latest":
             return "latest"
-        return broker.group_offsets(start.removeprefix("group:"), topics, may_lack=may_lack)
+        if start.startswith("group:"):
+            topics = sorted({each.topic for each in partitions})
+            return broker.group_offsets(start.removeprefix("group:"), topics, may_lack=may_lack)
+        at = read_time(start)
+        if at > datetime.now(UTC):
+            raise ConfigurationError(
+                f"start={start!r} is in the future, and no record tells which offset that will be. Use start='latest', "
+                f"or plan for the first time when it has come."
+            )
+        found = broker.records_at(partitions, at)
+        # A record that has come since the partitions were observed is behind their ends.
+        return {
+            each.topic_partition: min(found[each.topic_partition].offset, each.last_stable)
+            if each.topic_partition in found
+            else each.last_stable
+            for each in partitions
+        }
     return {
         (topic, partition): offset
         for topic, offsets in start.items()
@@ -390,8 +396,6 @@ def _limit(value: str) -> int | None:
 
 
 def _describe(client: Any, topics: Sequence[str], processed: Collection[str]) -> dict[str, Any]:
-    from kafka.errors import NoError, TopicAuthorizationFailedError, UnknownTopicOrPartitionError, for_code
-
     described = {topic["name"]: topic for topic in client.describe_topics(list(topics))}
     for name in topics:
         error = for_code(described[name]["error_code"]) if name in described else UnknownTopicOrPartitionError

@@ -4,12 +4,17 @@ kafka-python's admin client plans; librdkafka (confluent-kafka) reads. A propert
 error that names the client.
 """
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from confluent_kafka import Consumer, KafkaException
+
 from exactbatch.errors import ConfigurationError
-from exactbatch.formats import schema_registry as registry
-from exactbatch.kafka.properties import FIXED, PRODUCING, SHARED, allowed
+from exactbatch.formats.registry.addresses import PREFIX, registry_properties
+from exactbatch.kafka.properties import FIXED, OVERRIDDEN, PRODUCING, SHARED, allowed
+
+logger = logging.getLogger(__name__)
 
 # Seconds until planning gives up on brokers that do not answer; socket.connection.setup.timeout.ms changes it.
 ANSWER_TIMEOUT: Final = 5.0
@@ -45,11 +50,18 @@ _ADMIN: Final[Mapping[str, tuple[str, Callable[[Any], Any]]]] = {
 
 
 def check_properties(properties: Mapping[str, Any]) -> None:
-    """Raise ConfigurationError unless both clients accept the properties. Opens no connection."""
-    from confluent_kafka import Consumer, KafkaException
+    """Raise ConfigurationError unless both clients accept the properties. Opens no connection.
 
+    Logs which of them only other consumers use.
+    """
     admin_properties(properties)
-    registry.registry_properties(properties)
+    registry_properties(properties)
+    if ignored := sorted(OVERRIDDEN & properties.keys()):
+        logger.info(
+            "the Kafka connection has %s, which batches ignore: the ledger has their offsets, and a missing record is "
+            "an error",
+            ", ".join(f"{name}={properties[name]}" for name in ignored),
+        )
     try:
         # Without brokers, librdkafka checks all other properties, reads the files of ssl.* and opens no
         # connection.
@@ -153,6 +165,4 @@ def limit_fetches(properties: Mapping[str, Any], most: int) -> dict[str, Any]:
 
 def _of_clients(properties: Mapping[str, Any]) -> dict[str, Any]:
     """Return the properties that clients use, without those of the schema registry."""
-    return allowed(
-        {name: value for name, value in properties.items() if not name.startswith(registry.PREFIX)}
-    )
+    return allowed({name: value for name, value in properties.items() if not name.startswith(PREFIX)})

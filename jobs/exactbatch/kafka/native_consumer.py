@@ -1,4 +1,5 @@
-"""A consumer on librdkafka's C interface, which creates no object for a record."""
+"""A consumer on librdkafka's C interface, which creates no object for a record: open_consumer.py says what that
+saves."""
 
 from collections.abc import Sequence
 
@@ -6,7 +7,7 @@ import numpy as np
 from confluent_kafka import KafkaError, TopicPartition
 
 from exactbatch.compiled import messages as compiled
-from exactbatch.kafka.consumer import concerns_reading
+from exactbatch.kafka.events import concerns_reading
 from exactbatch.kafka.native_client import Addresses, NativeClient, NativeEvent
 from exactbatch.kafka.native_records import NativeMessages, NativeRecords
 from exactbatch.kafka.range_consumer import Fetched

@@ -167,7 +167,7 @@ class _Functions:
             setattr(self, name, function)
 
 
-def address_of(function: Any) -> int:
+def find_address(function: Any) -> int:
     """Return the address of a function of the library."""
     address = c.cast(function, c.c_void_p).value
     assert address is not None

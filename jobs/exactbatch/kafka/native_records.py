@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 
 from exactbatch.compiled import messages as compiled
-from exactbatch.formats.record_headers import Header, Unreadable, last_headers
+from exactbatch.formats.message.record_headers import Header, Unreadable, last_headers
 from exactbatch.kafka.native_client import Addresses
-from exactbatch.kafka.native_library import MessageStruct, address_of
-from exactbatch.kafka.records import NO_TIMESTAMP, Bytes, Flags, Int64s, Record, Records
+from exactbatch.kafka.native_library import MessageStruct, find_address
+from exactbatch.kafka.records import NO_TIMESTAMP, Bytes, Flags, Int64s, KafkaRecord, Records
 
 _MOST_BYTES: Final = 2**31 - 1
 
@@ -34,7 +34,7 @@ class NativeMessages:
         """Free them: what was not gathered until then cannot be read any more."""
         addresses = self._held.pop(self._key, None)
         if addresses is not None:
-            function = np.uint64(address_of(self._library.message_destroy))
+            function = np.uint64(find_address(self._library.message_destroy))
             compiled.destroy(addresses[addresses != 0], function)
 
     def __del__(self) -> None:
@@ -74,7 +74,9 @@ class NativeRecords(Records):
     @property
     def _header_functions(self) -> tuple[np.uint64, np.uint64]:
         library = self._library
-        return np.uint64(address_of(library.message_headers)), np.uint64(address_of(library.header_get_all))
+        return np.uint64(find_address(library.message_headers)), np.uint64(
+            find_address(library.header_get_all)
+        )
 
     def sizes(self) -> Int64s:
         """See Records."""
@@ -87,7 +89,7 @@ class NativeRecords(Records):
     @cached_property
     def _milliseconds(self) -> Int64s:
         times, kind = np.empty(len(self), np.int64), np.zeros(1, np.int32)
-        function = np.uint64(address_of(self._library.message_timestamp))
+        function = np.uint64(find_address(self._library.message_timestamp))
         compiled.read_timestamps(
             self._addresses, function, times, kind, np.uint64(kind.ctypes.data), np.int64(NO_TIMESTAMP)
         )
@@ -151,11 +153,11 @@ class NativeRecords(Records):
         epoch: int = self._library.message_leader_epoch(int(self._addresses[index]))
         return None if epoch < 0 else epoch
 
-    def record(self, index: int) -> Record:
+    def record(self, index: int) -> KafkaRecord:
         """See Records."""
         address = int(self._addresses[index])
         message = MessageStruct.from_address(address)
-        return Record(
+        return KafkaRecord(
             message.offset,
             None if message.key is None else c.string_at(message.key, message.key_len),
             None if message.payload is None else c.string_at(message.payload, message.len),

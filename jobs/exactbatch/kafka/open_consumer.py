@@ -1,4 +1,8 @@
-"""Choose the consumer that reads: one that creates no object for a record, where that works and pays."""
+"""Choose the consumer that reads: one that creates no object for a record, where that works and pays.
+
+It saves 17% to 25% of the time of loads into `layout="by_batch"`, of flights, events and records that are compressed
+with zstd (docs/evidence/ablation.md).
+"""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -7,6 +11,7 @@ from typing import Any
 
 from exactbatch.compiled.availability import is_available, pays
 from exactbatch.kafka.consumer import Signals
+from exactbatch.kafka.native_library import LibraryUnusable, load_library
 from exactbatch.kafka.range_consumer import MessageConsumer, RangeConsumer
 
 logger = logging.getLogger(__name__)
@@ -30,8 +35,7 @@ def open_consumer(
 @cache
 def _native() -> Callable[[Mapping[str, Any], Signals], RangeConsumer] | None:
     """Return what opens a NativeConsumer; None, and a line in the log, if librdkafka cannot be called here."""
-    from exactbatch.kafka.native_consumer import NativeConsumer  # imports numba
-    from exactbatch.kafka.native_library import LibraryUnusable, load_library
+    from exactbatch.kafka.native_consumer import NativeConsumer  # needs the extra `fast`
 
     try:
         library = load_library()

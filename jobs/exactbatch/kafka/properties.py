@@ -35,6 +35,10 @@ FIXED: Final[Mapping[str, Fixed]] = {
         1000, "a read uses the statistics to detect progress where no record is visible"
     ),
 }
+# Of these, a connection that other consumers share usually has another value, which has no effect on a batch.
+OVERRIDDEN: Final = frozenset(
+    {"auto.offset.reset", "enable.auto.commit", "auto.commit.enable", "enable.auto.offset.store"}
+)
 # Another name of a fixed property.
 _ALIASES_OF_FIXED: Final[Mapping[str, str]] = {"auto.commit.enable": "enable.auto.commit"}
 
@@ -345,7 +349,7 @@ def _check(name: str, value: Any) -> None:
             f"the Kafka property {name} is {_kind(value)}, and must be text, a number, true or false. Correct it"
         )
     if fixed := FIXED.get(_ALIASES_OF_FIXED.get(name, name)):
-        if str(value).lower() != str(fixed.value).lower():
+        if name not in OVERRIDDEN and str(value).lower() != str(fixed.value).lower():
             raise _wrong(
                 f"the Kafka property {name} is {value!r}, and exactbatch needs {fixed.value!r}: {fixed.why}. "
                 f"Remove it"

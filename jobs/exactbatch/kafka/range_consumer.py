@@ -8,7 +8,8 @@ from typing import Any, Protocol
 import numpy as np
 from confluent_kafka import Consumer, Message, TopicPartition
 
-from exactbatch.kafka.consumer import ClusterClient, Event, Signals, split_events
+from exactbatch.kafka.consumer import ClusterClient, Signals
+from exactbatch.kafka.events import Event, split_events
 from exactbatch.kafka.records import MessageRecords, Records
 from exactbatch.offsets import TopicPartition as Partition
 

@@ -16,8 +16,9 @@ from exactbatch.errors import (
     StoredOffsetBeyondLog,
     TopicMissing,
 )
-from exactbatch.kafka.consumer import ClusterClient, Event, is_out_of_range
-from exactbatch.kafka.errors import acl_missing, connection_refused, event_error
+from exactbatch.kafka.client_errors import acl_missing, connection_refused, event_error
+from exactbatch.kafka.consumer import ClusterClient
+from exactbatch.kafka.events import Event, is_out_of_range
 from exactbatch.offsets import OffsetRange
 
 # A truncated log is reported as _AUTO_OFFSET_RESET, too; only librdkafka's text distinguishes it from a lost
@@ -60,7 +61,7 @@ def read_error(
         return OffsetsLost(
             f"{range_}: retention removed {min(earliest, range_.until_offset) - range_.from_offset} of these "
             f"offsets since the batch was planned (log starts at {earliest}). Plan again (clear the run, or "
-            f"wait for the next one); with on_loss='record' the plan records them as lost.",
+            f"wait for the next one); with on_loss='skip' the plan records them as lost.",
             **replace(range_, until_offset=min(earliest, range_.until_offset)).place,
         )
     if range_.from_offset > end:

@@ -3,7 +3,6 @@
 import socket
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -20,6 +19,7 @@ from exactbatch.errors import (
 )
 from exactbatch.failpoints import failpoint
 from exactbatch.kafka.client_properties import ANSWER_TIMEOUT, limit_fetches, reader_properties
+from exactbatch.kafka.close_consumer import closing_consumer
 from exactbatch.kafka.consumer import POLL, Signals, check_ascending, check_in_log, is_cluster
 from exactbatch.kafka.open_consumer import open_consumer
 from exactbatch.kafka.range_consumer import Fetched, RangeConsumer
@@ -94,7 +94,7 @@ def read_together(
         int(config["queued.min.messages"]), max(1000, round(offsets * _AHEAD))
     )
     try:
-        with closing(
+        with closing_consumer(
             open_consumer(
                 config, signals, offsets=offsets, partitions=len(ranges), keeps_records=keeps_records
             )

@@ -1,11 +1,9 @@
 """The records of one partition as flat arrays: the form that compiled code reads."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
+import numpy as np
+import numpy.typing as npt
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +18,12 @@ class RecordBlock:
                    null; its start, end and timestamp mean nothing
     """
 
-    data: "npt.NDArray[np.uint8]"
-    starts: "npt.NDArray[np.uint64]"
-    ends: "npt.NDArray[np.uint64]"
-    offsets: "npt.NDArray[np.int64]"
-    timestamps_ms: "npt.NDArray[np.int64]"
-    present: "npt.NDArray[np.bool_]"
+    data: npt.NDArray[np.uint8]
+    starts: npt.NDArray[np.uint64]
+    ends: npt.NDArray[np.uint64]
+    offsets: npt.NDArray[np.int64]
+    timestamps_ms: npt.NDArray[np.int64]
+    present: npt.NDArray[np.bool_]
 
     def __len__(self) -> int:
         return len(self.offsets)

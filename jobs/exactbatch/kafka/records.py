@@ -11,8 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Message
 
+from exactbatch.formats.message.record_headers import Header, header_size, last_headers, read_headers
 from exactbatch.formats.postgres_limits import EARLIEST_TIMESTAMP_MS, LATEST_TIMESTAMP_MS
-from exactbatch.formats.record_headers import Header, header_size, last_headers, read_headers
 from exactbatch.kafka.record_block import RecordBlock
 
 Int64s = npt.NDArray[np.int64]
@@ -27,7 +27,7 @@ _timestamp = methodcaller("timestamp")
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class KafkaRecord:
     """One record. `headers` are as read_headers() returns them."""
 
     offset: int
@@ -120,7 +120,7 @@ class Records(ABC):
         """The epoch of the leader that wrote a record; None if the broker does not report it."""
 
     @abstractmethod
-    def record(self, index: int) -> Record:
+    def record(self, index: int) -> KafkaRecord:
         """One record with all its parts. This is slow: for a few of the records."""
 
     @abstractmethod
@@ -174,11 +174,11 @@ class MessageRecords(Records):
         """See Records."""
         return self._messages[index].leader_epoch()
 
-    def record(self, index: int) -> Record:
+    def record(self, index: int) -> KafkaRecord:
         """See Records."""
         message = self._messages[index]
         [headers] = read_headers([message])
-        return Record(int(self.offset_array[index]), message.key(), message.value(), headers)
+        return KafkaRecord(int(self.offset_array[index]), message.key(), message.value(), headers)
 
     def part(self, start: int, stop: int) -> "MessageRecords":
         """See Records."""

@@ -3,16 +3,17 @@
 import math
 import time
 from collections.abc import Mapping
-from contextlib import closing
 from datetime import datetime
 from typing import Any, Final
 
 from confluent_kafka import Consumer, TopicPartition
 
 from exactbatch.errors import KafkaUnavailable
+from exactbatch.kafka.client_errors import event_error
 from exactbatch.kafka.client_properties import reader_properties
-from exactbatch.kafka.consumer import POLL, Signals, split_events
-from exactbatch.kafka.errors import event_error
+from exactbatch.kafka.close_consumer import closing_consumer
+from exactbatch.kafka.consumer import POLL, Signals
+from exactbatch.kafka.events import split_events
 from exactbatch.model import FoundRecord
 from exactbatch.offsets import OffsetRange
 
@@ -31,7 +32,7 @@ def first_before(properties: Mapping[str, Any], range_: OffsetRange, at: datetim
     limits = {"queued.min.messages": _SAMPLE, "queued.max.messages.kbytes": 8 * 1024, "log_level": 0}
     signals = Signals()
     config = {**reader_properties(properties), **limits, **signals.callbacks()}
-    with closing(Consumer(config)) as consumer:
+    with closing_consumer(Consumer(config)) as consumer:
         consumer.assign([TopicPartition(range_.topic, range_.partition, range_.from_offset)])
         seen, passed, deadline = 0, range_.from_offset, time.monotonic() + _TIMEOUT
         while seen < _SAMPLE:

@@ -1,4 +1,8 @@
-"""Read the small ranges of one task together: through one consumer, with one check of the cluster."""
+"""Read the small ranges of one task together: through one consumer, with one check of the cluster.
+
+That saves half of the time and 48% of the CPU of a batch over 200 partitions with 500 records each
+(docs/evidence/ablation.md).
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing

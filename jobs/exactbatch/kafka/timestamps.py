@@ -2,14 +2,15 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
+from exactbatch.kafka.client_errors import event_error
 from exactbatch.kafka.client_properties import limit_fetches, reader_properties
-from exactbatch.kafka.consumer import POLL, Signals, concerns_reading
-from exactbatch.kafka.errors import event_error
+from exactbatch.kafka.close_consumer import closing_consumer
+from exactbatch.kafka.consumer import POLL, Signals
+from exactbatch.kafka.events import concerns_reading
 from exactbatch.offsets import TopicPartition as Partition
 
 _TIMEOUT: Final = 10.0  # seconds, for all partitions together
@@ -35,7 +36,7 @@ def first_timestamps(
         config["isolation.level"] = "read_uncommitted"
     found: dict[Partition, int | None] = {}
     deadline = time.monotonic() + _TIMEOUT
-    with closing(Consumer(config)) as consumer:
+    with closing_consumer(Consumer(config)) as consumer:
         places = sorted(positions)
         for first in range(0, len(places), _AT_A_TIME):
             waiting = set(places[first : first + _AT_A_TIME])

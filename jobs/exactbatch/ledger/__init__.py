@@ -1,14 +1,16 @@
 """The ledger: the tables that account for every offset, and the SQL that reads and writes them."""
 
-from exactbatch.ledger.batches import batch_lost
 from exactbatch.ledger.definition import Definition
-from exactbatch.ledger.forwards import PendingResult
 from exactbatch.ledger.ledger import Ledger
-from exactbatch.ledger.pruning import PlannedReplay
-from exactbatch.ledger.rows import (
+from exactbatch.ledger.parts import find_parts
+from exactbatch.ledger.pruning import FoldedBatches, PlannedReplay
+from exactbatch.ledger.range_commits import RangeCommits
+from exactbatch.ledger.registry import Registry
+from exactbatch.ledger.row_types import (
     Batch,
     BatchFailure,
     BatchStatus,
+    DagRun,
     EmptyRun,
     Failing,
     FirstRanges,
@@ -17,24 +19,35 @@ from exactbatch.ledger.rows import (
     NearbyTimeBoundaries,
     Origin,
     PartlyCommitted,
-    Reject,
     RejectReason,
     RejectReasons,
-    Run,
+    StoredReject,
     Stream,
     TimeBoundary,
 )
-from exactbatch.ledger.schema import apply_migrations, check_schema, ledger_version, migrate, newest_version
-from exactbatch.ledger.session import ledger_session, target_transaction
+from exactbatch.ledger.schema import (
+    apply_migrations,
+    check_schema,
+    ledger_version,
+    migrate,
+    newest_version,
+    write_migrations,
+)
+from exactbatch.ledger.session import bind_transaction, ledger_session, target_transaction
+from exactbatch.ledger.staging import count_staged_records, list_staging_tables
+from exactbatch.ledger.streams import PendingResult, Streams
+from exactbatch.ledger.time_boundaries import TimeBoundaries
 
 __all__ = [
     "Batch",
     "BatchFailure",
     "BatchStatus",
+    "DagRun",
     "Definition",
     "EmptyRun",
     "Failing",
     "FirstRanges",
+    "FoldedBatches",
     "JoinedTopic",
     "Kind",
     "Ledger",
@@ -43,18 +56,25 @@ __all__ = [
     "PartlyCommitted",
     "PendingResult",
     "PlannedReplay",
-    "Reject",
+    "RangeCommits",
+    "Registry",
     "RejectReason",
     "RejectReasons",
-    "Run",
+    "StoredReject",
     "Stream",
+    "Streams",
+    "TimeBoundaries",
     "TimeBoundary",
     "apply_migrations",
-    "batch_lost",
+    "bind_transaction",
     "check_schema",
+    "count_staged_records",
+    "find_parts",
     "ledger_session",
     "ledger_version",
+    "list_staging_tables",
     "migrate",
     "newest_version",
     "target_transaction",
+    "write_migrations",
 ]

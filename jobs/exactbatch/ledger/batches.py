@@ -3,11 +3,11 @@
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, cast
+from typing import Final, Literal, cast
 from uuid import UUID
 
 from exactbatch.errors import BatchLost, ExactbatchError, PostgresUnavailable, TargetMismatch
-from exactbatch.ledger.rows import (
+from exactbatch.ledger.row_types import (
     Batch,
     BatchFailure,
     BatchStatus,
@@ -16,29 +16,32 @@ from exactbatch.ledger.rows import (
     Kind,
     PartlyCommitted,
 )
-from exactbatch.ledger.statements import OnConnection, columns, load_queries, read_row, read_rows
+from exactbatch.ledger.statements import Store, columns, load_queries, read_row, read_rows
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
 
 _QUERIES: Final = load_queries("batches")
 
 
-class Batches(OnConnection):
+class Batches(Store):
     """The rows of exactbatch.batch, batch_range and batch_failure."""
 
-    def batch(self, batch_id: int, plan_id: UUID | None = None, *, lock: bool = False) -> Batch:
-        """Return a batch; with `lock`, locked until the transaction ends (take the pipeline's lock first).
+    def read(
+        self, batch_id: int, plan_id: UUID | None = None, *, lock: Literal["change", "share"] | None = None
+    ) -> Batch:
+        """Return a batch; with `lock`, locked until the transaction ends: to change it (take the pipeline's lock
+        first), or so that others cannot.
 
         With `plan_id`, it must be the batch of this plan. Raises BatchLost if the ledger does not have the batch,
         and PostgresUnavailable if the server is a standby, which may not have received it yet.
         """
-        query = _QUERIES.lock_batch if lock else _QUERIES.get_batch
-        row = query(self._connection, batch_id=batch_id)
+        queries = {None: _QUERIES.get_batch, "change": _QUERIES.lock_batch, "share": _QUERIES.share_batch}
+        row = queries[lock](self._connection, batch_id=batch_id)
         if row is None or plan_id not in (None, row.plan_id):
             self._check_primary(batch_id)
             database = self._connection.info.dbname
             if plan_id is not None:
-                raise batch_lost(batch_id, plan_id, row and row.plan_id, database)
+                raise _batch_lost(batch_id, plan_id, row and row.plan_id, database)
             raise BatchLost(
                 f"batch {batch_id} is not in the ledger of database {database!r}. Check the number and the "
                 f"connection string. If the database was restored or failed over since the batch was planned, the "
@@ -47,11 +50,11 @@ class Batches(OnConnection):
             )
         return read_row(Batch, row)
 
-    def batches_by_id(self, batch_ids: Sequence[int]) -> list[Batch]:
-        """Return batches in the order of the IDs, with one statement for all. Raises what batch() raises."""
+    def read_several(self, batch_ids: Sequence[int]) -> list[Batch]:
+        """Return batches in the order of the IDs, with one statement for all. Raises what read() raises."""
         rows = _QUERIES.get_batches(self._connection, batch_ids=list(batch_ids))
         found = {batch.batch_id: batch for batch in read_rows(Batch, rows)}
-        return [found[batch_id] if batch_id in found else self.batch(batch_id) for batch_id in batch_ids]
+        return [found[batch_id] if batch_id in found else self.read(batch_id) for batch_id in batch_ids]
 
     def _check_primary(self, batch_id: int) -> None:
         if _QUERIES.is_standby(self._connection):
@@ -62,17 +65,13 @@ class Batches(OnConnection):
                 batch_id=batch_id,
             )
 
-    def batches(self, pipeline: Pipeline, *, limit: int) -> list[Batch]:
-        """Return the newest batches, newest first."""
-        return self.page_of_batches(pipeline.name, kind=None, status=None, before=None, limit=limit)
-
-    def page_of_batches(
+    def read_page(
         self,
         pipeline: str,
         *,
-        kind: Kind | None,
-        status: BatchStatus | None,
-        before: int | None,
+        kind: Kind | None = None,
+        status: BatchStatus | None = None,
+        before: int | None = None,
         limit: int,
     ) -> list[Batch]:
         """Return the newest batches of a pipeline with an ID below `before`, of a kind and in a status, newest first.
@@ -84,7 +83,7 @@ class Batches(OnConnection):
         )
         return read_rows(Batch, rows)
 
-    def first_ranges(self, batches: Sequence[Batch], *, limit: int) -> dict[int, FirstRanges]:
+    def read_first_ranges(self, batches: Sequence[Batch], *, limit: int) -> dict[int, FirstRanges]:
         """Return the number of ranges of batches and the first of each, by batch ID; none for a folded batch."""
         ids = [batch.batch_id for batch in batches]
         counts, shown = {}, defaultdict(list)
@@ -93,25 +92,25 @@ class Batches(OnConnection):
             shown[row.batch_id].append(OffsetRange(*row[2:]))
         return {batch_id: FirstRanges(count, tuple(shown[batch_id])) for batch_id, count in counts.items()}
 
-    def failures_of(self, batches: Sequence[Batch]) -> dict[int, BatchFailure]:
+    def read_failures(self, batches: Sequence[Batch]) -> dict[int, BatchFailure]:
         """Return the failures of batches, by batch ID."""
         ids = [batch.batch_id for batch in batches]
         rows = _QUERIES.failures_of_batches(self._connection, batch_ids=ids)
         return {failure.batch_id: failure for failure in read_rows(BatchFailure, rows)}
 
-    def unfinished_replays(self, pipeline: Pipeline, *, age: float, limit: int) -> list[Batch]:
+    def find_unfinished_replays(self, pipeline: Pipeline, *, age: float, limit: int) -> list[Batch]:
         """Return the newest replays that have not committed `age` seconds after they were planned, newest first."""
         rows = _QUERIES.unfinished_replays(self._connection, pipeline=pipeline.name, age=age, limit=limit)
         return read_rows(Batch, rows)
 
-    def batches_of_plans(self, pipeline: Pipeline, plan_ids: Iterable[UUID]) -> list[Batch]:
+    def find_finished(self, pipeline: Pipeline, plan_ids: Iterable[UUID]) -> list[Batch]:
         """Return the batches of these plans that are committed or superseded, oldest first."""
         ids = list(map(str, plan_ids))
         return read_rows(
             Batch, _QUERIES.batches_of_plans(self._connection, pipeline=pipeline.name, plan_ids=ids)
         )
 
-    def unannounced(self, pipeline: Pipeline, *, age: float, limit: int) -> list[Batch]:
+    def find_unannounced(self, pipeline: Pipeline, *, age: float, limit: int) -> list[Batch]:
         """Return the oldest batches of DAG runs with results that no asset event has announced, oldest first.
 
         They have had their results for `age` seconds, so their own reports are probably not in progress. These are
@@ -120,7 +119,7 @@ class Batches(OnConnection):
         rows = _QUERIES.unannounced(self._connection, pipeline=pipeline.name, age=age, limit=limit)
         return read_rows(Batch, rows)
 
-    def unannounced_of_plans(self, plan_ids: Iterable[UUID]) -> list[Batch]:
+    def find_unannounced_plans(self, plan_ids: Iterable[UUID]) -> list[Batch]:
         """Return the batches of these plans with results that no asset event has announced, oldest first."""
         ids = list(map(str, plan_ids))
         return read_rows(Batch, _QUERIES.unannounced_of_plans(self._connection, plan_ids=ids))
@@ -132,38 +131,34 @@ class Batches(OnConnection):
         """
         return read_rows(Batch, _QUERIES.announce(self._connection, plan_ids=list(map(str, plan_ids))))
 
-    def ranges(self, batch_id: int) -> tuple[OffsetRange, ...]:
+    def read_ranges(self, batch_id: int) -> tuple[OffsetRange, ...]:
         """Return the ranges of a batch, by topic, partition and offset."""
         return tuple(read_rows(OffsetRange, _QUERIES.batch_ranges(self._connection, batch_id=batch_id)))
 
-    def ranges_with_records(self, batch_id: int) -> list[tuple[OffsetRange, int | None]]:
+    def read_ranges_with_records(self, batch_id: int) -> list[tuple[OffsetRange, int | None]]:
         """Return the ranges of a batch, each with the number of its records (None before the commit)."""
         rows = _QUERIES.batch_ranges_with_records(self._connection, batch_id=batch_id)
         return [(OffsetRange(*row[:-1]), row.records) for row in rows]
 
-    def committed_ranges(self, batch_id: int) -> tuple[OffsetRange, ...]:
-        """Return the committed ranges of a batch: all or none, or some of them with commit="partition"."""
-        return self.committed_ranges_of([batch_id])[batch_id]
-
-    def committed_ranges_of(self, batch_ids: Sequence[int]) -> dict[int, tuple[OffsetRange, ...]]:
-        """Return what committed_ranges() does of each of the batches, by ID, with one statement for all."""
+    def read_committed_ranges(self, batch_ids: Sequence[int]) -> dict[int, tuple[OffsetRange, ...]]:
+        """Return the committed ranges of each batch, by ID: all or none, or some of them with commit="partition"."""
         found: dict[int, list[OffsetRange]] = {batch_id: [] for batch_id in batch_ids}
         for batch_id, *range_ in _QUERIES.committed_ranges(self._connection, batch_ids=list(batch_ids)):
             found[batch_id].append(OffsetRange(*range_))
         return {batch_id: tuple(ranges) for batch_id, ranges in found.items()}
 
-    def uncommitted_ranges(self, batch_id: int) -> tuple[OffsetRange, ...]:
+    def read_uncommitted_ranges(self, batch_id: int) -> tuple[OffsetRange, ...]:
         """Return the ranges of a batch that are not committed."""
-        committed = set(self.committed_ranges(batch_id))
-        return tuple(range_ for range_ in self.ranges(batch_id) if range_ not in committed)
+        committed = set(self.read_committed_ranges([batch_id])[batch_id])
+        return tuple(range_ for range_ in self.read_ranges(batch_id) if range_ not in committed)
 
-    def partly_committed(self, batches: Sequence[Batch]) -> tuple[PartlyCommitted, ...]:
+    def find_partly_committed(self, batches: Sequence[Batch]) -> tuple[PartlyCommitted, ...]:
         """Return those of the batches that are not committed, although some of their ranges are."""
         ids = [batch.batch_id for batch in batches]
         rows = _QUERIES.partly_committed(self._connection, batch_ids=ids)
         return tuple(read_rows(PartlyCommitted, rows))
 
-    def successor(self, batch: Batch) -> int | None:
+    def find_successor(self, batch: Batch) -> int | None:
         """Return the newest batch that took the place of this one."""
         return cast("int | None", _QUERIES.successor_of_batch(self._connection, batch_id=batch.batch_id))
 
@@ -239,14 +234,23 @@ class Batches(OnConnection):
             retryable=not isinstance(error, ExactbatchError) or error.retryable,
         )
 
-    def failing(self, pipeline: Pipeline, batches: Sequence[Batch]) -> tuple[Failing, ...]:
+    def find_failing(self, pipeline: Pipeline, batches: Sequence[Batch]) -> tuple[Failing, ...]:
         """Return the planned advance, if it fails, and the failing replays among the batches."""
         ids = [batch.batch_id for batch in batches]
         rows = _QUERIES.failures(self._connection, pipeline=pipeline.name, batch_ids=ids)
         return tuple(read_rows(Failing, rows))
 
+    def find_folded(self, pipeline: Pipeline, batch_ids: Iterable[int]) -> set[int]:
+        """Return those of the batches that belong to the pipeline and are folded."""
+        rows = _QUERIES.folded_batches(self._connection, pipeline=pipeline.name, batch_ids=sorted(batch_ids))
+        return {row.batch_id for row in rows}
 
-def batch_lost(batch_id: int, plan_id: UUID, other_plan: UUID | None, database: str) -> BatchLost:
+    def mark_partly(self, batch_ids: Iterable[int]) -> None:
+        """Record that the results of folded batches stand for a part of their offsets only: a replay retracts some."""
+        _QUERIES.mark_partly(self._connection, batch_ids=sorted(batch_ids))
+
+
+def _batch_lost(batch_id: int, plan_id: UUID, other_plan: UUID | None, database: str) -> BatchLost:
     """Return the error for a batch that a ledger does not have; `other_plan` is the plan that has its number."""
     other = f", where its number belongs to plan {other_plan}" if other_plan else ""
     return BatchLost(

@@ -9,8 +9,8 @@ from typing import Final
 
 from exactbatch.errors import ConfigurationError, IdentityChanged
 from exactbatch.pipeline import Pipeline
-from exactbatch.sinks import SINKS
-from exactbatch.sinks.tables.target import TargetTable
+from exactbatch.sinks.sink import KINDS
+from exactbatch.sinks.table_name import TableName
 from exactbatch.topic_pattern import TopicPattern, known_topics, loads
 
 _IDENTITY: Final = ("target", "sink", "key", "version", "lineage", "other_targets")
@@ -66,12 +66,12 @@ class Definition:
     @property
     def table(self) -> tuple[str, str]:
         """Schema and table of the target, as Postgres stores them."""
-        return TargetTable(self.target).name
+        return TableName(self.target).name
 
     @property
     def targets(self) -> list[tuple[str, str]]:
         """Schema and table of each target, that of `table` first."""
-        return [self.table, *(TargetTable(other).name for other in self.others)]
+        return [self.table, *(TableName(other).name for other in self.others)]
 
     @property
     def tables(self) -> frozenset[tuple[str, str]]:
@@ -84,7 +84,7 @@ def targets_beside(own: Definition) -> list[str]:
 
     Either pipeline's table may be a companion of its target, whose name has a suffix.
     """
-    suffixes = {suffix for sink in SINKS.values() for suffix in ("", *sink.companion_suffixes)}
+    suffixes = {suffix for kind in KINDS.values() for suffix in ("", *kind.companions)}
     return sorted(
         {
             table.removesuffix(suffix)
@@ -101,20 +101,20 @@ def _tables(name: str, target: str, sink: str, other_targets: str) -> frozenset[
     others = json.loads(other_targets or "[]")
     found = set()
     for each, of_sink in [(target, sink), *((other, sink_of_other) for other, sink_of_other, *_ in others)]:
-        if of_sink not in SINKS:
+        if of_sink not in KINDS:
             raise ConfigurationError(
                 f"pipeline {name!r} is registered with the sink {of_sink!r}, which this version of exactbatch does "
                 f"not have. It cannot tell which tables the pipeline writes. Use the version of exactbatch that "
                 f"registered it."
             )
-        schema, table = TargetTable(each).name
-        found |= {(schema, table + suffix) for suffix in ("", *SINKS[of_sink].companion_suffixes)}
+        schema, table = TableName(each).name
+        found |= {(schema, table + suffix) for suffix in ("", *KINDS[of_sink].companions)}
     return frozenset(found)
 
 
-def definition_of(pipeline: Pipeline, *, shares_topics: bool = False) -> Definition:
+def build_definition(pipeline: Pipeline, *, shares_topics: bool = False) -> Definition:
     """Return the row that would register a pipeline."""
-    identity = pipeline.sink.identity
+    identity = pipeline.traits.identity
     return Definition(
         name=pipeline.name,
         target=identity.target,
@@ -122,15 +122,15 @@ def definition_of(pipeline: Pipeline, *, shares_topics: bool = False) -> Definit
         key=list(identity.key),
         lineage=identity.lineage,
         version=identity.version,
-        topics=[] if isinstance(pipeline.topics, TopicPattern) else sorted(pipeline.topics),
+        topics=[] if isinstance(pipeline.topic_names, TopicPattern) else sorted(pipeline.topic_names),
         shares_topics=shares_topics,
-        freshness=pipeline.freshness,
+        freshness=pipeline.fresh_for,
         other_targets=json.dumps(
             [[other.target, other.sink, other.key, other.version] for other in identity.others]
         )
         if identity.others
         else "",
-        topic_pattern=pipeline.topics.regex if isinstance(pipeline.topics, TopicPattern) else None,
+        topic_pattern=pipeline.topic_names.regex if isinstance(pipeline.topic_names, TopicPattern) else None,
     )
 
 
@@ -142,7 +142,7 @@ def check_identity(own: Definition, registered: Definition) -> None:
             raise IdentityChanged(
                 f"pipeline {own.name!r}: expected {name} {before!r}, as registered, found {now!r}. The results that "
                 f"are committed were written with the old {name}. Register the pipeline under a new name with a "
-                f"new target, or move its results and run `exactbatch init --accept-identity`."
+                f"new target, or move its results and run `exactbatch register --accept-identity`."
             )
 
 
@@ -161,7 +161,7 @@ def check_sharing(own: Definition, others: Iterable[Definition]) -> None:
                 f"pipelines {own.name!r} and {other.name!r} both write to the table {schema}.{table}, and their "
                 f"{difference} differs: {own.name!r} has {getattr(own, difference)!r}, {other.name!r} is "
                 f"registered with {getattr(other, difference)!r}. Neither runs, because their rows would mix. "
-                f"Give one of them another target, or both the same {difference}, and run `exactbatch init "
+                f"Give one of them another target, or both the same {difference}, and run `exactbatch register "
                 f"--accept-identity` for each pipeline that changed."
             )
 
@@ -185,9 +185,9 @@ def check_topics(own: Definition, other: Definition, *, adds: bool) -> None:
         raise ConfigurationError(
             f"pipelines {other.name!r} and {own.name!r} both load {shared} into the table "
             f"{schema}.{table}: each record would be in the table twice. If {own.name!r} is {other.name!r} under a new "
-            f"name, run `exactbatch init` for {own.name!r} with `--rename {other.name}`: it continues "
+            f"name, run `exactbatch register` for {own.name!r} with `--rename {other.name}`: it continues "
             f"where {other.name!r} stands. If both are meant to load them, or the topic was deleted and created again, "
-            f"run `exactbatch init` for {own.name!r} with `--share-topics`."
+            f"run `exactbatch register` for {own.name!r} with `--share-topics`."
         )
 
 

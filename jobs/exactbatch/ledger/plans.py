@@ -5,8 +5,8 @@ from datetime import datetime
 from typing import Final
 
 from exactbatch.ledger.definition import Definition
-from exactbatch.ledger.rows import Batch, EmptyRun, JoinedTopic, Kind, Origin, Run
-from exactbatch.ledger.statements import OnConnection, columns, load_queries, read_row, read_rows
+from exactbatch.ledger.row_types import Batch, DagRun, EmptyRun, JoinedTopic, Kind, Origin
+from exactbatch.ledger.statements import Store, columns, load_queries, read_row, read_rows
 from exactbatch.model import Plan, StoredOffset
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
@@ -17,10 +17,10 @@ _STORED_OFFSET: Final = ("topic", "topic_id", "partition", "next_offset", "leade
 _RANGE: Final = ("topic", "topic_id", "partition", "from_offset", "until_offset", "leader_epoch")
 
 
-class Plans(OnConnection):
+class Plans(Store):
     """The rows of exactbatch.stored_offset, and the planned batches of DAG runs."""
 
-    def stored_offsets(self, pipeline: Pipeline | Definition) -> tuple[StoredOffset, ...]:
+    def read_stored_offsets(self, pipeline: Pipeline | Definition) -> tuple[StoredOffset, ...]:
         """Return where the pipeline stands in each partition, by topic and partition."""
         return tuple(
             StoredOffset(
@@ -33,7 +33,7 @@ class Plans(OnConnection):
             for row in _QUERIES.stored_offsets(self._connection, pipeline=pipeline.name)
         )
 
-    def stored_at(self, pipeline: Pipeline) -> dict[tuple[str, int], datetime]:
+    def read_move_times(self, pipeline: Pipeline) -> dict[tuple[str, int], datetime]:
         """Return when the stored offset of each (topic, partition) last moved."""
         rows = _QUERIES.stored_offsets(self._connection, pipeline=pipeline.name)
         return {(row.topic, row.partition): row.updated_at for row in rows}
@@ -53,7 +53,13 @@ class Plans(OnConnection):
         return {(row.topic, row.partition) for row in rows}
 
     def write_advance(
-        self, pipeline: Pipeline, plan: Plan, *, origin: Origin, run: Run | None, seconds: float | None = None
+        self,
+        pipeline: Pipeline,
+        plan: Plan,
+        *,
+        origin: Origin,
+        run: DagRun | None,
+        seconds: float | None = None,
     ) -> int | None:
         """Write a plan: seeds, losses and, unless it is empty, a batch that supersedes an older planned one.
 
@@ -61,11 +67,11 @@ class Plans(OnConnection):
         records that the run found nothing, and returns None.
         """
         batch_id = self._write_advance(pipeline, plan, origin=origin, run=run, seconds=seconds)
-        if plan.joining and isinstance(pipeline.topics, TopicPattern):
+        if plan.joining and isinstance(pipeline.topic_names, TopicPattern):
             _QUERIES.record_joined_topics(
                 self._connection,
                 pipeline=pipeline.name,
-                pattern=pipeline.topics.regex,
+                pattern=pipeline.topic_names.regex,
                 start=plan.started,
                 batch_id=batch_id,
                 dag_id=run and run.dag_id,
@@ -75,13 +81,13 @@ class Plans(OnConnection):
             )
         return batch_id
 
-    def joined_topics(self, pipeline: Pipeline, *, limit: int) -> list[JoinedTopic]:
+    def read_joined_topics(self, pipeline: Pipeline, *, limit: int) -> list[JoinedTopic]:
         """Return the topics that joined a pipeline by its pattern, the newest first."""
         rows = _QUERIES.joined_topics(self._connection, pipeline=pipeline.name, limit=limit)
         return read_rows(JoinedTopic, rows)
 
     def _write_advance(
-        self, pipeline: Pipeline, plan: Plan, *, origin: Origin, run: Run | None, seconds: float | None
+        self, pipeline: Pipeline, plan: Plan, *, origin: Origin, run: DagRun | None, seconds: float | None
     ) -> int | None:
         if plan.seeds:
             _QUERIES.insert_stored_offsets(
@@ -108,7 +114,7 @@ class Plans(OnConnection):
         ranges: Sequence[OffsetRange],
         *,
         origin: Origin,
-        run: Run | None,
+        run: DagRun | None,
         seconds: float | None = None,
     ) -> int:
         """Write a batch that processes these ranges again; return its batch_id. `seconds` as in write_advance()."""
@@ -121,7 +127,7 @@ class Plans(OnConnection):
         ranges: Sequence[OffsetRange],
         *,
         origin: Origin,
-        run: Run | None,
+        run: DagRun | None,
         seconds: float | None,
     ) -> int:
         if run is not None:
@@ -144,39 +150,37 @@ class Plans(OnConnection):
         _QUERIES.insert_batch_ranges(self._connection, batch_id=batch_id, **columns(ranges, *_RANGE))
         return int(batch_id)
 
-    def batches_of_run(self, pipeline: Pipeline, run: Run) -> list[Batch]:
-        """Return all batches that were planned for a run of this ID, of all its incarnations, newest first."""
+    def read_all_batches(self, pipeline: Pipeline, run: DagRun) -> list[Batch]:
+        """Return all batches that were planned for a run of this ID, also for deleted ones, newest first."""
         rows = _QUERIES.batches_of_run(
             self._connection, pipeline=pipeline.name, dag_id=run.dag_id, run_id=run.run_id
         )
         return read_rows(Batch, rows)
 
-    def begin_incarnation(self, pipeline: Pipeline, run: Run) -> None:
+    def begin_run(self, pipeline: Pipeline, run: DagRun) -> None:
         """Record that the run was created under the ID of a deleted one, whose plans are not its own."""
-        _QUERIES.begin_incarnation(
-            self._connection, pipeline=pipeline.name, dag_id=run.dag_id, run_id=run.run_id
-        )
+        _QUERIES.begin_run(self._connection, pipeline=pipeline.name, dag_id=run.dag_id, run_id=run.run_id)
         _QUERIES.forget_empty_run(
             self._connection, pipeline=pipeline.name, dag_id=run.dag_id, run_id=run.run_id
         )
 
-    def empty_run(self, pipeline: Pipeline, run: Run) -> EmptyRun | None:
+    def read_empty_run(self, pipeline: Pipeline, run: DagRun) -> EmptyRun | None:
         """Return when a run found nothing to process; None if it did not, or exactbatch prune has deleted this."""
         row = _QUERIES.empty_run(
             self._connection, pipeline=pipeline.name, dag_id=run.dag_id, run_id=run.run_id
         )
         return None if row is None else read_row(EmptyRun, row)
 
-    def batches_of_incarnation(self, pipeline: Pipeline, run: Run) -> list[Batch]:
-        """Return those of batches_of_run() that were planned since the run was created, if that is known."""
-        first = _QUERIES.incarnation_of_run(
+    def read_batches(self, pipeline: Pipeline, run: DagRun) -> list[Batch]:
+        """Return those of read_all_batches() that were planned since the run was created, if that is known."""
+        first = _QUERIES.first_generation(
             self._connection, pipeline=pipeline.name, dag_id=run.dag_id, run_id=run.run_id
         )
-        return [batch for batch in self.batches_of_run(pipeline, run) if batch.generation >= first]
+        return [batch for batch in self.read_all_batches(pipeline, run) if batch.generation >= first]
 
-    def batch_of_run(self, pipeline: Pipeline, run: Run) -> int | None:
+    def find_batch(self, pipeline: Pipeline, run: DagRun) -> int | None:
         """Return the batch that was planned for this run as it is now, or None."""
-        for batch in self.batches_of_run(pipeline, run):
+        for batch in self.read_all_batches(pipeline, run):
             if (batch.clear_number, batch.run_started_at) == (run.clear_number, run.started_at):
                 return batch.batch_id
         return None

@@ -1,12 +1,13 @@
 """Store, list, count and delete rejected records."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, Final
 
 from psycopg2 import sql
 
-from exactbatch.ledger.rows import Batch, Reject, RejectReason, RejectReasons
-from exactbatch.ledger.statements import OnConnection, columns, load_queries, read_rows
+from exactbatch.ledger.row_types import Batch, RejectReason, RejectReasons, StoredReject
+from exactbatch.ledger.statements import Store, columns, load_queries, read_rows
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
 
@@ -14,14 +15,16 @@ _QUERIES: Final = load_queries("rejects")
 _RANGE: Final = ("topic_id", "partition", "from_offset", "until_offset")
 
 
-class Rejects(OnConnection):
+class Rejects(Store):
     """The rows of exactbatch.rejected_record."""
 
-    def rejects(self, pipeline: Pipeline, *, limit: int | None = None) -> list[Reject]:
+    def read(self, pipeline: Pipeline, *, limit: int | None = None) -> list[StoredReject]:
         """Return rejected records in the order of the log, the first `limit` of them or all."""
-        return read_rows(Reject, _QUERIES.rejects(self._connection, pipeline=pipeline.name, limit=limit))
+        return read_rows(
+            StoredReject, _QUERIES.rejects(self._connection, pipeline=pipeline.name, limit=limit)
+        )
 
-    def rejects_by_reason(self, pipeline: Pipeline, *, limit: int) -> RejectReasons:
+    def count_by_reason(self, pipeline: Pipeline, *, limit: int) -> RejectReasons:
         """Return the `limit` most frequent reasons: a reason may contain the value, so there may be very many."""
         rows = list(_QUERIES.rejects_by_reason(self._connection, pipeline=pipeline.name, limit=limit))
         return RejectReasons(
@@ -30,7 +33,7 @@ class Rejects(OnConnection):
             records=rows[0].all_records if rows else 0,
         )
 
-    def insert_rejects(self, batch: Batch, rejects: sql.Composable, attempts: Sequence[int]) -> int:
+    def insert(self, batch: Batch, rejects: sql.Composable, attempts: Sequence[int]) -> int:
         """Store the rejects of task attempts in the staging table `rejects`; return how many there are."""
         query = sql.SQL(_QUERIES.insert_rejects.sql).format(rejects=rejects)
         with self._connection.cursor() as cursor:
@@ -39,17 +42,25 @@ class Rejects(OnConnection):
             )
             return cursor.rowcount
 
-    def delete_rejects(self, pipeline: Pipeline, parts: Sequence[tuple[OffsetRange, Sequence[int]]]) -> None:
+    def delete(self, pipeline: Pipeline, parts: Sequence[tuple[OffsetRange, Sequence[int]]]) -> None:
         """Delete the rejects of batches in ranges; `parts` has a range and IDs of batches each."""
         _QUERIES.delete_rejects(self._connection, pipeline=pipeline.name, **_parts(parts))
 
-    def count_rejects(
-        self, pipeline: Pipeline, parts: Sequence[tuple[OffsetRange, Sequence[int]]]
-    ) -> list[int]:
-        """Return how many rejects delete_rejects() would delete in each range."""
+    def count(self, pipeline: Pipeline, parts: Sequence[tuple[OffsetRange, Sequence[int]]]) -> list[int]:
+        """Return how many rejects delete() would delete in each range."""
         rows = _QUERIES.count_rejects(self._connection, pipeline=pipeline.name, **_parts(parts))
         counts = {row.number: row.rejects for row in rows}
         return [counts.get(number, 0) for number in range(1, len(parts) + 1)]
+
+    def find_batches(self, pipeline: Pipeline, ranges: Sequence[OffsetRange]) -> dict[int, set[int]]:
+        """Return the batches of the rejects in each range, by the position of the range."""
+        rows = _QUERIES.batches_of_rejects(
+            self._connection, pipeline=pipeline.name, **columns(ranges, *_RANGE)
+        )
+        found: dict[int, set[int]] = defaultdict(set)
+        for row in rows:
+            found[row.number].add(row.batch_id)
+        return found
 
 
 def _parts(parts: Sequence[tuple[OffsetRange, Sequence[int]]]) -> dict[str, list[Any]]:

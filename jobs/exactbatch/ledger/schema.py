@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from importlib import resources
 from importlib.resources.abc import Traversable
+from typing import Final
 
 import psycopg2.errors
 from psycopg2 import sql
@@ -12,6 +13,13 @@ from exactbatch.postgres.connection import Connection, Cursor, transaction
 from exactbatch.postgres.creation import create_named, create_schema
 
 _MIGRATIONS = resources.files("exactbatch.ledger") / "migrations"
+_SCHEMAS: Final = ("exactbatch", "exactbatch_staging")
+_VERSIONS: Final = (
+    "create table if not exists exactbatch.schema_version "
+    "(version integer primary key, applied_at timestamptz not null default now())"
+)
+_APPLIED: Final = "insert into exactbatch.schema_version (version) values (%s)"
+_LOCK: Final = "lock table exactbatch.schema_version in exclusive mode"
 
 
 def migrations(folder: Traversable = _MIGRATIONS) -> list[tuple[int, str]]:
@@ -44,17 +52,11 @@ def apply_migrations(
 ) -> list[int]:
     """Migrate as migrate() does, within the caller's transaction."""
     applied = []
-    create_schema(cursor, "exactbatch")
-    create_schema(cursor, "exactbatch_staging")
-    create_named(
-        cursor,
-        sql.SQL(
-            "create table if not exists exactbatch.schema_version "
-            "(version integer primary key, applied_at timestamptz not null default now())"
-        ),
-    )
-    # If two `exactbatch init` run at the same time, the second waits here and then has nothing to do.
-    cursor.execute("lock table exactbatch.schema_version in exclusive mode")
+    for schema in _SCHEMAS:
+        create_schema(cursor, schema)
+    create_named(cursor, sql.SQL(_VERSIONS))
+    # If two programs migrate at the same time, the second waits here and then has nothing to do.
+    cursor.execute(_LOCK)
     current, known = _version(cursor), migrations(folder)
     if current > known[-1][0]:
         raise _newer(known[-1][0], current)
@@ -66,9 +68,30 @@ def apply_migrations(
                     f"coverage. Batches wait meanwhile …"
                 )
             cursor.execute(statements)
-            cursor.execute("insert into exactbatch.schema_version (version) values (%s)", (version,))
+            cursor.execute(_APPLIED, (version,))
             applied.append(version)
     return applied
+
+
+def write_migrations(connection: Connection, folder: Traversable = _MIGRATIONS) -> str:
+    """Return the SQL that migrate() would run, as one transaction; empty if there is nothing to do.
+
+    Raises NotRegistered for a ledger of a newer program.
+    """
+    current, known = ledger_version(connection), migrations(folder)
+    if current is not None and current > known[-1][0]:
+        raise _newer(known[-1][0], current)
+    missing = [(version, statements) for version, statements in known if version > (current or 0)]
+    if not missing:
+        return ""
+    lines = ["begin;"]
+    if current is None:
+        lines += [*(f"create schema if not exists {schema};" for schema in _SCHEMAS), f"{_VERSIONS};"]
+    lines.append(f"{_LOCK};")
+    for version, statements in missing:
+        lines += [f"-- version {version}", statements.rstrip()]
+        lines.append(f"{_APPLIED % version};")
+    return "\n".join([*lines, "commit;"])
 
 
 def newest_version() -> int:
@@ -91,12 +114,12 @@ def check_schema(connection: Connection) -> None:
     if version is None:
         raise NotRegistered(
             f"the database {connection.info.dbname!r} has no ledger (no table exactbatch.schema_version). Check "
-            f"the connection string. If this is the right database, run `exactbatch init` once."
+            f"the connection string. If this is the right database, run `exactbatch migrate` once."
         )
     if version < expected:
         raise NotRegistered(
-            f"expected version {expected} of the ledger, found version {version}. Run `exactbatch init` to "
-            f"migrate it."
+            f"expected version {expected} of the ledger, found version {version}. Run `exactbatch migrate` to "
+            f"upgrade it."
         )
     if version > expected:
         raise _newer(expected, version)

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 import aiosql
 
 from exactbatch.ledger.definition import Definition
-from exactbatch.ledger.rows import Batch, JoinedTopic, Stream
+from exactbatch.ledger.row_types import Batch, JoinedTopic, Stream
 from exactbatch.offsets import OffsetRange
 from exactbatch.postgres.connection import Connection
 
@@ -48,8 +48,8 @@ def columns(rows: Sequence[Any], *names: str) -> dict[str, list[Any]]:
     return {name: [getattr(row, name) for row in rows] for name in names}
 
 
-class OnConnection:
-    """Base of the parts of Ledger: calls on one connection, whose transactions the caller begins and ends."""
+class Store:
+    """Base of the stores: calls on one connection, whose transactions the caller begins and ends."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

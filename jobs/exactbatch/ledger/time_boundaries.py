@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
-from exactbatch.ledger.rows import NearbyTimeBoundaries, TimeBoundary
-from exactbatch.ledger.statements import OnConnection, columns, load_queries, read_rows
+from exactbatch.ledger.row_types import NearbyTimeBoundaries, TimeBoundary
+from exactbatch.ledger.statements import Store, columns, load_queries, read_rows
 from exactbatch.model import LogPartition
 from exactbatch.offsets import TopicPartition
 from exactbatch.pipeline import Pipeline
@@ -14,10 +14,10 @@ _QUERIES: Final = load_queries("time_boundaries")
 _PARTITION: Final = ("topic", "topic_id", "partition")
 
 
-class TimeBoundaries(OnConnection):
+class TimeBoundaries(Store):
     """The rows of exactbatch.time_boundary."""
 
-    def nearby_time_boundaries(
+    def read_nearby(
         self, pipeline: Pipeline, partitions: Sequence[LogPartition], at: datetime
     ) -> dict[TopicPartition, NearbyTimeBoundaries]:
         """Return the offset that a time is pinned to in each partition, and those of the times around it."""
@@ -29,9 +29,7 @@ class TimeBoundaries(OnConnection):
             for row in rows
         }
 
-    def pin_time_boundaries(
-        self, pipeline: Pipeline, at: datetime, offsets: Mapping[LogPartition, int]
-    ) -> None:
+    def pin(self, pipeline: Pipeline, at: datetime, offsets: Mapping[LogPartition, int]) -> None:
         """Pin a time to these offsets from now on."""
         _QUERIES.insert_time_boundaries(
             self._connection,
@@ -41,7 +39,7 @@ class TimeBoundaries(OnConnection):
             **columns(list(offsets), *_PARTITION),
         )
 
-    def time_boundaries(
+    def read(
         self, pipeline: Pipeline, *, at: Sequence[datetime] | None = None, limit: int
     ) -> list[TimeBoundary]:
         """Return the pinned times, all or those in `at`, the latest first."""
@@ -49,7 +47,7 @@ class TimeBoundaries(OnConnection):
         rows = _QUERIES.time_boundaries(self._connection, pipeline=pipeline.name, at=times, limit=limit)
         return read_rows(TimeBoundary, rows)
 
-    def forget_time_boundaries(self, pipeline: Pipeline, from_time: datetime, to_time: datetime) -> int:
+    def forget(self, pipeline: Pipeline, from_time: datetime, to_time: datetime) -> int:
         """Unpin the times from one to another, both included; return how many there were."""
         return int(
             _QUERIES.forget_time_boundaries(

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from exactbatch.local.errors import LocalStackError
+from exactbatch.local.stack_error import LocalStackError
 
 UNPRIVILEGED = "nobody"
 

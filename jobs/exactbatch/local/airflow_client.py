@@ -6,11 +6,11 @@ from typing import Any, Final
 
 import httpx
 
-from exactbatch.airflow_api import airflow_api
 from exactbatch.local.airflow_parts import USER, ApiServer
-from exactbatch.local.errors import LocalStackError
 from exactbatch.local.server import Progress, silent
+from exactbatch.local.stack_error import LocalStackError
 from exactbatch.local.waiting import wait_until
+from exactbatch.operations.airflow_api import airflow_api
 
 _DAG_TIMEOUT_S: Final = 180.0
 _PAGE: Final = 100  # rows; Airflow's default settings return no more at once

@@ -15,10 +15,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
+import httpx
 import psutil
 
+from exactbatch.local.child_process import Recorded, spawn, wait_until_ended
 from exactbatch.local.ports import accepts
-from exactbatch.local.process import Recorded, spawn, wait_until_ended
 from exactbatch.local.secret import write_secret
 from exactbatch.local.server import NotReady, Progress, Server, silent
 from exactbatch.local.state import StateFile
@@ -131,8 +132,6 @@ class ApiServer(AirflowPart):
 
     def health(self) -> dict[str, Any]:
         """Return what Airflow knows of its parts. Raises NotReady if it does not answer."""
-        import httpx
-
         try:
             answer: dict[str, Any] = (
                 httpx.get(f"{self.address}/api/v2/monitor/health", timeout=5).raise_for_status().json()
@@ -142,8 +141,6 @@ class ApiServer(AirflowPart):
         return answer
 
     def _ask(self) -> None:
-        import httpx  # not at the top: every command imports the stack, and few ask Airflow
-
         if not accepts(self.port):
             raise NotReady(f"nothing listens on port {self.port}")
         if (state := self.health()["metadatabase"]["status"]) != "healthy":

@@ -12,8 +12,9 @@ import typer
 from rich.status import Status
 from rich.table import Table
 
+from exactbatch.batch.engines.connect_server import TOKEN
 from exactbatch.cli.console import AsJson, err, out, print_json, with_exit_status
-from exactbatch.connect_server import TOKEN
+from exactbatch.cli.typer_app import App
 from exactbatch.errors.exit_status import CHECK_FAILED
 from exactbatch.local.airflow import LocalAirflow
 from exactbatch.local.airflow_client import AirflowClient
@@ -25,17 +26,17 @@ from exactbatch.local.commands_airflow import (
     show_runs,
     start_airflow,
 )
-from exactbatch.local.errors import LocalStackError
 from exactbatch.local.jars import fetch_jars
 from exactbatch.local.java import find_java, java_version
 from exactbatch.local.postgres import executables
 from exactbatch.local.stack import LocalStack, ServerStatus
+from exactbatch.local.stack_error import LocalStackError
+from exactbatch.local.topics import MAX_BYTES, create_topic
+from exactbatch.local.topics import send as send_values
 
-app = typer.Typer(
+app = App(
     help="Run Kafka, Postgres, Spark Connect and Airflow on this machine, with their data in the folder .local.",
-    no_args_is_help=True,
     add_completion=False,
-    pretty_exceptions_enable=False,
 )
 
 Name = Annotated[str, typer.Option("--name", help="Name of the stack; several stacks can be up at once.")]
@@ -191,14 +192,12 @@ def send(
     as_json: AsJson = False,
 ) -> None:
     """Send each line of a file to a topic of the local Kafka, as a record without a key."""
-    from exactbatch.local.topics import create_topic, send
-
     stack = LocalStack(home, name)
     if not stack.broker.is_up():
         raise LocalStackError("Kafka is not up. Run `exactbatch local up`.")
     values = _lines(file)
     partitions = create_topic(stack.kafka_properties, topic, partitions)
-    send(stack.kafka_properties, topic, values, partitions)
+    send_values(stack.kafka_properties, topic, values, partitions)
     if as_json:
         print_json({"topic": topic, "records": len(values)})
     else:
@@ -248,8 +247,6 @@ def _lines(file: Path) -> list[bytes]:
 
     Raises LocalStackError, also for a line that is too long for a record.
     """
-    from exactbatch.local.topics import MAX_BYTES
-
     try:
         text = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
     except OSError as error:

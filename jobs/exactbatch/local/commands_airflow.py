@@ -57,7 +57,7 @@ def show_airflow(airflow: LocalAirflow) -> None:
     for command, why in (
         ("exactbatch local send TOPIC FILE", "send the lines of a file to a topic, which is created"),
         ("exactbatch new NAME --topic TOPIC", "write a pipeline for a topic, with its DAG"),
-        ("exactbatch init NAME", "create the ledger, and register the pipeline"),
+        ("exactbatch register NAME", "create the ledger, and register the pipeline"),
         ("exactbatch local trigger NAME", "switch its DAG on, run it, and wait for the run"),
         ("exactbatch audit NAME", "compare the table with the topic, record by record"),
     ):

@@ -13,9 +13,9 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from exactbatch.local.errors import LocalStackError
 from exactbatch.local.java import find_java
 from exactbatch.local.server import Progress, silent
+from exactbatch.local.stack_error import LocalStackError
 
 DEFINITIONS = Path(__file__).parent / "ivy"
 # A jar that another process is writing into Ivy's cache, or one answer of a server that failed, fails an attempt. The

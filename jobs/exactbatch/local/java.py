@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from exactbatch.local.errors import LocalStackError
+from exactbatch.local.stack_error import LocalStackError
 
 MINIMUM = 17
 INSTALL = "Install a Java runtime, for example with `apt-get install openjdk-17-jre-headless`, or set JAVA_HOME to one."

@@ -1,12 +1,17 @@
 """TCP ports on 127.0.0.1."""
 
-import errno
+import random
 import socket
+from typing import Final
 
-from exactbatch.local.errors import LocalStackError
+from exactbatch.local.stack_error import LocalStackError
 from exactbatch.local.waiting import wait_until
 
 HOST = "127.0.0.1"
+# Below the ports that Linux gives to outgoing connections (ip_local_port_range, from 32,768): one of those could take
+# a server's port between the choice and the start, or while the server restarts. By chance, so that two stacks that
+# choose at the same moment differ.
+_PORTS: Final = range(20_000, 32_768)
 
 
 def is_free(port: int) -> bool:
@@ -40,18 +45,11 @@ def find_port(preferred: int | None, taken: frozenset[int] = frozenset()) -> int
 
     Raises LocalStackError if the machine has no free port.
     """
-    if preferred is not None and preferred not in taken and is_free(preferred):
+    if preferred and preferred not in taken and is_free(preferred):
         return preferred
-    for _ in range(20):
-        with socket.socket() as probe:
-            try:
-                probe.bind((HOST, 0))
-            except OSError as error:
-                reason = errno.errorcode.get(error.errno or 0, str(error))
-                raise LocalStackError(
-                    f"no port on {HOST} is free ({reason}). End processes that listen there."
-                ) from error
-            port: int = probe.getsockname()[1]
-        if port not in taken:
+    for port in random.sample(_PORTS, len(_PORTS)):
+        if port not in taken and is_free(port):
             return port
-    raise LocalStackError(f"no port on {HOST} is free. End processes that listen there.")
+    raise LocalStackError(
+        f"no port of {HOST} from {_PORTS.start} to {_PORTS.stop - 1} is free. End processes that listen there."
+    )

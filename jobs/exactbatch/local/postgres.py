@@ -14,11 +14,11 @@ import psycopg2
 from psycopg2.extensions import make_dsn
 
 from exactbatch.local.account import as_account, hand_over, postgres_account
-from exactbatch.local.errors import LocalStackError
+from exactbatch.local.child_process import Recorded, spawn
 from exactbatch.local.ports import HOST
-from exactbatch.local.process import Recorded, spawn
 from exactbatch.local.secret import new_secret, write_secret
 from exactbatch.local.server import NotReady, Server
+from exactbatch.local.stack_error import LocalStackError
 from exactbatch.local.waiting import wait_until
 
 DATABASE = "exactbatch"
@@ -114,7 +114,7 @@ class Postgres(Server):
         )
         if answer.returncode != 0 or "ERROR: " in answer.stderr:
             raise LocalStackError(
-                f"the password of the Postgres in {self.data_dir} cannot be set: {_end_of(answer.stderr)}. Delete the "
+                f"the password of the Postgres in {self.data_dir} cannot be set: {take_end(answer.stderr)}. Delete the "
                 "stack with `exactbatch local down --delete`, then start it again."
             )
         write_secret(self._secret_file, f"{HOST}:*:*:{SUPERUSER}:{password}")
@@ -122,17 +122,11 @@ class Postgres(Server):
     def _initdb(self, account: pwd.struct_passwd | None) -> None:
         self._progress("creating the Postgres data directory")
         # Nobody may connect before there is a password.
-        options = ("--auth=reject", "--encoding=UTF8", "--no-locale")
-        answer = subprocess.run(
-            as_account(account, [executables() / "initdb", "-D", self.data_dir, "-U", SUPERUSER, *options]),
-            capture_output=True,
-            text=True,
-            cwd=self.data_dir,
-        )
+        answer = run_initdb(account, self.data_dir, "--auth=reject")
         if answer.returncode != 0:
             raise LocalStackError(
-                f"initdb could not create {self.data_dir}: {_end_of(answer.stderr or answer.stdout)}. Delete the stack "
-                "with `exactbatch local down --delete`, then start it again."
+                f"initdb could not create {self.data_dir}: {take_end(answer.stderr or answer.stdout)}. Delete the "
+                "stack with `exactbatch local down --delete`, then start it again."
             )
         with (self.data_dir / "postgresql.conf").open("a") as configuration:
             configuration.write(f"include_if_exists = '{SETTINGS_FILE}'\n")
@@ -178,6 +172,21 @@ def executables() -> Path:
     return Path(spec.origin).parent / "pginstall" / "bin"
 
 
+def run_initdb(
+    account: pwd.struct_passwd | None, data_dir: Path, *options: str, password: str | None = None
+) -> "subprocess.CompletedProcess[str]":
+    """Create a cluster in an empty folder that the account owns; initdb reads the password from its input if an option
+    says so."""
+    usual = ("-U", SUPERUSER, "--encoding=UTF8", "--no-locale")
+    return subprocess.run(
+        as_account(account, [executables() / "initdb", "-D", data_dir, *usual, *options]),
+        input=password,
+        capture_output=True,
+        text=True,
+        cwd=data_dir,
+    )
+
+
 def _running_in(data_dir: Path) -> list[int]:
     """Return the pids of the Postgres processes whose working directory is this data directory."""
     pids = []
@@ -190,7 +199,8 @@ def _running_in(data_dir: Path) -> list[int]:
     return pids
 
 
-def _end_of(output: str) -> str:
+def take_end(output: str) -> str:
+    """Return the last lines of a program's output, for a message."""
     return " / ".join(output.strip().splitlines()[-3:])
 
 

@@ -9,10 +9,10 @@ from typing import ClassVar
 import psutil
 import tenacity
 
-from exactbatch.local.errors import LocalStackError
+from exactbatch.local.child_process import Recorded, wait_until_ended
 from exactbatch.local.ports import HOST, becomes_free, find_port, is_free
-from exactbatch.local.process import Recorded, wait_until_ended
 from exactbatch.local.secret import new_secret, write_secret
+from exactbatch.local.stack_error import LocalStackError
 from exactbatch.local.state import StateFile
 
 LOG_LINES_SHOWN = 12

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import IO
 
 from exactbatch.local.airflow_parts import AirflowPart, ApiServer, DagProcessor, Scheduler, stop_parts
-from exactbatch.local.broker import Broker
-from exactbatch.local.connect import Connect
-from exactbatch.local.errors import LocalStackError
 from exactbatch.local.jars import fetch_jars, is_complete
 from exactbatch.local.java import find_java
+from exactbatch.local.kafka_server import Broker
 from exactbatch.local.postgres import Postgres
 from exactbatch.local.server import PortTaken, Progress, Server, silent
+from exactbatch.local.spark_connect import Connect
+from exactbatch.local.stack_error import LocalStackError
 from exactbatch.local.state import StateFile
 from exactbatch.local.waiting import wait_until
 

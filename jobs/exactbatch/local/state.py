@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from exactbatch.local.errors import LocalStackError
-from exactbatch.local.process import Recorded
+from exactbatch.local.child_process import Recorded
+from exactbatch.local.stack_error import LocalStackError
 
 
 @dataclass(slots=True, kw_only=True)

@@ -6,8 +6,8 @@ from typing import Any, Final
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from exactbatch.local.broker import MAX_BATCH_BYTES
-from exactbatch.local.errors import LocalStackError
+from exactbatch.local.kafka_server import MAX_BATCH_BYTES
+from exactbatch.local.stack_error import LocalStackError
 
 MAX_BYTES: Final = 10_000_000  # of a value; the broker takes it with what surrounds it
 

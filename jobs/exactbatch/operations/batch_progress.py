@@ -26,7 +26,7 @@ def progress_session(postgres: str) -> AbstractContextManager[Connection]:
 def accounted_offsets(connection: Connection, batch_id: int) -> int:
     """Return how many offsets the ranges of a batch have."""
     with transaction(connection):
-        return sum(map(len, Ledger(connection).ranges(batch_id)))
+        return sum(map(len, Ledger(connection).batches.read_ranges(batch_id)))
 
 
 def staged_records(connection: Connection, batch_id: int) -> int:

@@ -7,14 +7,15 @@ from datetime import datetime
 from exactbatch.errors import ConfigurationError
 from exactbatch.failpoints import failpoint
 from exactbatch.kafka.broker import KafkaBroker
-from exactbatch.ledger import Ledger, target_transaction
+from exactbatch.ledger import Ledger, find_parts, target_transaction
 from exactbatch.model import StoredOffset
 from exactbatch.offsets import OffsetRange, PartitionKey, TopicPartition
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Connection, Cursor, transaction
-from exactbatch.sinks.base import CompactedRows, Compactor
+from exactbatch.sinks.capabilities import CompactedRows, Compactor, Compacts
+from exactbatch.sinks.staged_rows import Part
 from exactbatch.sinks.tables.code_of_others import refuse_code_of_others
-from exactbatch.sinks.tables.lineage_table import Part
+from exactbatch.sinks.writers import find_writer
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +71,12 @@ def preview_compaction(
 
     Without a change to drop there is nothing to do, and the horizons stay.
     """
-    compactor, ledger = _compactor_of(connection, pipeline), Ledger(connection)
+    compactor, ledger = _find_compactor(connection, pipeline), Ledger(connection)
     situation = _observe(connection, broker, pipeline, before)
     with transaction(connection) as cursor:
         cursor.execute("set transaction read only")  # also for what the tables call
-        refuse_code_of_others(cursor, pipeline.sink.tables, writes=True)
-        previous = ledger.horizons(pipeline)
+        refuse_code_of_others(cursor, find_writer(pipeline.traits).tables, writes=True)
+        previous = ledger.coverage.read_horizons(pipeline)
         below = _below(cursor, ledger, pipeline, compactor, situation, previous)
         done = _compaction(below, previous, compactor.preview(cursor, below))
     if done.dropped:
@@ -96,21 +97,21 @@ def compact_changes(
     and, with `before`, KafkaUnavailable, TopicMissing, and TopicRecreated, PartitionGone or
     StoredOffsetBeyondLog if the log is not the one that was processed.
     """
-    compactor, ledger = _compactor_of(connection, pipeline), Ledger(connection)
+    compactor, ledger = _find_compactor(connection, pipeline), Ledger(connection)
     situation = _observe(connection, broker, pipeline, before)
     with target_transaction(connection, pipeline) as cursor:
-        ledger.lock(pipeline)
-        refuse_code_of_others(cursor, pipeline.sink.tables, writes=True)
-        previous = ledger.horizons(pipeline)
+        ledger.registry.lock(pipeline)
+        refuse_code_of_others(cursor, find_writer(pipeline.traits).tables, writes=True)
+        previous = ledger.coverage.read_horizons(pipeline)
         below = _below(cursor, ledger, pipeline, compactor, situation, previous)
         for range_, _ in below:
-            ledger.raise_horizon(pipeline, range_)
+            ledger.coverage.raise_horizon(pipeline, range_)
         done = _compaction(below, previous, compactor.compact(cursor, below))
         failpoint("compact.before_commit")
     return done
 
 
-def horizon_of(stored: int, previous: int, *since: int | None) -> int:
+def compute_horizon(stored: int, previous: int, *since: int | None) -> int:
     """Return the offset below which a partition is compacted.
 
     That is the first of the offsets `since` a time, each None if there is none; at most the stored offset, and at
@@ -119,15 +120,16 @@ def horizon_of(stored: int, previous: int, *since: int | None) -> int:
     return max(previous, min([stored, *(offset for offset in since if offset is not None)]))
 
 
-def _compactor_of(connection: Connection, pipeline: Pipeline) -> Compactor:
+def _find_compactor(connection: Connection, pipeline: Pipeline) -> Compactor:
     with transaction(connection):
-        pipeline = Ledger(connection).with_epochs(pipeline)
-    if (compactor := pipeline.sink.compactor) is None:
-        raise ConfigurationError(
-            f"pipeline {pipeline.name!r} has a sink of type {type(pipeline.sink).__name__}, and only an Upsert "
-            f"has old changes to drop. There is nothing to compact."
-        )
-    return compactor
+        writer = find_writer(pipeline.traits, Ledger(connection).registry.read_epochs(pipeline))
+    for part in writer.parts:
+        if isinstance(part, Compacts):
+            return part.compactor
+    raise ConfigurationError(
+        f"pipeline {pipeline.name!r} has a sink of type {type(pipeline.traits.sink).__name__}, and only an Upsert "
+        f"has old changes to drop. There is nothing to compact."
+    )
 
 
 def _observe(
@@ -135,8 +137,10 @@ def _observe(
 ) -> _Situation:
     ledger = Ledger(connection)
     with transaction(connection):
-        ledger.check_registered(pipeline)
-        stored = tuple(offset for offset in ledger.stored_offsets(pipeline) if pipeline.loads(offset.topic))
+        ledger.registry.check(pipeline)
+        stored = tuple(
+            offset for offset in ledger.plans.read_stored_offsets(pipeline) if pipeline.loads(offset.topic)
+        )
     if before is None:
         return _Situation(stored, None, {})
     partitions = broker.processed_partitions(pipeline.known_topics(stored), stored)
@@ -152,14 +156,14 @@ def _below(
     previous: Mapping[PartitionKey, int],
 ) -> list[Part]:
     """Return the offsets below the new horizon of each partition, with the batches that cover them."""
-    coverage = ledger.coverage(pipeline)
+    coverage = ledger.coverage.read_all(pipeline)
     changes_since: Mapping[TopicPartition, int] = {}
     if situation.before is not None:
         heads = {offset.key: offset.next_offset for offset in situation.stored}
-        processed = ledger.parts(cursor, pipeline, _ranges(heads), coverage)
+        processed = find_parts(cursor, pipeline, _ranges(heads), coverage)
         changes_since = compactor.first_since(cursor, processed, situation.before)
     horizons = {
-        offset.key: horizon_of(
+        offset.key: compute_horizon(
             offset.next_offset,
             previous.get(offset.key, 0),
             situation.since.get(offset.topic_partition),
@@ -167,7 +171,7 @@ def _below(
         )
         for offset in situation.stored
     }
-    return ledger.parts(cursor, pipeline, _ranges(horizons), coverage)
+    return find_parts(cursor, pipeline, _ranges(horizons), coverage)
 
 
 def _ranges(ends: Mapping[PartitionKey, int]) -> list[OffsetRange]:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 from uuid import UUID
 
-from exactbatch.ledger.coverage_strip import Gap, Strip, StripRows, Walked
-from exactbatch.ledger.overview import Position
+from exactbatch.ledger.overview_rows import PartitionPosition
+from exactbatch.ledger.strip_rows import Gap, Strip, StripRows, Walked
 from exactbatch.postgres.connection import Connection, transaction
 
 SegmentKind = Literal["batch", "replay", "backfill", "loss", "gap", "pruned"]
@@ -91,7 +91,9 @@ class SearchedForGaps:
     next: tuple[int, int] | None
 
 
-def strips_of(positions: Sequence[Position], first: int, until: int, *, steps: int) -> list[Strip]:
+def build_strips(
+    positions: Sequence[PartitionPosition], first: int, until: int, *, steps: int
+) -> list[Strip]:
     """Return the strips of partitions between two offsets: what the pipeline has processed of them, or has planned.
 
     `steps` is the number of steps between the two offsets; it is reduced for many partitions.
@@ -108,14 +110,14 @@ def strips_of(positions: Sequence[Position], first: int, until: int, *, steps: i
 def load_strips(
     connection: Connection,
     pipeline: str,
-    positions: Sequence[Position],
+    positions: Sequence[PartitionPosition],
     first: int,
     until: int,
     *,
     steps: int,
 ) -> list[DrawnStrip]:
     """Read the strips of partitions between two offsets, in at most `steps` steps each."""
-    strips = strips_of(positions, first, until, steps=steps)
+    strips = build_strips(positions, first, until, steps=steps)
     by_partition = {(position.topic_id, position.partition): position for position in positions}
     with transaction(connection) as cursor:
         rows = StripRows(connection)
@@ -153,7 +155,12 @@ def load_strips(
 
 
 def look_for_gaps(
-    connection: Connection, pipeline: str, positions: Sequence[Position], *, first: int = 0, rows: int = _ROWS
+    connection: Connection,
+    pipeline: str,
+    positions: Sequence[PartitionPosition],
+    *,
+    first: int = 0,
+    rows: int = _ROWS,
 ) -> SearchedForGaps:
     """Look for offsets between the beginning of a pipeline and its stored offsets that no row of coverage covers.
 
@@ -187,7 +194,7 @@ def look_for_gaps(
     return SearchedForGaps(tuple(found), rows - left, None)
 
 
-def find_gaps(connection: Connection, pipeline: str, positions: Sequence[Position]) -> list[Gap]:
+def find_gaps(connection: Connection, pipeline: str, positions: Sequence[PartitionPosition]) -> list[Gap]:
     """Return what look_for_gaps() finds in all rows, the first 100 gaps."""
     found: list[Gap] = []
     number = first = 0
@@ -200,7 +207,7 @@ def find_gaps(connection: Connection, pipeline: str, positions: Sequence[Positio
     return found[:_GAPS]
 
 
-def merge(walked: Iterable[Walked], position: Position) -> Iterator[Segment]:
+def merge(walked: Iterable[Walked], position: PartitionPosition) -> Iterator[Segment]:
     """Yield segments: steps that were passed over are merged with neighbours of their kind. Pure.
 
     Offsets that no row covers are a gap between the beginning of the pipeline and its stored offset, and no segment
@@ -236,7 +243,7 @@ def _joins(one: Segment, other: Segment) -> bool:
     )
 
 
-def _segment(row: Walked, position: Position) -> Segment | None:
+def _segment(row: Walked, position: PartitionPosition) -> Segment | None:
     if row.kind is not None:
         kind = _kind_of_batch(row.batch_kind, row.origin) if row.kind == "batch" else row.kind
         return Segment(row.from_offset, row.until_offset, kind, row.batch_id, row.batch_id, row.passed)

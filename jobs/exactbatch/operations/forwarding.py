@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from datetime import datetime
 
-from exactbatch.ledger import Ledger
+from exactbatch.ledger import Streams
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +31,14 @@ class Forwarding:
         return f"{lacks}, of which the oldest was committed at {self.oldest:%Y-%m-%d %H:%M:%S} UTC"
 
 
-def load_forwarding(ledger: Ledger, pipeline: str) -> Forwarding | None:
+def load_forwarding(streams: Streams, pipeline: str) -> Forwarding | None:
     """Return how far results are sent; None if the pipeline of this name forwards none."""
-    if (stream := ledger.stream(pipeline)) is None:
+    if (stream := streams.read(pipeline)) is None:
         return None
     return Forwarding(
-        stream.topic, stream.sent_sequence, stream.unsent, ledger.oldest_unsent(pipeline), stream.sent_at
+        stream.topic,
+        stream.sent_sequence,
+        stream.unsent,
+        streams.find_oldest_unsent(pipeline),
+        stream.sent_at,
     )

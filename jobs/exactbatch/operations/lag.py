@@ -10,7 +10,7 @@ from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Definition, Ledger
 from exactbatch.model import LogPartition, Retention, StoredOffset
 from exactbatch.operations.freshness import is_overdue
-from exactbatch.operations.unprocessed import contradiction_of, first_unprocessed
+from exactbatch.operations.unprocessed import find_contradiction, first_unprocessed
 from exactbatch.postgres.connection import Connection, transaction
 
 
@@ -63,7 +63,7 @@ class PartitionLag:
             "seconds_behind": seconds_since(self.oldest, now),
             "seconds_until_removed": seconds_until(self.removed_at, now),
             "retention_bytes": self.retention and self.retention.bytes,
-            "trouble": contradiction_of(self.stored, self.log),
+            "trouble": find_contradiction(self.stored, self.log),
         }
 
 
@@ -128,15 +128,15 @@ def load_lag(connection: Connection, broker: KafkaBroker, names: Sequence[str]) 
     with transaction(connection):
         ledger = Ledger(connection)
         definitions = (
-            [each for name in names for each in ledger.registered_or_members(name)]
+            [each for name in names for each in ledger.registry.read_or_members(name)]
             if names
-            else ledger.registered()
+            else ledger.registry.read_all()
         )
-        stored = {definition.name: ledger.stored_offsets(definition) for definition in definitions}
-    return [lag_of(broker, definition, stored[definition.name]) for definition in definitions]
+        stored = {definition.name: ledger.plans.read_stored_offsets(definition) for definition in definitions}
+    return [measure_lag(broker, definition, stored[definition.name]) for definition in definitions]
 
 
-def lag_of(broker: KafkaBroker, definition: Definition, stored: Sequence[StoredOffset]) -> PipelineLag:
+def measure_lag(broker: KafkaBroker, definition: Definition, stored: Sequence[StoredOffset]) -> PipelineLag:
     """Return the lag of a registered pipeline with these stored offsets.
 
     Raises KafkaUnavailable, and ConfigurationError if an ACL denies reading.

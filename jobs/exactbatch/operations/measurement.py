@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
 from exactbatch.kafka.broker import KafkaBroker
-from exactbatch.ledger import Batch, Ledger
+from exactbatch.ledger import Batch, Ledger, Streams
 from exactbatch.operations.forwarding import load_forwarding
 from exactbatch.operations.lag import load_lag
 from exactbatch.operations.metrics import Metric, batch_metrics, ledger_metrics, log_metrics
@@ -17,10 +17,10 @@ def measure(connection: Connection, broker: KafkaBroker, pipeline: str) -> Itera
     Raises NotRegistered, PostgresUnavailable, KafkaUnavailable, and ConfigurationError if an ACL denies reading.
     """
     with transaction(connection):
-        advances = Ledger(connection).page_of_batches(
+        advances = Ledger(connection).batches.read_page(
             pipeline, kind="advance", status="committed", before=None, limit=1
         )
-        forwarding = load_forwarding(Ledger(connection), pipeline)
+        forwarding = load_forwarding(Streams(connection), pipeline)
     last_commit = advances[0].committed_at if advances else None
     yield from ledger_metrics(pipeline, last_commit, datetime.now(UTC), forwarding)
     (lag,) = load_lag(connection, broker, [pipeline])
@@ -33,4 +33,4 @@ def measure(connection: Connection, broker: KafkaBroker, pipeline: str) -> Itera
 def count(connection: Connection, announced: Sequence[Batch]) -> list[Metric]:
     """Return what batches that were announced just now add to the counters of their pipelines."""
     with transaction(connection):
-        return batch_metrics(announced, Ledger(connection).partly_committed(announced))
+        return batch_metrics(announced, Ledger(connection).batches.find_partly_committed(announced))

@@ -1,4 +1,4 @@
-"""Which metrics describe a pipeline and its batches, with which values. Pure; airflow/metrics.py sends them."""
+"""Which metrics describe a pipeline and its batches, with which values. Pure; airflow/send_metrics.py sends them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -27,19 +27,19 @@ def begin_epoch(
 
     Raises ConfigurationError if the version of the pipeline is no position, or an offset is missing or processed.
     """
-    if not pipeline.sink.position_columns:
+    if not pipeline.traits.position_columns:
         raise ConfigurationError(
             f"pipeline {pipeline.name!r} orders no changes by the positions of a source: only Debezium(…, version=…) "
             f"with an Upsert that has its columns as version does. There is no epoch to begin."
         )
     ledger = Ledger(connection)
     with transaction(connection):
-        ledger.check_registered(pipeline)
-        ledger.lock(pipeline)
-        epoch = len(ledger.position_epochs(pipeline)) + 1
+        ledger.registry.check(pipeline)
+        ledger.registry.lock(pipeline)
+        epoch = len(ledger.registry.read_epochs(pipeline)) + 1
         begun: dict[TopicPartition, int] = {}
-        for name in sorted({pipeline.name, *ledger.sharing(pipeline)}):
-            offsets = ledger.stored_offsets(ledger.registered_as(name))
+        for name in sorted({pipeline.name, *ledger.registry.find_sharing(pipeline)}):
+            offsets = ledger.plans.read_stored_offsets(ledger.registry.read(name))
             stored = {each.topic_partition: each.next_offset for each in offsets}
             partitions = broker.known_partitions(sorted({topic for topic, _ in stored}))
             times = broker.offsets_at(partitions, at) if at is not None else {}
@@ -53,7 +53,7 @@ def begin_epoch(
                 )
                 for each in partitions
             }
-            ledger.begin_epoch(name, epoch, begins)
+            ledger.registry.begin_epoch(name, epoch, begins)
             begun |= begins
         if unknown := sorted({*(starts or {})} - {*begun}):
             topic, partition = unknown[0]

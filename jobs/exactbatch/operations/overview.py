@@ -7,12 +7,12 @@ from datetime import datetime, timedelta
 from typing import Final, Literal
 
 from exactbatch.ledger.definition import Definition
-from exactbatch.ledger.overview import ListedBatch, OverviewRows, Position
-from exactbatch.ledger.rows import Batch, BatchFailure
+from exactbatch.ledger.overview_rows import ListedBatch, OverviewRows, PartitionPosition
+from exactbatch.ledger.row_types import Batch, BatchFailure
 from exactbatch.model import LogPartition
 from exactbatch.offsets import TopicPartition
 from exactbatch.operations.status import UNFINISHED_AFTER
-from exactbatch.operations.unprocessed import contradiction_of
+from exactbatch.operations.unprocessed import find_contradiction
 from exactbatch.postgres.connection import Connection, transaction
 
 State = Literal[
@@ -39,7 +39,7 @@ class LedgerSummary:
     """
 
     definition: Definition
-    positions: tuple[Position, ...]
+    positions: tuple[PartitionPosition, ...]
     batches: tuple[ListedBatch, ...]
     current: tuple[ListedBatch, ...]
 
@@ -49,7 +49,7 @@ class LedgerSummary:
         return list(self.definition.known_topics(each.topic for each in self.positions))
 
     @property
-    def stored(self) -> dict[TopicPartition, Position]:
+    def stored(self) -> dict[TopicPartition, PartitionPosition]:
         """Its positions, by topic and partition."""
         return {each.topic_partition: each for each in self.positions}
 
@@ -132,7 +132,7 @@ def load_summaries(
     with transaction(connection):
         rows = OverviewRows(connection)
         definitions = rows.definitions(pipelines)
-        positions: dict[str, list[Position]] = defaultdict(list)
+        positions: dict[str, list[PartitionPosition]] = defaultdict(list)
         for position in rows.positions(pipelines):
             positions[position.pipeline].append(position)
         newest: dict[str, list[ListedBatch]] = defaultdict(list)
@@ -147,12 +147,14 @@ def load_summaries(
     }
 
 
-def total_lag(positions: Iterable[Position], logs: Iterable[LogPartition], asked_at: datetime | None) -> Lag:
+def total_lag(
+    positions: Iterable[PartitionPosition], logs: Iterable[LogPartition], asked_at: datetime | None
+) -> Lag:
     """Compare stored offsets with logs, about which Kafka was asked at a time. Pure.
 
     A partition without a stored offset counts from its earliest offset.
     """
-    stored: Mapping[TopicPartition, Position] = {each.topic_partition: each for each in positions}
+    stored: Mapping[TopicPartition, PartitionPosition] = {each.topic_partition: each for each in positions}
     records = held_back = lost = 0
     waiting: list[datetime] = []
     contradictions: list[str] = []
@@ -170,14 +172,14 @@ def total_lag(positions: Iterable[Position], logs: Iterable[LogPartition], asked
             waiting.append(position.updated_at)
         # An offset that has moved since then may be ahead of what Kafka answered.
         is_older = asked_at is not None and position.updated_at < asked_at - _CLOCKS
-        if is_older and (contradiction := contradiction_of(position, log)) is not None:
+        if is_older and (contradiction := find_contradiction(position, log)) is not None:
             contradictions.append(contradiction)
     return Lag(
         records, held_back, lost, min(waiting, default=None), contradictions[0] if contradictions else None
     )
 
 
-def state_of(summary: LedgerSummary | None, lag: Lag | None, *, is_paused: bool, now: datetime) -> State:
+def find_state(summary: LedgerSummary | None, lag: Lag | None, *, is_paused: bool, now: datetime) -> State:
     """Return the one word for a pipeline that an operator needs to know first. Pure."""
     if summary is None:
         return "not registered"
@@ -204,7 +206,7 @@ def state_of(summary: LedgerSummary | None, lag: Lag | None, *, is_paused: bool,
 
 
 def stored_at(
-    positions: Iterable[Position], newest: Sequence[ListedBatch], times: Sequence[datetime]
+    positions: Iterable[PartitionPosition], newest: Sequence[ListedBatch], times: Sequence[datetime]
 ) -> dict[datetime, int]:
     """Return the sum of a pipeline's stored offsets at past times, as far as its newest batches reach back. Pure.
 

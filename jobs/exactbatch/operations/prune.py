@@ -7,7 +7,7 @@ from typing import Final
 
 from exactbatch.errors import PruneRefused, TargetMismatch
 from exactbatch.failpoints import failpoint
-from exactbatch.ledger import Ledger, PlannedReplay
+from exactbatch.ledger import FoldedBatches, Ledger, PlannedReplay
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Connection, transaction
 
@@ -35,16 +35,16 @@ class Pruning:
 
 def preview_pruning(connection: Connection, pipeline: Pipeline, *, before: datetime) -> Pruning:
     """Return what prune_history() would do, without writing or locking anything. Raises what it raises."""
-    ledger = Ledger(connection)
+    ledger, folding = Ledger(connection), FoldedBatches(connection)
     with transaction(connection):
-        ledger.check_registered(pipeline)
-        for replay in ledger.blocking_replays(pipeline, before):
-            if ledger.overtaken_by(ledger.batch(replay.batch_id)) is None:
+        ledger.registry.check(pipeline)
+        for replay in folding.find_blocking_replays(pipeline, before):
+            if ledger.coverage.find_overtaking(ledger.batches.read(replay.batch_id)) is None:
                 raise _blocked(pipeline, replay, done=0)
         pruning = Pruning(before, 0, 0, None)
-        while batches := ledger.prunable(pipeline, before, after=pruning.newest or 0, limit=_COUNTED):
+        while batches := folding.find_prunable(pipeline, before, after=pruning.newest or 0, limit=_COUNTED):
             pruning = _plus(pruning, {batch.batch_id: batch.ranges for batch in batches})
-        return replace(pruning, empty_runs=ledger.count_empty_runs(pipeline, before))
+        return replace(pruning, empty_runs=folding.count_empty_runs(pipeline, before))
 
 
 def prune_history(
@@ -64,21 +64,22 @@ def prune_history(
     Raises PruneRefused if a planned replay would retract folded results, TargetMismatch if the ledger does not hold
     what was written into it, NotRegistered, IdentityChanged and PostgresUnavailable.
     """
-    ledger, pruning = Ledger(connection), Pruning(before, 0, 0, None)
+    ledger, folding = Ledger(connection), FoldedBatches(connection)
+    pruning = Pruning(before, 0, 0, None)
     with transaction(connection):
-        ledger.lock(pipeline)
-        for replay in ledger.planned_replays(pipeline):
-            if ledger.overtaken_by(replay) is not None:
-                ledger.supersede_replay(replay)
-        if blocking := ledger.blocking_replays(pipeline, before):
+        ledger.registry.lock(pipeline)
+        for replay in folding.read_planned_replays(pipeline):
+            if ledger.coverage.find_overtaking(replay) is not None:
+                ledger.batches.supersede_replay(replay)
+        if blocking := folding.find_blocking_replays(pipeline, before):
             raise _blocked(pipeline, blocking[0], done=0)
     while True:
         with transaction(connection):
-            ledger.lock(pipeline)
-            portion = _portion(ledger, pipeline, before, after=pruning.newest or 0)
+            ledger.registry.lock(pipeline)
+            portion = _portion(folding, pipeline, before, after=pruning.newest or 0)
             if not portion:
                 break
-            _fold(ledger, pipeline, portion, done=pruning.batches)
+            _fold(folding, pipeline, portion, done=pruning.batches)
             failpoint("prune.before_commit")
         failpoint("prune.after_commit")
         pruning = _plus(pruning, portion)
@@ -91,7 +92,7 @@ def _forget_empty_runs(connection: Connection, pipeline: Pipeline, before: datet
     forgotten = 0
     while True:
         with transaction(connection):
-            deleted = Ledger(connection).forget_empty_runs(pipeline, before, limit=_EMPTY_RUNS)
+            deleted = FoldedBatches(connection).forget_empty_runs(pipeline, before, limit=_EMPTY_RUNS)
         forgotten += deleted
         if deleted < _EMPTY_RUNS:
             return forgotten
@@ -101,10 +102,10 @@ def _forget_empty_runs(connection: Connection, pipeline: Pipeline, before: datet
 _Portion = dict[int, int]
 
 
-def _portion(ledger: Ledger, pipeline: Pipeline, before: datetime, *, after: int) -> _Portion:
+def _portion(folding: FoldedBatches, pipeline: Pipeline, before: datetime, *, after: int) -> _Portion:
     """Return the oldest batches that may be folded, for one transaction; none if all are."""
     portion: _Portion = {}
-    for batch in ledger.prunable(pipeline, before, after=after, limit=_BATCHES):
+    for batch in folding.find_prunable(pipeline, before, after=after, limit=_BATCHES):
         if portion and sum(portion.values()) + batch.ranges > _RANGES:
             break
         portion[batch.batch_id] = batch.ranges
@@ -120,13 +121,13 @@ def _plus(pruning: Pruning, portion: _Portion) -> Pruning:
     )
 
 
-def _fold(ledger: Ledger, pipeline: Pipeline, portion: _Portion, *, done: int) -> None:
+def _fold(folding: FoldedBatches, pipeline: Pipeline, portion: _Portion, *, done: int) -> None:
     """Fold one portion, in the caller's transaction, which holds the pipeline's lock."""
-    folded = ledger.fold(pipeline, list(portion))
+    folded = folding.fold(pipeline, list(portion))
     failpoint("prune.after_fold")
-    if folded.ranges and (replay := ledger.planned_replay_over(pipeline, folded.ranges)) is not None:
+    if folded.ranges and (replay := folding.find_planned_replay(pipeline, folded.ranges)) is not None:
         raise _blocked(pipeline, replay, done=done)
-    deleted = ledger.delete_ranges(list(portion))
+    deleted = folding.delete_ranges(list(portion))
     if folded.before != folded.after or deleted != sum(portion.values()):
         raise TargetMismatch(
             f"batches {min(portion)} to {max(portion)}: {folded.before} offsets were covered, and {folded.after} are "

@@ -68,6 +68,11 @@ class Report:
         """Seconds from plan to commit; None before the commit."""
         return self.batch.seconds
 
+    @property
+    def plans(self) -> list[UUID]:
+        """The plan IDs of the batches that it announces."""
+        return [*(missed.batch.plan_id for missed in self.missed), self.batch.plan_id]
+
     def lag(self, partition: LogPartition) -> int:
         """Number of offsets between the stored offset and the end of the log."""
         return partition.lag(self.stored.get(partition.topic_partition))
@@ -129,7 +134,12 @@ def load_report(
     """
     with ledger_session(postgres, "exactbatch report") as connection:
         report = report_from_ledger(connection, pipeline, batch_id, plan_id, missed)
-    topics = known_topics(pipeline.topics, (topic for topic, _ in report.stored))
+    return with_logs(broker, pipeline, report)
+
+
+def with_logs(broker: KafkaBroker, pipeline: Pipeline, report: Report) -> Report:
+    """Return a report with the pipeline's logs, if the broker answers."""
+    topics = known_topics(pipeline.topic_names, (topic for topic, _ in report.stored))
     return replace(report, partitions=_partitions(broker, topics))
 
 
@@ -143,21 +153,27 @@ def report_from_ledger(
     """Like load_report(), without the pipeline's logs."""
     with transaction(connection):
         ledger = Ledger(connection)
-        batch = ledger.batch(batch_id, plan_id)
+        batch = ledger.batches.read(batch_id, plan_id)
         # With commit="partition", some ranges of a superseded batch may be committed.
         ranges = [
             (range_, records)
-            for range_, records in ledger.ranges_with_records(batch_id)
+            for range_, records in ledger.batches.read_ranges_with_records(batch_id)
             if batch.status == "committed" or records is not None
         ]
-        overtaken_by = ledger.overtaken_by(batch)
-        late = [other for other in ledger.batches_of_plans(pipeline, missed) if other.batch_id != batch_id]
-        partly = {each.batch_id: each for each in ledger.partly_committed([batch, *late])}
+        overtaken_by = ledger.coverage.find_overtaking(batch)
+        late = [
+            other for other in ledger.batches.find_finished(pipeline, missed) if other.batch_id != batch_id
+        ]
+        partly = {each.batch_id: each for each in ledger.batches.find_partly_committed([batch, *late])}
         others = tuple(
-            Missed(other, ledger.committed_ranges(other.batch_id), partly.get(other.batch_id))
+            Missed(
+                other,
+                ledger.batches.read_committed_ranges([other.batch_id])[other.batch_id],
+                partly.get(other.batch_id),
+            )
             for other in late
         )
-        positions = ledger.stored_offsets(pipeline)
+        positions = ledger.plans.read_stored_offsets(pipeline)
     return Report(
         batch=batch,
         ranges=tuple(range_ for range_, _ in ranges),

@@ -6,15 +6,17 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from exactbatch.errors import ConfigurationError
-from exactbatch.errors.explanation import hint_of
+from exactbatch.errors.explanation import find_hint
 from exactbatch.kafka.broker import KafkaBroker
-from exactbatch.ledger import Batch, Failing, JoinedTopic, Ledger, PartlyCommitted
+from exactbatch.ledger import Batch, Failing, JoinedTopic, Ledger, PartlyCommitted, Streams
 from exactbatch.model import LogPartition, StoredOffset
 from exactbatch.operations.forwarding import Forwarding, load_forwarding
 from exactbatch.operations.freshness import differing_freshness, is_overdue, overdue_text
-from exactbatch.operations.unprocessed import OldestRecords, contradiction_of, first_unprocessed
+from exactbatch.operations.unprocessed import OldestRecords, find_contradiction, first_unprocessed
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Connection, transaction
+from exactbatch.sinks.capabilities import MergesPartitions
+from exactbatch.sinks.writers import find_writer
 
 _BATCHES: Final = 5  # number of the newest batches to show
 UNFINISHED_AFTER: Final = timedelta(hours=1)  # a replay may take that long
@@ -59,12 +61,12 @@ class PartitionStatus:
                 f"offsets from {self.log.last_stable} on; none of them is read until it ends. If it hangs, end it "
                 f"with Kafka's own kafka-transactions.sh --abort."
             )
-        contradiction = contradiction_of(self.stored, self.log)
+        contradiction = find_contradiction(self.stored, self.log)
         return troubles if contradiction is None else [*troubles, contradiction]
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class PipelineStatus:
     """A pipeline's partitions and its newest batches, newest first.
 
     partly_committed  details of the batches that are not committed although some of their ranges are
@@ -121,9 +123,9 @@ class Status:
         late = []
         if text := overdue_text(self.freshness, self.oldest, self.at):
             late.append(f"{text}.")
-        if difference := differing_freshness(self.pipeline.freshness, self.freshness):
+        if difference := differing_freshness(self.pipeline.fresh_for, self.freshness):
             late.append(
-                f"{difference} To store the new value in the ledger: exactbatch init {self.pipeline.name}"
+                f"{difference} To store the new value in the ledger: exactbatch register {self.pipeline.name}"
             )
         return late
 
@@ -166,7 +168,7 @@ def load_status(
     pipeline: Pipeline,
     *,
     logs: Sequence[LogPartition] | None = None,
-) -> Status:
+) -> PipelineStatus:
     """Query ledger and broker.
 
     `logs` are those of the pipeline's topics, if they are known. The timestamps of unprocessed records are only read
@@ -177,28 +179,28 @@ def load_status(
     """
     with transaction(connection) as cursor:
         ledger = Ledger(connection)
-        freshness = ledger.check_registered(pipeline).freshness
-        merger = pipeline.sink.merger
-        target_partitions = None if merger is None else merger.count(cursor)
-        stored = {offset.topic_partition: offset for offset in ledger.stored_offsets(pipeline)}
-        moved = ledger.stored_at(pipeline)
-        horizons = ledger.horizons(pipeline)
-        batches = ledger.batches(pipeline, limit=_BATCHES)
-        partly_committed = ledger.partly_committed(batches)
-        failing = ledger.failing(pipeline, batches)
+        freshness = ledger.registry.check(pipeline).freshness
+        writer = find_writer(pipeline.traits)
+        target_partitions = writer.merger.count(cursor) if isinstance(writer, MergesPartitions) else None
+        stored = {offset.topic_partition: offset for offset in ledger.plans.read_stored_offsets(pipeline)}
+        moved = ledger.plans.read_move_times(pipeline)
+        horizons = ledger.coverage.read_horizons(pipeline)
+        batches = ledger.batches.read_page(pipeline.name, limit=_BATCHES)
+        partly_committed = ledger.batches.find_partly_committed(batches)
+        failing = ledger.batches.find_failing(pipeline, batches)
         unfinished = tuple(
             replay
-            for replay in ledger.unfinished_replays(
+            for replay in ledger.batches.find_unfinished_replays(
                 pipeline, age=UNFINISHED_AFTER.total_seconds(), limit=_SHOWN
             )
-            if ledger.overtaken_by(replay) is None
+            if ledger.coverage.find_overtaking(replay) is None
         )
-        joined = tuple(ledger.joined_topics(pipeline, limit=_SHOWN))
-        unannounced = tuple(ledger.unannounced(pipeline, age=_UNANNOUNCED_AFTER, limit=_SHOWN))
-        forwarding = load_forwarding(ledger, pipeline.name)
+        joined = tuple(ledger.plans.read_joined_topics(pipeline, limit=_SHOWN))
+        unannounced = tuple(ledger.batches.find_unannounced(pipeline, age=_UNANNOUNCED_AFTER, limit=_SHOWN))
+        forwarding = load_forwarding(Streams(connection), pipeline.name)
     # With a pattern, also topics that join at the next plan.
     if logs is None:
-        logs = broker.partitions(broker.loaded_topics(pipeline.topics, {topic for topic, _ in stored}))
+        logs = broker.partitions(broker.loaded_topics(pipeline.topic_names, {topic for topic, _ in stored}))
     held_back = [log for log in logs if log.last_stable < log.high_watermark]
     not_known = []
     try:
@@ -230,7 +232,7 @@ def load_status(
         )
         for log in logs
     )
-    return Status(
+    return PipelineStatus(
         pipeline,
         partitions,
         tuple(batches),
@@ -263,7 +265,7 @@ def _failure(failing: Failing) -> str:
     )
     text = (
         f"batch {failing.batch_id} ({failing.kind}) has failed {times}, last at {_time(failing.failed_at)} UTC, "
-        f"with {failing.error}: {failing.message} {advice} {hint_of(failing.error)}"
+        f"with {failing.error}: {failing.message} {advice} {find_hint(failing.error)}"
     )
     return text.rstrip()
 
@@ -299,7 +301,7 @@ def _many_partitions(pipeline: Pipeline, partitions: int) -> list[str]:
     if partitions <= _MANY_PARTITIONS:
         return []
     return [
-        f"target {pipeline.sink.target} has {partitions} partitions, and every partition slows queries down. Merge "
+        f"target {pipeline.traits.target} has {partitions} partitions, and every partition slows queries down. Merge "
         f"small ones: exactbatch merge {pipeline.name}"
     ]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from exactbatch.errors import ExactbatchError, NotRegistered
 from exactbatch.kafka.broker import KafkaBroker
-from exactbatch.operations.status import Status, load_status
+from exactbatch.operations.status import PipelineStatus, load_status
 from exactbatch.planning.members import find_members
 from exactbatch.planning.plan_tables import existing_partitions
 from exactbatch.postgres.connection import Connection
@@ -22,7 +22,7 @@ class TablesStatus:
     """
 
     tables: Tables
-    members: tuple[Status, ...]
+    members: tuple[PipelineStatus, ...]
     new: tuple[str, ...] = ()
     errors: Mapping[str, ExactbatchError] = field(default_factory=dict)
 

@@ -11,8 +11,8 @@ from psycopg2 import sql
 from exactbatch.batch.rows.decode import RangeReader
 from exactbatch.batch.staging.stager import stage_tasks
 from exactbatch.batch.staging.staging_tables import StagingTables, row_schema
-from exactbatch.batch.staging.uncastable import VALUE_CHARACTERS, is_of_a_value, rules_of
-from exactbatch.columns import LINEAGE_NAMES, Column
+from exactbatch.batch.staging.uncastable import VALUE_CHARACTERS, is_of_a_value, list_rules
+from exactbatch.columns import LINEAGE, LINEAGE_NAMES, Column
 from exactbatch.errors import ConfigurationError, ExactbatchError, TargetMismatch
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.kafka.records import Records
@@ -23,10 +23,11 @@ from exactbatch.postgres.arrow_values import as_text
 from exactbatch.postgres.connection import Cursor, connect, transaction
 from exactbatch.postgres.input_checks import can_check_input
 from exactbatch.settings import Settings
-from exactbatch.sinks import RejectRule, Sink
+from exactbatch.sinks.table_name import quoted
 from exactbatch.sinks.tables.code_of_others import refuse_code_of_others
-from exactbatch.sinks.tables.lineage_table import LINEAGE
-from exactbatch.sinks.tables.target import quoted
+from exactbatch.sinks.values.cast import RejectRule
+from exactbatch.sinks.writer import SinkWriter
+from exactbatch.sinks.writers import find_writer
 
 _TIMEOUT: Final = 10  # seconds to connect to Postgres
 _TOGETHER: Final = 500  # rows of a query
@@ -79,7 +80,7 @@ def try_records(
     Reads Kafka and Postgres only. Raises TopicMissing, and the errors of reading and of the format.
     """
     broker = KafkaBroker(settings.kafka)
-    topics = broker.loaded_topics(pipeline.topics, ())
+    topics = broker.loaded_topics(pipeline.topic_names, ())
     found = sample(settings.kafka, broker.partitions(topics), bounds, newest_only=True, progress=progress)
     trial = _decoded(pipeline, found, settings)
     if pipeline.is_transformed:
@@ -106,13 +107,15 @@ class _SampledReads:
 
 
 def _decoded(pipeline: Pipeline, found: Sample, settings: Settings) -> Trial:
-    names = [column.name for column in pipeline.sink.staged_columns(pipeline.value.columns)]
+    names = [column.name for column in pipeline.traits.staged_columns(pipeline.value.columns)]
     batches: list[pa.RecordBatch] = []
     trial = Trial(found, pa.RecordBatch.from_pylist([], pa.schema([])))
     schema = None
     for range_, records in found.parts:
         # One task that reads this range alone, whatever its size.
-        (task,) = stage_tasks(pipeline, [_smallest(range_)], {}, _NO_TABLES, settings, parallelism=1)
+        (task,) = stage_tasks(
+            pipeline, pipeline.traits, [_smallest(range_)], {}, _NO_TABLES, settings, parallelism=1
+        )
         task = replace(task, range=range_, max_rejects=len(records))
         schema = row_schema(task.columns)
         reader = RangeReader(task, 0, schema, {"task_attempt": 0}, reads=_SampledReads(records))
@@ -141,11 +144,11 @@ def _check_target(pipeline: Pipeline, trial: Trial, settings: Settings) -> None:
             if not can_check_input(cursor):
                 trial.unchecked = (
                     f"Postgres {connection.server_version // 10000} checks values by a function of the ledger, and "
-                    f"the database {connection.info.dbname!r} has no ledger of this version: run `exactbatch init`"
+                    f"the database {connection.info.dbname!r} has no ledger of this version: run `exactbatch migrate`"
                 )
                 return
             try:
-                refuse_code_of_others(cursor, pipeline.sink.tables)
+                refuse_code_of_others(cursor, find_writer(pipeline.traits).tables)
             except ConfigurationError as error:
                 trial.unchecked = str(error)
                 return
@@ -156,17 +159,20 @@ def _check_target(pipeline: Pipeline, trial: Trial, settings: Settings) -> None:
 
 
 def _rules(cursor: Cursor, pipeline: Pipeline, trial: Trial) -> list[RejectRule]:
-    trial.target_exists = pipeline.sink.tables[-1].exists(cursor)
-    for part in pipeline.sink.parts:
+    writer = find_writer(pipeline.traits)
+    trial.target_exists = writer.tables[-1].exists(cursor)
+    for part in writer.parts:
         _check_columns(cursor, pipeline, part)
-    return rules_of(cursor, pipeline, pipeline.value.columns, 0, evolve=pipeline.evolve)
+    return list_rules(cursor, pipeline, writer, pipeline.value.columns, 0, evolve=pipeline.evolve)
 
 
-def _check_columns(cursor: Cursor, pipeline: Pipeline, part: Sink) -> None:
+def _check_columns(cursor: Cursor, pipeline: Pipeline, part: SinkWriter) -> None:
     """Raise TargetMismatch if a target exists, and the next batch would be refused for want of columns in it."""
     target = part.tables[-1]
     stored = target.columns(cursor)
-    lacking = [column for column in part.result_columns(pipeline.value.columns) if column.name not in stored]
+    lacking = [
+        column for column in part.traits.result_columns(pipeline.value.columns) if column.name not in stored
+    ]
     if stored and lacking and pipeline.evolve == "refuse":
         added = ", ".join(f"add column {quoted(column.name)} {column.type}" for column in lacking)
         raise TargetMismatch(
@@ -180,7 +186,7 @@ def _reject(cursor: Cursor, pipeline: Pipeline, trial: Trial, rules: Sequence[Re
     if not rules or not len(trial.rows):
         return
     columns = [
-        *pipeline.sink.staged_columns(pipeline.value.columns),
+        *pipeline.traits.staged_columns(pipeline.value.columns),
         *(column for column in LINEAGE if column.name in LINEAGE_NAMES),
     ]
     _check_rules(cursor, trial.rows.slice(0, 1), columns, rules)
@@ -232,7 +238,7 @@ def _reasons(
             raise
         cursor.execute("rollback to savepoint rows")
         if len(rows) == 1 and len(rules) == 1:
-            return [(0, _error_of(cursor, rows, columns, rules[0], str(error.diag.message_primary)))]
+            return [(0, _find_error(cursor, rows, columns, rules[0], str(error.diag.message_primary)))]
         # A rule that raises an error, such as a division by zero in a check: row by row, and rule by rule.
         parts = [[rule] for rule in rules] if len(rows) == 1 else [rules]
         return [
@@ -245,7 +251,7 @@ def _reasons(
     return found
 
 
-def _error_of(
+def _find_error(
     cursor: Cursor, row: pa.RecordBatch, columns: Sequence[Column], rule: RejectRule, message: str
 ) -> str:
     """Return the reason for a row with which a rule raises an error, as a batch gives it."""

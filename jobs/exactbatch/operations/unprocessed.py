@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 from uuid import UUID
 
 from exactbatch.kafka.broker import KafkaBroker
-from exactbatch.model import LogPartition, time_of
+from exactbatch.model import LogPartition, convert_time
 from exactbatch.offsets import TopicPartition
 
 
@@ -42,7 +42,7 @@ def first_offsets(
     for log in logs:
         offset = stored.get(log.topic_partition)
         begin = offset.next_offset if offset else log.earliest
-        if begin < log.high_watermark and contradiction_of(offset, log) is None:
+        if begin < log.high_watermark and find_contradiction(offset, log) is None:
             found[log.topic_partition] = FirstOffset(begin, is_held_back=begin >= log.last_stable)
     return found
 
@@ -71,13 +71,13 @@ def first_unprocessed(
     for is_held_back in (False, True):
         asked = {place: each.offset for place, each in offsets.items() if each.is_held_back == is_held_back}
         found |= broker.first_timestamps(asked, uncommitted=is_held_back)
-    times = {place: time_of(each) for place, each in found.items()}
+    times = {place: convert_time(each) for place, each in found.items()}
     return OldestRecords(
         {place: time for place, time in times.items() if time is not None}, offsets.keys() - found.keys()
     )
 
 
-def contradiction_of(stored: Stored | None, log: LogPartition) -> str | None:
+def find_contradiction(stored: Stored | None, log: LogPartition) -> str | None:
     """Return a sentence on what a log lacks or is, against its stored offset; None if both agree."""
     if stored is None:
         return None

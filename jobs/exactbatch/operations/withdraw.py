@@ -18,8 +18,8 @@ def withdraw_replay(connection: Connection, pipeline: Pipeline, batch_id: int) -
     """
     ledger = Ledger(connection)
     with transaction(connection):
-        ledger.lock(pipeline)
-        batch = ledger.batch(batch_id, lock=True)
+        ledger.registry.lock(pipeline)
+        batch = ledger.batches.read(batch_id, lock="change")
         if (batch.pipeline, batch.kind, batch.status) != (pipeline.name, "replay", "planned"):
             raise ReplayRefused(
                 f"batch {batch_id} of pipeline {batch.pipeline!r} is {_described(batch)}: only a planned replay of "
@@ -27,7 +27,7 @@ def withdraw_replay(connection: Connection, pipeline: Pipeline, batch_id: int) -
                 f"replay` lists its replays.",
                 batch_id=batch_id,
             )
-        ledger.supersede_replay(batch)
+        ledger.batches.supersede_replay(batch)
         failpoint("withdraw.before_commit")
 
 

@@ -33,7 +33,7 @@ def plan_advance(
     for partition in sorted(partitions, key=lambda p: p.topic_partition):
         offset = stored_at.get(partition.topic_partition)
         if partition.topic not in known_topics:
-            position = _start_of(partition, start)
+            position = _find_start(partition, start)
             seeds.append(_stored(partition, position))
             if isinstance(start, Mapping) and partition.topic_partition not in start:
                 unnamed.append(partition.topic_partition)
@@ -46,7 +46,8 @@ def plan_advance(
             if position > offset.next_offset:
                 losses.append(_loss(offset, partition, on_loss))
         positions.append((partition, position))
-    takes = take_fairly([max(0, p.last_stable - position) for p, position in positions], limits)
+    available = [max(0, p.last_stable - position) for p, position in positions]
+    takes = take_fairly(available, limits)
     ranges = tuple(
         partition.range(position, position + take)
         for (partition, position), take in zip(positions, takes, strict=True)
@@ -59,6 +60,7 @@ def plan_advance(
         ranges=ranges,
         unnamed=tuple(unnamed),
         joining=tuple(sorted(each for each in joining.items() if each[0] not in known_topics)),
+        left=sum(available) - sum(takes),
     )
 
 
@@ -67,11 +69,11 @@ def take_fairly(available: Sequence[int], limits: Limits) -> list[int]:
 
     Max-min fairness: the smallest partitions are taken whole, and the others share the rest equally.
     """
-    if limits.max_records_per_partition is not None:
-        available = [min(offsets, limits.max_records_per_partition) for offsets in available]
-    if limits.max_records is None:
+    if limits.max_offsets_per_partition is not None:
+        available = [min(offsets, limits.max_offsets_per_partition) for offsets in available]
+    if limits.max_offsets is None:
         return list(available)
-    remaining = limits.max_records
+    remaining = limits.max_offsets
     takes = [0] * len(available)
     waiting = sorted((i for i, offsets in enumerate(available) if offsets), key=lambda i: available[i])
     for served, index in enumerate(waiting):
@@ -91,7 +93,7 @@ def _stored(partition: LogPartition, next_offset: int) -> StoredOffset:
     )
 
 
-def _start_of(partition: LogPartition, start: Start) -> int:
+def _find_start(partition: LogPartition, start: Start) -> int:
     if start == "earliest":
         return partition.earliest
     if start == "latest":
@@ -130,7 +132,7 @@ def _loss(offset: StoredOffset, partition: LogPartition, on_loss: OnLoss) -> Off
     if on_loss == "fail":
         raise OffsetsLost(
             f"{partition}: retention removed {len(lost)} unprocessed offsets (stored offset "
-            f"{offset.next_offset}, log starts at {partition.earliest}). Set on_loss='record' on the pipeline "
+            f"{offset.next_offset}, log starts at {partition.earliest}). Set on_loss='skip' on the pipeline "
             f"to record them as lost and continue at {partition.earliest}.",
             **lost.place,
         )

@@ -7,7 +7,7 @@ from typing import Final
 from exactbatch.errors import StoredOffsetsMoved
 from exactbatch.failpoints import failpoint
 from exactbatch.kafka.broker import KafkaBroker
-from exactbatch.ledger import Ledger, Origin, Run
+from exactbatch.ledger import DagRun, Ledger, Origin
 from exactbatch.model import LogPartition, Plan
 from exactbatch.pipeline import Pipeline
 from exactbatch.planning.observe_advance import Observed, observe_advance
@@ -29,8 +29,8 @@ def preview_advance(
     """
     ledger = Ledger(connection)
     with transaction(connection):
-        ledger.check_registered(pipeline)
-        stored = ledger.stored_offsets(pipeline)
+        ledger.registry.check(pipeline)
+        stored = ledger.plans.read_stored_offsets(pipeline)
     observed = observe_advance(broker, pipeline, stored)
     return observed.plan(pipeline), observed.partitions
 
@@ -41,7 +41,7 @@ def freeze_advance(
     pipeline: Pipeline,
     *,
     origin: Origin,
-    run: Run | None = None,
+    run: DagRun | None = None,
     observed: Observed | None = None,
 ) -> int | None:
     """Plan the next advance and freeze it in the ledger; return its batch_id, None if there is nothing to process.
@@ -57,32 +57,32 @@ def freeze_advance(
     ledger, began = Ledger(connection), time.monotonic()
     for _ in range(_TRIES):
         with transaction(connection):
-            ledger.check_registered(pipeline)
-            seen = ledger.stored_offsets(pipeline)
+            ledger.registry.check(pipeline)
+            seen = ledger.plans.read_stored_offsets(pipeline)
         # Kafka is queried before the lock is taken: a slow broker must not hold up a publish.
         if observed is None or observed.stored != seen:
             observed = observe_advance(broker, pipeline, seen)
         with transaction(connection):
-            ledger.lock(pipeline)
-            if run is not None and (batch_id := ledger.batch_of_run(pipeline, run)) is not None:
+            ledger.registry.lock(pipeline)
+            if run is not None and (batch_id := ledger.plans.find_batch(pipeline, run)) is not None:
                 return batch_id
-            ledger.lock_planned_advance(pipeline)
-            if ledger.stored_offsets(pipeline) != seen:
+            ledger.plans.lock_planned_advance(pipeline)
+            if ledger.plans.read_stored_offsets(pipeline) != seen:
                 observed = None
                 continue  # another batch committed after Kafka was queried, so the answer may be out of date
             planned = observed.plan(pipeline)
-            batch_id = ledger.write_advance(
+            batch_id = ledger.plans.write_advance(
                 pipeline, planned, origin=origin, run=run, seconds=time.monotonic() - began
             )
             if planned.seeds:
-                ledger.check_one_log(pipeline)
+                ledger.registry.check_one_log(pipeline)
             failpoint("plan.before_commit")
         failpoint("plan.after_commit")
-        if planned.joining and isinstance(pipeline.topics, TopicPattern):
+        if planned.joining and isinstance(pipeline.topic_names, TopicPattern):
             logger.info(
                 "%s topics that match %r join: %s",
                 len(planned.joining),
-                pipeline.topics.regex,
+                pipeline.topic_names.regex,
                 ", ".join(topic for topic, _ in planned.joining[:_SHOWN]),
             )
         if planned.unnamed:
@@ -91,6 +91,13 @@ def freeze_advance(
                 len(planned.unnamed),
                 pipeline.start,
                 ", ".join(f"{topic}[{partition}]" for topic, partition in planned.unnamed[:_SHOWN]),
+            )
+        if planned.left:
+            logger.info(
+                "the batch has %s offsets, and %s leaves %s to later runs",
+                f"{sum(map(len, planned.ranges)):,}",
+                pipeline.limits,
+                f"{planned.left:,}",
             )
         return batch_id
     raise StoredOffsetsMoved(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from exactbatch.failpoints import failpoint
 from exactbatch.kafka.broker import KafkaBroker
-from exactbatch.ledger import Ledger, Origin, Run
+from exactbatch.ledger import DagRun, Ledger, Origin, TimeBoundaries, find_parts
 from exactbatch.model import Covered, StoredOffset
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
@@ -21,8 +21,9 @@ from exactbatch.planning.replay import ReplayPlan, plan_replay
 from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.planning.resolve_window import resolve_window
 from exactbatch.planning.situation import Situation, observe
-from exactbatch.planning.window import beyond_text
+from exactbatch.planning.time_window import beyond_text
 from exactbatch.postgres.connection import Connection, Cursor, transaction
+from exactbatch.sinks.writers import find_writer
 
 logger = logging.getLogger(__name__)
 
@@ -70,9 +71,9 @@ class FrozenReplay:
 def missing_index(cursor: Cursor, pipeline: Pipeline) -> str | None:
     """Return the statement that creates an index for replays; None if the table has one, does not exist yet, or needs
     none."""
-    if not pipeline.sink.keeps_every_row:
+    if not pipeline.traits.keeps_every_row:
         return None  # a replay does not look for what it replaces
-    return pipeline.sink.lineage_table.table.missing_index(cursor)
+    return find_writer(pipeline.traits).lineage_table.table.missing_index(cursor)
 
 
 def preview_replay(
@@ -83,32 +84,31 @@ def preview_replay(
     Raises what freeze_replay() raises.
     """
     situation = observe(connection, broker, pipeline, request)
-    ledger = Ledger(connection)
     with transaction(connection) as cursor:
         cursor.execute("set transaction read only")  # also for what the target's indexes call
         planned = plan_observed(
-            ledger, pipeline, request, situation, pin=False, replays_compacted=pipeline.replays_compacted
+            connection, pipeline, request, situation, pin=False, replays_compacted=pipeline.replays_compacted
         )
-        return count_retracted(ledger, cursor, pipeline, planned)
+        return count_retracted(cursor, pipeline, planned)
 
 
-def count_retracted(ledger: Ledger, cursor: Cursor, pipeline: Pipeline, planned: ReplayPlan) -> Preview:
+def count_retracted(cursor: Cursor, pipeline: Pipeline, planned: ReplayPlan) -> Preview:
     """Return a plan with the rows and rejects that it would retract, in the caller's transaction."""
-    covered = ledger.coverage_of_ranges(pipeline.name, planned.ranges)
-    parts = ledger.parts(cursor, pipeline, planned.ranges, covered)
-    counts = pipeline.sink.count_retracted_by_part(cursor, parts)
+    ledger = Ledger(cursor.connection)
+    covered = ledger.coverage.read(pipeline.name, planned.ranges)
+    parts = find_parts(cursor, pipeline, planned.ranges, covered)
+    table, retracts = find_writer(pipeline.traits).lineage_table, pipeline.traits.keeps_every_row
+    counts = table.count_by_part(cursor, parts) if retracts else [0] * len(parts)
     retracted = tuple(
         Retracted(range_, tuple(batch_ids), count, rejects)
         for (range_, batch_ids), count, rejects in zip(
-            parts, counts, ledger.count_rejects(pipeline, parts), strict=True
+            parts, counts, ledger.rejects.count(pipeline, parts), strict=True
         )
     )
     # Rows that do not carry their offsets are only counted over all ranges at once.
-    by_range = pipeline.sink.lineage == "record"
-    rows = sum(count or 0 for count in counts) if by_range else pipeline.sink.count_retracted(cursor, parts)
-    return Preview(
-        planned, retracted, rows, missing_index(cursor, pipeline), retracts=pipeline.sink.keeps_every_row
-    )
+    by_range = pipeline.traits.lineage == "record"
+    rows = sum(count or 0 for count in counts) if by_range else table.count(cursor, parts)
+    return Preview(planned, retracted, rows, missing_index(cursor, pipeline), retracts=retracts)
 
 
 def freeze_replay(
@@ -118,7 +118,7 @@ def freeze_replay(
     request: ReplayRequest,
     *,
     origin: Origin,
-    run: Run | None = None,
+    run: DagRun | None = None,
 ) -> FrozenReplay:
     """Plan a replay and freeze it in the ledger. A run that already has a batch keeps it.
 
@@ -128,11 +128,11 @@ def freeze_replay(
     situation = observe(connection, broker, pipeline, request)
     ledger = Ledger(connection)
     with transaction(connection):
-        ledger.lock(pipeline)
-        if run is not None and (batch_id := ledger.batch_of_run(pipeline, run)) is not None:
+        ledger.registry.lock(pipeline)
+        if run is not None and (batch_id := ledger.plans.find_batch(pipeline, run)) is not None:
             return FrozenReplay(batch_id)
         planned = plan_observed(
-            ledger, pipeline, request, situation, pin=True, replays_compacted=pipeline.replays_compacted
+            connection, pipeline, request, situation, pin=True, replays_compacted=pipeline.replays_compacted
         )
         if origin == "backfill" and request.window is not None:
             check_whole(planned, request.window)
@@ -140,7 +140,7 @@ def freeze_replay(
             logger.warning("%s. The next advance processes them.", beyond_text(planned.beyond))
         if planned.is_empty:
             return FrozenReplay(None, planned.beyond)
-        batch_id = ledger.write_replay(
+        batch_id = ledger.plans.write_replay(
             pipeline, planned.ranges, origin=origin, run=run, seconds=time.monotonic() - began
         )
         failpoint("plan.before_commit")
@@ -149,7 +149,7 @@ def freeze_replay(
 
 
 def plan_observed(
-    ledger: Ledger,
+    connection: Connection,
     pipeline: Pipeline,
     request: ReplayRequest,
     situation: Situation,
@@ -162,19 +162,20 @@ def plan_observed(
     `replays_compacted` is Pipeline.replays_compacted. Raises what plan_replay() raises, and ReplayRefused for a
     compacted topic whose records could not restore what the replay retracts.
     """
+    ledger = Ledger(connection)
     requested: Sequence[RequestedRange] = situation.named
     beyond: tuple[OffsetRange, ...] = ()
     if request.window is not None:
-        requested, beyond = resolve_window(ledger, pipeline, request, situation, pin=pin)
+        requested, beyond = resolve_window(TimeBoundaries(connection), pipeline, request, situation, pin=pin)
     planned = plan_replay(
         requested,
         situation.stored,
         situation.partitions,
         coverage=_touched(ledger, pipeline, requested, situation.stored)
-        if pipeline.sink.lineage == "batch"
+        if pipeline.traits.lineage == "batch"
         else (),
-        horizons=ledger.horizons(pipeline),
-        lineage=pipeline.sink.lineage,
+        horizons=ledger.coverage.read_horizons(pipeline),
+        lineage=pipeline.traits.lineage,
         available_only=request.available_only,
         beyond=beyond,
     )
@@ -182,9 +183,9 @@ def plan_observed(
     if in_compacted := [range_ for range_ in planned.ranges if range_.topic in situation.compacted]:
         if not replays_compacted:
             check_not_compacted(planned, situation.compacted)
-        outside = ledger.results_outside(pipeline, in_compacted)
+        outside = ledger.coverage.find_results_outside(pipeline, in_compacted)
         check_from_the_beginning(planned, situation.compacted, outside)
-        check_without_rejects(in_compacted, ledger.batches_of_rejects(pipeline, in_compacted))
+        check_without_rejects(in_compacted, ledger.rejects.find_batches(pipeline, in_compacted))
     return planned
 
 
@@ -203,4 +204,4 @@ def _touched(
         for range_ in requested
         if range_.topic_partition in topic_ids and 0 <= range_.from_offset < range_.until_offset
     ]
-    return ledger.coverage_touched(pipeline, ranges) if ranges else []
+    return ledger.coverage.read_touched(pipeline, ranges) if ranges else []

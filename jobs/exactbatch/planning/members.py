@@ -8,7 +8,8 @@ from typing import Final
 from exactbatch.errors import ConfigurationError, ExactbatchError, NotRegistered
 from exactbatch.errors.translation import translate_all_errors
 from exactbatch.kafka.broker import KafkaBroker
-from exactbatch.ledger import Ledger
+from exactbatch.ledger import Batch, Ledger
+from exactbatch.model import PlannedBatch
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Connection, transaction
 from exactbatch.tables import Tables
@@ -28,10 +29,10 @@ def find_members(
 
     Raises TopicMissing if no topic matches, KafkaUnavailable and PostgresUnavailable.
     """
-    if not isinstance(tables.topics, TopicPattern):
-        return tables.possible_members(tables.topics)
+    if not isinstance(tables.topic_names, TopicPattern):
+        return tables.possible_members(tables.topic_names)
     known = [topic for topic in _registered_topics(connection, tables) if tables.loads(topic)]
-    return tables.possible_members(broker.matching_topics(tables.topics, known), registered=known)
+    return tables.possible_members(broker.matching_topics(tables.topic_names, known), registered=known)
 
 
 def registered_members(connection: Connection, tables: Tables) -> list[Pipeline]:
@@ -41,7 +42,7 @@ def registered_members(connection: Connection, tables: Tables) -> list[Pipeline]
 
 def _registered_topics(connection: Connection, tables: Tables) -> set[str]:
     with transaction(connection):
-        registered = Ledger(connection).registered()
+        registered = Ledger(connection).registry.read_all()
     return {topic for each in registered if each.name.startswith(tables.prefix) for topic in each.topics}
 
 
@@ -56,26 +57,43 @@ def join_members(
     Raises NotRegistered if no member at all is registered: this may be the wrong database.
     """
     ledger, errors = Ledger(connection), dict[str, ExactbatchError]()
-    if not isinstance(tables.topics, TopicPattern):
+    if not isinstance(tables.topic_names, TopicPattern):
         return list(members), errors
     with transaction(connection):
-        registered = {each.name for each in ledger.registered()}
+        registered = {each.name for each in ledger.registry.read_all()}
     if not any(name.startswith(tables.prefix) for name in registered):
         raise NotRegistered(
             f"no member of the tables {tables.name!r} is in the ledger of database {connection.info.dbname!r}. Check "
-            f"the connection string. If this is the right database, run `exactbatch init` for {tables.name!r} once."
+            f"the connection string. If this is the right database, run `exactbatch register` for {tables.name!r} once."
         )
     for member in members:
         if member.name in registered:
             continue
         try:
             with translate_all_errors(), transaction(connection):
-                ledger.register(member, joined_by=tables.topics.regex)
+                ledger.registry.register(member, joined_by=tables.topic_names.regex)
         except ExactbatchError as error:
             errors[member.name] = error
         else:
-            logger.info("%s joins: its topic matches %r", member.name, tables.topics.regex)
+            logger.info("%s joins: its topic matches %r", member.name, tables.topic_names.regex)
     return as_they_start(connection, tables, members), errors
+
+
+def find_member(connection: Connection, tables: Tables, planned: PlannedBatch | Batch) -> Pipeline:
+    """Return the member of Tables that loads the topic of a batch.
+
+    Raises ConfigurationError if the Tables do not have it any more, and BatchLost.
+    """
+    with transaction(connection):
+        batch = Ledger(connection).batches.read(planned.batch_id, planned.plan_id)
+        topic = Ledger(connection).batches.read_ranges(batch.batch_id)[0].topic
+    member = tables.member(topic)
+    if member is None:
+        raise ConfigurationError(
+            f"batch {batch.batch_id} loads the topic {topic!r}, which {tables.name!r} now leaves out. Clear "
+            f"plan_batch with its downstream tasks."
+        )
+    return member
 
 
 def joined_by(tables: Tables, member: str, registered: Collection[str]) -> str | None:
@@ -83,10 +101,10 @@ def joined_by(tables: Tables, member: str, registered: Collection[str]) -> str |
 
     `registered` are the names of all registered pipelines.
     """
-    if not isinstance(tables.topics, TopicPattern) or member in registered:
+    if not isinstance(tables.topic_names, TopicPattern) or member in registered:
         return None
     at_work = any(name.startswith(tables.prefix) for name in registered)
-    return tables.topics.regex if at_work else None
+    return tables.topic_names.regex if at_work else None
 
 
 def as_they_start(connection: Connection, tables: Tables, members: Sequence[Pipeline]) -> list[Pipeline]:
@@ -94,12 +112,12 @@ def as_they_start(connection: Connection, tables: Tables, members: Sequence[Pipe
 
     Their first records would be lost with start="latest".
     """
-    if not isinstance(tables.topics, TopicPattern):
+    if not isinstance(tables.topic_names, TopicPattern):
         return list(members)
     with transaction(connection):
         ledger = Ledger(connection)
-        registered = {each.name for each in ledger.registered() if each.name.startswith(tables.prefix)}
-        late = ledger.joined_pipelines(member.name for member in members)
+        registered = {each.name for each in ledger.registry.read_all() if each.name.startswith(tables.prefix)}
+        late = ledger.registry.find_joined(member.name for member in members)
     if registered:
         late |= {member.name for member in members} - registered
     return [

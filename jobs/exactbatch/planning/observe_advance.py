@@ -18,7 +18,7 @@ class Observed:
     stored      all its stored offsets, also of topics that it no longer loads
     partitions  the logs of its topics, which reach the stored offsets
     start       where topics without any stored offset start
-    started     what says so: "earliest", "latest", "group:NAME" or "offsets"
+    started     what says so: "earliest", "latest", a time, "group:NAME" or "offsets"
     """
 
     stored: tuple[StoredOffset, ...]
@@ -50,7 +50,7 @@ def observe_advance(
     """
     if partitions is None:
         partitions = _partitions(broker, pipeline, stored)
-    start, started = _start(pipeline, stored, broker, sorted({each.topic for each in partitions}))
+    start, started = _start(pipeline, stored, broker, partitions)
     return Observed(stored, partitions, start, started)
 
 
@@ -58,27 +58,30 @@ def _partitions(
     broker: KafkaBroker, pipeline: Pipeline, stored: Sequence[StoredOffset]
 ) -> tuple[LogPartition, ...]:
     known = {offset.topic for offset in stored}
-    topics = broker.loaded_topics(pipeline.topics, known)
+    topics = broker.loaded_topics(pipeline.topic_names, known)
     try:
         return broker.processed_partitions(topics, stored)
     except TopicMissing as error:
-        if not isinstance(pipeline.topics, TopicPattern) or error.topic in known:
+        if not isinstance(pipeline.topic_names, TopicPattern) or error.topic in known:
             raise
         # A topic was deleted after it was listed, before it joined.
-        return broker.processed_partitions(broker.loaded_topics(pipeline.topics, known), stored)
+        return broker.processed_partitions(broker.loaded_topics(pipeline.topic_names, known), stored)
 
 
 def _start(
-    pipeline: Pipeline, stored: Sequence[StoredOffset], broker: KafkaBroker, topics: Sequence[str]
+    pipeline: Pipeline,
+    stored: Sequence[StoredOffset],
+    broker: KafkaBroker,
+    partitions: Sequence[LogPartition],
 ) -> tuple[Start, str]:
-    """Resolve where topics without stored offsets start; query a consumer group only if there are such topics.
+    """Resolve where topics without stored offsets start; query Kafka only if there are such topics.
 
     Topics that join by a pattern later than in the first plan were created while the pipeline was at work: they start
     at their earliest offset, so that their first records are not lost with start="latest".
     """
     known = {offset.topic for offset in stored}
-    new = [topic for topic in topics if topic not in known]
-    by_pattern = isinstance(pipeline.topics, TopicPattern)
+    new = [each for each in partitions if each.topic not in known]
+    by_pattern = isinstance(pipeline.topic_names, TopicPattern)
     if not new or (by_pattern and known and isinstance(pipeline.start, str)):
         return "earliest", "earliest"
     start = resolve_start(pipeline.start, broker, new, may_lack=by_pattern)

@@ -1,7 +1,7 @@
 """Plan one run of many tables: ask Kafka once for all members, and plan each by itself."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from exactbatch.errors import (
@@ -14,9 +14,8 @@ from exactbatch.errors import (
 from exactbatch.errors.translation import translate_all_errors
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.kafka.identity import check_same_logs
-from exactbatch.ledger import Batch, Ledger, Origin, Run
+from exactbatch.ledger import DagRun, Ledger, Origin
 from exactbatch.model import LogPartition, Plan
-from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
 from exactbatch.planning.freeze_advance import freeze_advance, preview_advance
 from exactbatch.planning.members import as_they_start, find_members, join_members, selected
@@ -30,39 +29,18 @@ from exactbatch.tables import Tables
 _SETTLED: Final = (TopicMissing, StoredOffsetBeyondLog)
 
 
-@dataclass(frozen=True, slots=True)
-class MemberPlan:
-    """What a run does with one member: it processes a batch, has nothing to do `because`, or failed with an error.
-
-    `pipeline` is None if the function of the Tables could not make it.
-    """
-
-    name: str
-    pipeline: Pipeline | None
-    batch: Batch | None = None
-    because: str = ""
-    error: ExactbatchError | None = None
-    beyond: tuple[OffsetRange, ...] = ()
-
-    @property
-    def topic(self) -> str:
-        """The topic of a member that has a pipeline."""
-        assert self.pipeline is not None
-        return self.pipeline.known_topics(())[0]
-
-
 def observe_members(
     connection: Connection, broker: KafkaBroker, members: Sequence[Pipeline]
 ) -> dict[str, Observed]:
     """Observe all members with a few requests to Kafka; return what was observed by name.
 
     Members that need another look are left out: of a topic that is missing, denied, without a leader or not the one
-    that was processed, and those whose start a consumer group decides. freeze_advance() asks for them again, patiently,
-    and raises their errors.
+    that was processed, and those whose start a consumer group or a time decides. freeze_advance() asks for them
+    again, patiently, and raises their errors.
     """
     ledger = Ledger(connection)
     with transaction(connection):
-        stored = {member.name: ledger.stored_offsets(member) for member in members}
+        stored = {member.name: ledger.plans.read_stored_offsets(member) for member in members}
     topics = {member.known_topics(())[0] for member in members}
     processed = {offset.topic for offsets in stored.values() for offset in offsets}
     logs, _ = existing_partitions(broker, topics, processed)
@@ -70,7 +48,9 @@ def observe_members(
     for member in members:
         (topic,) = member.known_topics(())
         own = tuple(offset for offset in stored[member.name] if offset.topic == topic)
-        if topic not in logs or (isinstance(member.start, str) and member.start.startswith("group:")):
+        if topic not in logs or (
+            member.start not in ("earliest", "latest") and not isinstance(member.start, Mapping)
+        ):
             continue
         try:
             check_same_logs(own, logs[topic])
@@ -133,12 +113,12 @@ def plan_tables(
     connection: Connection,
     broker: KafkaBroker,
     tables: Tables,
-    run: Run | None,
+    run: DagRun | None,
     request: ReplayRequest | None,
     *,
     origin: Origin,
     only: Collection[str] = (),
-) -> list[MemberPlan]:
+) -> list[RunPlan]:
     """Plan a run of all members, or of those whose tables are named in `only`, even if one fails.
 
     Without a `run`, a command plans advances. Ranges and batch IDs are requests to the members to which these belong; a
@@ -160,30 +140,28 @@ def plan_tables(
     observed = observe_members(connection, broker, members) if request is None else {}
     plans = []
     if request is None or request.window is not None:  # other requests name whom they concern
-        plans = [MemberPlan(name, None, error=error) for name, error in unmade.items()]
+        plans = [RunPlan(name, None, error=error) for name, error in unmade.items()]
     for member in members:
         if member.name in errors:
-            plans.append(MemberPlan(member.name, member, error=errors[member.name]))
+            plans.append(RunPlan(member.name, member, error=errors[member.name]))
             continue
         try:
             with translate_all_errors():
-                planned = _plan(
-                    connection,
-                    broker,
-                    member,
-                    run,
-                    None if requests is None else requests[member.name],
-                    origin=origin,
-                    observed=observed.get(member.name),
+                plans.append(
+                    _plan(
+                        connection,
+                        broker,
+                        member,
+                        run,
+                        None if requests is None else requests[member.name],
+                        origin=origin,
+                        observed=observed.get(member.name),
+                    )
                 )
         except ExactbatchError as error:
-            plans.append(MemberPlan(member.name, member, error=error))
+            plans.append(RunPlan(member.name, member, error=error))
             if isinstance(error, _SETTLED):
                 broker = broker.without_settling()
-        else:
-            plans.append(
-                MemberPlan(member.name, member, planned.batch, planned.because, beyond=planned.beyond)
-            )
     return plans
 
 
@@ -191,33 +169,33 @@ def _plan(
     connection: Connection,
     broker: KafkaBroker,
     member: Pipeline,
-    run: Run | None,
+    run: DagRun | None,
     request: ReplayRequest | None,
     *,
     origin: Origin,
     observed: Observed | None,
 ) -> RunPlan:
     if request is not None and request.window is not None and not _has_processed(connection, member):
-        return RunPlan(
-            None,
+        because = (
             f"nothing to process again: no offset of {member.topics_text} has been processed yet; the next advance "
-            f"starts with its first",
+            f"starts with its first"
         )
+        return RunPlan(member.name, member, because=because)
     if run is not None:
         return plan_run(connection, broker, member, run, request, origin=origin, observed=observed)
     batch_id = freeze_advance(connection, broker, member, origin=origin, observed=observed)
     if batch_id is None:
-        return RunPlan(None, f"nothing new in {member.topics_text}")
+        return RunPlan(member.name, member, because=f"nothing new in {member.topics_text}")
     with transaction(connection):
-        return RunPlan(Ledger(connection).batch(batch_id))
+        return RunPlan(member.name, member, Ledger(connection).batches.read(batch_id))
 
 
 def _has_processed(connection: Connection, member: Pipeline) -> bool:
     """True if a member has stored offsets. Raises NotRegistered and IdentityChanged."""
     ledger = Ledger(connection)
     with transaction(connection):
-        ledger.check_registered(member)
-        return bool(ledger.stored_offsets(member))
+        ledger.registry.check(member)
+        return bool(ledger.plans.read_stored_offsets(member))
 
 
 def _requests(
@@ -242,7 +220,7 @@ def _requests(
         by_topic = {member.known_topics(())[0]: member.name for member in members}
         for range_ in request.ranges:
             if range_.topic not in by_topic:
-                for name in (range_.topic, tables.name_of(range_.topic)):
+                for name in (range_.topic, tables.name_member(range_.topic)):
                     if name in unmade:
                         raise unmade[name]
                 raise ConfigurationError(f"{range_}: no table of {tables.name!r} loads this topic")
@@ -251,7 +229,7 @@ def _requests(
             found[name] = replace(request, ranges=(*ranges, range_))
         return found
     with transaction(connection):
-        batches = Ledger(connection).batches_by_id(request.batch_ids)
+        batches = Ledger(connection).batches.read_several(request.batch_ids)
     for batch in batches:
         if batch.pipeline in unmade:
             raise unmade[batch.pipeline]

@@ -5,10 +5,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from exactbatch.errors import ReplayRefused
-from exactbatch.model import FoundRecord, StoredOffset, time_of
+from exactbatch.model import FoundRecord, StoredOffset, convert_time
 from exactbatch.offsets import TopicPartition
 from exactbatch.planning.replay import ReplayPlan
-from exactbatch.planning.window import beyond_text
+from exactbatch.planning.time_window import beyond_text
 
 # How far a record's timestamp may be ahead of this machine's clock: what Kafka 4 lets producers write by default
 # (message.timestamp.after.max.ms).
@@ -108,5 +108,5 @@ def hides_a_record(
 
 def _moment(milliseconds: int) -> str:
     """Format the time of a record; as a number if it is beyond Python's calendar."""
-    time = time_of(milliseconds)
+    time = convert_time(milliseconds)
     return f"{milliseconds} ms since 1970" if time is None else f"{time:%Y-%m-%d %H:%M:%S} UTC"

@@ -2,17 +2,16 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from difflib import get_close_matches
 from reprlib import Repr
 from typing import Any, Final
 
-from exactbatch.errors import ConfigurationError, Place
+from exactbatch.errors import ConfigurationError, RangePlace
 from exactbatch.offsets import TopicPartition
+from exactbatch.time_text import read_time
 from exactbatch.to_topic import is_topic_name
 
-_UNITS: Final = {"d": timedelta(days=1), "h": timedelta(hours=1), "m": timedelta(minutes=1)}
-_DIGITS: Final = 5  # 99999 days ago is still a date
 _LARGEST: Final = 2**63 - 1  # the largest bigint
 _SHOWN: Final = 200  # characters of a value in a message
 # What somebody sends may be large or deeply nested: only its beginning is looked at.
@@ -39,7 +38,7 @@ class RequestedRange:
         return self.topic, self.partition
 
     @property
-    def place(self) -> Place:
+    def place(self) -> RangePlace:
         """The keyword arguments with which an error names this range."""
         return {
             "topic": self.topic,
@@ -86,7 +85,7 @@ class ReplayRequest:
                 )
 
 
-def request_of(parameters: Mapping[str, Any]) -> ReplayRequest | None:
+def parse_request(parameters: Mapping[str, Any]) -> ReplayRequest | None:
     """Return the replay that a DAG run's parameters request, or None if they request none.
 
     Keys: `ranges`, a list of {topic, partition, from_offset, until_offset}; `start` and `end`, ISO 8601, in UTC
@@ -139,8 +138,7 @@ def ranges_of_offsets(offsets: Iterable[tuple[str, int, int]]) -> tuple[Requeste
 def parse_time(text: Any, name: str) -> datetime:
     """Parse an ISO 8601 time, UTC unless it has a UTC offset; return it in UTC. Raises ConfigurationError."""
     try:
-        time = datetime.fromisoformat(text)
-        return (time if time.tzinfo else time.replace(tzinfo=UTC)).astimezone(UTC)
+        return read_time(text)
     except (TypeError, ValueError, OverflowError):
         raise ConfigurationError(
             f"expected {name} as an ISO 8601 time such as 2026-11-21T08:00:00Z, found {shown(text)}"
@@ -151,16 +149,6 @@ def shown(value: Any) -> str:
     """Return a value that somebody has sent as a message shows it: at most 200 characters, all of them printable."""
     text = _REPR.repr(value)
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
-
-
-def parse_age(text: str) -> timedelta:
-    """Parse an age in days, hours or minutes: 30d, 12h, 90m. Raises ConfigurationError."""
-    number, unit = text[:-1], text[-1:]
-    if not number.isdecimal() or len(number) > _DIGITS or unit not in _UNITS:
-        raise ConfigurationError(
-            f"expected an age of at most {_DIGITS} digits and a unit, such as 30d, 12h or 90m, found {text!r}"
-        )
-    return int(number) * _UNITS[unit]
 
 
 def parse_range(text: str) -> RequestedRange:

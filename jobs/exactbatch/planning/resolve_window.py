@@ -4,17 +4,17 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from exactbatch.errors import OffsetsLost
-from exactbatch.ledger import Ledger, NearbyTimeBoundaries
+from exactbatch.ledger import NearbyTimeBoundaries, TimeBoundaries
 from exactbatch.model import LogPartition
 from exactbatch.offsets import OffsetRange, TopicPartition
 from exactbatch.pipeline import Pipeline
 from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.planning.situation import BEGINNING, FirstRecords, Situation
-from exactbatch.planning.window import beyond_ranges, window_ranges
+from exactbatch.planning.time_window import beyond_ranges, window_ranges
 
 
 def resolve_window(
-    ledger: Ledger, pipeline: Pipeline, request: ReplayRequest, situation: Situation, *, pin: bool
+    boundaries: TimeBoundaries, pipeline: Pipeline, request: ReplayRequest, situation: Situation, *, pin: bool
 ) -> tuple[list[RequestedRange], tuple[OffsetRange, ...]]:
     """Return the processed offsets of the request's window, and its offsets above the stored offsets.
 
@@ -26,7 +26,7 @@ def resolve_window(
     """
     assert request.window is not None
     now = datetime.now(UTC)
-    nearby = {at: ledger.nearby_time_boundaries(pipeline, situation.partitions, at) for at in request.window}
+    nearby = {at: boundaries.read_nearby(pipeline, situation.partitions, at) for at in request.window}
     if not request.available_only and request.window[0] <= now:
         _check_start_not_removed(request.window, situation, nearby[request.window[0]])
     offsets: list[dict[TopicPartition, int | None]] = []
@@ -48,7 +48,7 @@ def resolve_window(
             ):
                 to_pin[partition] = offset
         if pin:
-            ledger.pin_time_boundaries(pipeline, at, to_pin)
+            boundaries.pin(pipeline, at, to_pin)
         offsets.append({**resolved})
     starts, ends = offsets
     return (

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
+from exactbatch.errors import ExactbatchError
 from exactbatch.kafka.broker import KafkaBroker
-from exactbatch.ledger import Batch, EmptyRun, Ledger, Origin, Run
+from exactbatch.ledger import Batch, DagRun, EmptyRun, Ledger, Origin, TimeBoundaries
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
 from exactbatch.planning.freeze_advance import freeze_advance
@@ -23,13 +24,17 @@ _SHOWN: Final = 6
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """The batch that a DAG run processes; None if there is nothing to process, and `because` says why.
+    """What a run does with a pipeline: it processes a batch, has nothing to do `because`, or failed with an error.
 
-    `beyond` are the offsets of the run's window above the stored offsets.
+    pipeline  None if the function of the Tables could not make it
+    beyond    the offsets of the run's window above the stored offsets
     """
 
-    batch: Batch | None
+    name: str
+    pipeline: Pipeline | None
+    batch: Batch | None = None
     because: str = ""
+    error: ExactbatchError | None = None
     beyond: tuple[OffsetRange, ...] = ()
 
 
@@ -37,7 +42,7 @@ def plan_run(
     connection: Connection,
     broker: KafkaBroker,
     pipeline: Pipeline,
-    run: Run,
+    run: DagRun,
     request: ReplayRequest | None,
     *,
     origin: Origin,
@@ -54,16 +59,16 @@ def plan_run(
     """
     ledger = Ledger(connection)
     with transaction(connection):
-        ledger.check_registered(pipeline)
-        batch_id = ledger.batch_of_run(pipeline, run)
+        ledger.registry.check(pipeline)
+        batch_id = ledger.plans.find_batch(pipeline, run)
         if batch_id is None and run.clear_number == 0:
             # Neither a retry nor a clear: earlier batches of this run id belong to a run that was deleted.
-            ledger.begin_incarnation(pipeline, run)
-        earlier = ledger.batches_of_incarnation(pipeline, run)
-        empty = ledger.empty_run(pipeline, run)
+            ledger.plans.begin_run(pipeline, run)
+        earlier = ledger.plans.read_batches(pipeline, run)
+        empty = ledger.plans.read_empty_run(pipeline, run)
     beyond: tuple[OffsetRange, ...] = ()
     if batch_id is None:
-        if origin != "backfill" and (done := committed_in_this_incarnation(run, earlier)) is not None:
+        if origin != "backfill" and (done := find_committed_batch(run, earlier)) is not None:
             available_only = request is not None and request.available_only
             origin, request = (
                 "clear",
@@ -76,7 +81,7 @@ def plan_run(
                 done.committed_at and _time(done.committed_at),
             )
         if request is None and empty is not None and was_empty(run, earlier, empty):
-            return RunPlan(None, _why_still_nothing(pipeline, empty))
+            return RunPlan(pipeline.name, pipeline, because=_why_still_nothing(pipeline, empty))
         if request is None:
             batch_id = freeze_advance(connection, broker, pipeline, origin=origin, run=run, observed=observed)
         else:
@@ -84,23 +89,24 @@ def plan_run(
             batch_id, beyond = frozen.batch_id, frozen.beyond
     if batch_id is None:
         with transaction(connection):
-            return RunPlan(None, _why_nothing(ledger, pipeline, request), beyond)
+            because = _why_nothing(TimeBoundaries(connection), pipeline, request)
+        return RunPlan(pipeline.name, pipeline, because=because, beyond=beyond)
     with transaction(connection):
-        batch = ledger.batch(batch_id)
+        batch = ledger.batches.read(batch_id)
     if batch.status == "committed":
         logger.warning(
             "batch %s of this run has committed before: the run announces it again, and the next run processes "
             "what is new. If this was `airflow dags test` with a date that was used before, leave the date out",
             batch_id,
         )
-    return RunPlan(batch, beyond=beyond)
+    return RunPlan(pipeline.name, pipeline, batch, beyond=beyond)
 
 
-def committed_in_this_incarnation(run: Run, batches: Sequence[Batch]) -> Batch | None:
+def find_committed_batch(run: DagRun, batches: Sequence[Batch]) -> Batch | None:
     """Return the newest committed batch since the run was created; `batches` are all of its id, newest first.
 
-    A run that is deleted and created again starts with clear_number 0, and each clear adds one: the batches of its
-    current incarnation are the newest ones, as long as that number falls.
+    A run that is deleted and created again starts with clear_number 0, and each clear adds one: its own batches
+    are the newest ones, as long as that number falls.
     """
     number = run.clear_number
     for batch in batches:
@@ -112,8 +118,8 @@ def committed_in_this_incarnation(run: Run, batches: Sequence[Batch]) -> Batch |
     return None
 
 
-def was_empty(run: Run, batches: Sequence[Batch], empty: EmptyRun) -> bool:
-    """True if the last plan of a run before it was cleared was the empty one; `batches` are those of its incarnation.
+def was_empty(run: DagRun, batches: Sequence[Batch], empty: EmptyRun) -> bool:
+    """True if the last plan of a run before it was cleared was the empty one; `batches` are its own.
 
     What has arrived since is not the run's: it would appear under an old run, with that run's asset event.
     """
@@ -130,7 +136,7 @@ def _why_still_nothing(pipeline: Pipeline, empty: EmptyRun) -> str:
     )
 
 
-def _why_nothing(ledger: Ledger, pipeline: Pipeline, request: ReplayRequest | None) -> str:
+def _why_nothing(boundaries: TimeBoundaries, pipeline: Pipeline, request: ReplayRequest | None) -> str:
     """Say why there is nothing to process."""
     topics = pipeline.topics_text
     if request is None:
@@ -141,7 +147,7 @@ def _why_nothing(ledger: Ledger, pipeline: Pipeline, request: ReplayRequest | No
     shown = "; ".join(
         f"{_time(boundary.at)} is offset {boundary.offset} of {boundary.topic}[{boundary.partition}] "
         f"(resolved at {_time(boundary.resolved_at)})"
-        for boundary in ledger.time_boundaries(pipeline, at=request.window, limit=_SHOWN)
+        for boundary in boundaries.read(pipeline, at=request.window, limit=_SHOWN)
     )
     return (
         f"nothing to process again: no processed offset of {topics} is in the window {start} to {end} UTC"

@@ -58,8 +58,8 @@ def observe(
     ledger = Ledger(connection)
     with transaction(connection):
         if not is_registered:
-            ledger.check_registered(pipeline)
-        all_stored = ledger.stored_offsets(pipeline)
+            ledger.registry.check(pipeline)
+        all_stored = ledger.plans.read_stored_offsets(pipeline)
         topics = pipeline.known_topics(all_stored)
         if not all_stored or not topics:
             raise ReplayRefused(
@@ -103,10 +103,10 @@ def ranges_of_batches(
 ) -> tuple[RequestedRange, ...]:
     """Return the committed ranges of the batches. Raises ReplayRefused for one without any."""
     ranges: list[OffsetRange] = []
-    batches = ledger.batches_by_id(batch_ids)
+    batches = ledger.batches.read_several(batch_ids)
     # With commit="partition", some ranges of a superseded batch may be committed.
-    committed_of = ledger.committed_ranges_of(batch_ids)
-    folded = ledger.folded_batches(pipeline, batch_ids)
+    committed_of = ledger.batches.read_committed_ranges(batch_ids)
+    folded = ledger.batches.find_folded(pipeline, batch_ids)
     for batch in batches:
         batch_id, committed = batch.batch_id, committed_of[batch.batch_id]
         if batch_id in folded:

@@ -1,4 +1,4 @@
-"""ADBC connections, which send and receive Arrow batches, for executors and the auditor."""
+"""ADBC connections, which send and receive Arrow batches, for the auditor."""
 
 from typing import TYPE_CHECKING, Any, Final
 
@@ -7,7 +7,7 @@ from adbc_driver_manager import AdbcConnection, AdbcStatement, dbapi
 from adbc_driver_manager import Error as AdbcError
 
 from exactbatch.errors.translation import adbc_message, is_not_connected, translate
-from exactbatch.postgres.dsn import complete_dsn, connecting_errors, refused_connection
+from exactbatch.postgres.dsn import complete_dsn, connecting_errors, drop_refused_options, refused_connection
 from exactbatch.postgres.server_version import check_version
 from exactbatch.postgres.session_settings import (
     EFFECTIVE_SETTINGS,
@@ -85,38 +85,38 @@ def connect_arrow(
     *,
     application: str,
     timeout: float = 60.0,
-    statement_timeout: float = 0,
     read_only: bool = False,
 ) -> ArrowConnection:
     """Open an ADBC connection with the settings of exactbatch, and verify that they took effect.
 
-    `dsn` is the user's own connection string; the times are as in connect(). Without a `statement_timeout` the
-    server sets no limit: a COPY lasts as long as it takes to read what it copies, and batch/rows/watchdog.py limits the
-    waits for the server alone. With `read_only` the connection writes only temporary tables, and its transaction
-    may sit idle for as long as other work takes: nothing waits for its locks.
+    `dsn` is the user's own connection string; `timeout` is as in connect(), and statements may take any time. With
+    `read_only` the connection writes only temporary tables, and its transaction may sit idle for as long as other work
+    takes: nothing waits for its locks.
 
-    The results of queries must have types of Postgres: a query casts values of a type that a user has defined. Rows to
-    write may go to columns of any type.
+    The results of queries must have types of Postgres: a query casts values of a type that a user has defined.
 
     Raises as connect() does; statements raise ADBC's own errors.
     """
     settings = SessionSettings(
         lock_timeout=milliseconds(timeout),
-        statement_timeout=milliseconds(statement_timeout) if statement_timeout else 0,
+        statement_timeout=0,
         idle_in_transaction=0 if read_only else milliseconds(timeout),
         read_only=read_only,
     )
     with connecting_errors(dsn):
-        complete = complete_dsn(dsn, settings, application=application, timeout=timeout)
-        try:
-            return _open(complete, settings)
-        except AdbcError as error:
-            message = adbc_message(error)
-            if is_not_connected(error) or names_startup_options(message):
-                raise refused_connection(message, dsn) from None
-            if (refusal := translate(error)) is None:
-                raise
-            raise refusal from None
+        while True:
+            complete = complete_dsn(dsn, settings, application=application, timeout=timeout)
+            try:
+                return _open(complete, settings)
+            except AdbcError as error:
+                message = adbc_message(error)
+                if is_not_connected(error) or names_startup_options(message):
+                    if drop_refused_options(message, dsn):
+                        continue  # without them
+                    raise refused_connection(message, dsn) from None
+                if (refusal := translate(error)) is None:
+                    raise
+                raise refusal from None
 
 
 def _open(dsn: str, settings: SessionSettings) -> ArrowConnection:

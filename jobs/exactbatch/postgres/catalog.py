@@ -120,11 +120,6 @@ def read_facts(cursor: Cursor, tables: Iterable[str], *, all_partitions: bool = 
     return tuple(facts)
 
 
-def unusual_facts_query(parameter: str) -> str:
-    """Return the query of read_facts() without `all_partitions`, for a driver's name of a parameter."""
-    return _FACTS.format(parameter, _UNUSUAL_PARTITIONS.format(parameter))
-
-
 def check_kinds(target: str, facts: Sequence[Fact]) -> None:
     """Raise TargetMismatch if the target could lose what a committed batch has written."""
     for fact in facts:
@@ -171,32 +166,19 @@ def check_unchanged(target: str, before: Sequence[Fact], after: Sequence[Fact]) 
 
 def check_copied_unaltered(target: str, facts: Iterable[Fact]) -> None:
     """Raise TargetMismatch if a trigger could alter rows that a COPY writes and that nothing is compared with."""
-    if triggers := triggers_of(fact for fact in facts if "BEFORE" in fact.trigger):
+    if triggers := name_triggers(fact for fact in facts if "BEFORE" in fact.trigger):
         raise TargetMismatch(
             f"target {target}: {triggers} could alter rows while they are copied, and with commit='partition' there "
             f"are no staged rows to compare them with. Drop {triggers}, or use commit='batch'."
         )
 
 
-def is_plain(facts: Iterable[Fact]) -> bool:
-    """True if a row can be inserted without regard to other rows, other tables and other sessions.
-
-    There is no trigger, no rule, no unique index, no exclusion constraint and no foreign key in either direction.
-    """
-    return not any(
-        fact.is_trigger
-        or fact.what in ("unique index", "foreign key from elsewhere")
-        or (fact.what == "constraint" and not fact.value.startswith("CHECK "))
-        for fact in facts
-    )
-
-
-def triggers_of(facts: Iterable[Fact]) -> str:
+def name_triggers(facts: Iterable[Fact]) -> str:
     """Name the triggers and rules among facts, for a message; empty if there are none."""
     return ", ".join(dict.fromkeys(fact.trigger for fact in facts if fact.is_trigger))
 
 
-def row_changers_of(facts: Iterable[Fact]) -> str:
+def name_row_changers(facts: Iterable[Fact]) -> str:
     """Name the triggers, rules and foreign keys that may change rows other than those that a statement writes.
 
     Foreign keys with an action reach rows of the table itself if it references itself, directly or through other

@@ -13,9 +13,9 @@ from psycopg2.extensions import TRANSACTION_STATUS_IDLE, TRANSACTION_STATUS_INER
 
 from exactbatch.errors import PostgresUnavailable
 from exactbatch.errors.sqlstates import INSUFFICIENT_PRIVILEGE
-from exactbatch.errors.translation import translate
+from exactbatch.errors.translation import psycopg2_message, translate
 from exactbatch.postgres.deadlines import deadlines
-from exactbatch.postgres.dsn import complete_dsn, connecting_errors
+from exactbatch.postgres.dsn import complete_dsn, connecting_errors, drop_refused_options
 from exactbatch.postgres.server_version import check_version
 from exactbatch.postgres.session_settings import (
     EFFECTIVE_SETTINGS,
@@ -206,12 +206,18 @@ def connect(
         statement_timeout=0 if statement_timeout is None else milliseconds(statement_timeout),
         idle_in_transaction=milliseconds(timeout),
     )
+
+    def open_() -> Connection:
+        complete = complete_dsn(dsn, settings, application=application, timeout=timeout)
+        return psycopg2.connect(complete, connection_factory=Connection, cursor_factory=Cursor)
+
     with connecting_errors(dsn):
-        connection = psycopg2.connect(
-            complete_dsn(dsn, settings, application=application, timeout=timeout),
-            connection_factory=Connection,
-            cursor_factory=Cursor,
-        )
+        try:
+            connection = open_()
+        except psycopg2.OperationalError as error:
+            if not drop_refused_options(psycopg2_message(error), dsn):
+                raise
+            connection = open_()
     connection.answer_timeout = None if statement_timeout is None else statement_timeout + _GRACE
     try:
         with clear_errors(connection):

@@ -23,22 +23,26 @@ CONNECT_TIMEOUT: Final = 10  # seconds
 _ANSWER: Final = "FATAL: "  # libpq's messages have it if a server has answered
 # Detects a peer that vanished silently after about idle + interval × count seconds.
 _KEEPALIVES: Final = {"keepalives": 1, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
+# The servers and poolers that have refused startup options in this process, as in _address().
+_without_options = set[tuple[str | None, ...]]()
 
 
 def complete_dsn(dsn: str, settings: SessionSettings, *, application: str, timeout: float) -> str:
     """A connection string with everything that the client sets.
 
     `timeout`, in seconds, is how long sent data may stay unacknowledged. The settings come after the server
-    options that the string already has, because the last one counts.
+    options that the string already has, because the last one counts. A server or pooler that has refused them gets
+    the string's own options alone, and none of PGOPTIONS: transactions set the settings.
     """
     own = parse_dsn(dsn).get("options", "")
+    sent = "" if _address(dsn) in _without_options else settings.options()
     return make_dsn(
         dsn,
         application_name=application,
         client_encoding="UTF8",
         connect_timeout=CONNECT_TIMEOUT,
         tcp_user_timeout=milliseconds(timeout),
-        options=f"{own} {settings.options()}".strip(),
+        options=f"{own} {sent}".strip(),
         **_KEEPALIVES,
     )
 
@@ -62,12 +66,32 @@ def connecting_errors(dsn: str) -> Iterator[None]:
         ) from None
 
 
+def drop_refused_options(message: str, dsn: str) -> bool:
+    """Send no startup options any more if libpq's message says that a server or pooler refuses them; return whether so.
+
+    PgBouncer does so by default, and RDS Proxy always. libpq does not tell the SQLSTATE, and each server words a
+    refusal in its own way: whether it is about the options shows when it takes the user's own connection string, which
+    has none of exactbatch's.
+    """
+    address = _address(dsn)
+    if address in _without_options:
+        return False
+    if not names_startup_options(message):
+        if unknown_parameter(message) is not None or _ANSWER not in message:
+            return False
+        if connection_error(message).sqlstate is not None:
+            return False
+        version = _version(dsn)
+        if version is None or too_old(version) is not None:
+            return False
+    _without_options.add(address)
+    return True
+
+
 def refused_connection(message: str, dsn: str) -> ExactbatchError:
     """Return the error for libpq's message about a connection that was not established.
 
-    libpq does not tell the SQLSTATE, and each server words a refusal in its own way: whether it refuses the startup
-    options shows when it takes the user's own connection string, which has none of exactbatch's. An old server does not
-    know all of them.
+    An old server does not know all options of exactbatch.
     """
     if names_startup_options(message):
         return startup_options_refused(message)
@@ -83,7 +107,13 @@ def refused_connection(message: str, dsn: str) -> ExactbatchError:
             f"connection string and from PGOPTIONS. If it is in neither, exactbatch sets it: use a server that has "
             f"all parameters of Postgres {OLDEST // 10000}, in `exactbatch explain settings`."
         )
-    return error if version is None else startup_options_refused(message)
+    return error
+
+
+def _address(dsn: str) -> tuple[str | None, ...]:
+    """Return what decides who answers: the host, the port, the database and the login of a connection string."""
+    parts = parse_dsn(dsn)
+    return tuple(parts.get(name) for name in ("host", "hostaddr", "port", "dbname", "user", "service"))
 
 
 def _version(dsn: str) -> int | None:

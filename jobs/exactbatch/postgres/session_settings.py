@@ -287,12 +287,11 @@ def unknown_parameter(message: str) -> str | None:
 
 
 def startup_options_refused(message: str) -> ConfigurationError:
-    """Return the error for a server or pooler that refuses startup options with this message."""
+    """Return the error for a server or pooler that refuses the options of the user's own connection string."""
     return ConfigurationError(
-        f"the server, or a pooler such as PgBouncer in front of it, refuses the startup parameter `options`, by which "
-        f"exactbatch sets its settings ({message}). Give the connection the address of Postgres itself, not that of "
-        f"the pooler; or let the pooler ignore the parameter. Set ignore_startup_parameters = options in "
-        f"pgbouncer.ini. `exactbatch explain poolers` lists everything that a pooler needs."
+        f"the server, or a pooler such as PgBouncer in front of it, refuses the `options` of the connection string "
+        f"({message}). Remove them, or give the connection the address of Postgres itself. `exactbatch explain "
+        f"poolers` lists everything that a pooler needs."
     )
 
 
@@ -308,7 +307,7 @@ def _at_startup(name: str) -> str:
 def _dropped(setting: Setting) -> str:
     value = setting.value if setting.value.isalnum() else f"'{setting.value}'"
     return (
-        f"It was sent as a startup option, and a pooler dropped it, as PgBouncer does with "
-        f"ignore_startup_parameters = options. Set it for the login: alter role … set {setting.name} = {value}; "
-        f"or connect to Postgres directly. `exactbatch explain poolers` lists everything that a pooler needs."
+        f"No transaction can set it, and a pooler dropped or refused it as a startup option. Set it for the login: "
+        f"alter role … set {setting.name} = {value}; or connect to Postgres directly. `exactbatch explain poolers` "
+        f"lists everything that a pooler needs."
     )

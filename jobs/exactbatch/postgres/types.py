@@ -136,11 +136,11 @@ def type_named(cursor: Cursor, name: str) -> PgType:
     (oid,) = cursor.fetchone()
     if oid is None:
         raise ConfigurationError(f"the database has no type {name}. Create it, or correct the schema.")
-    modifier = modifier_of(name)
+    modifier = find_modifier(name)
     return pg_types(cursor, {(oid, modifier)})[oid, modifier]
 
 
-def modifier_of(name: str) -> int:
+def find_modifier(name: str) -> int:
     """Return the modifier, as pg_attribute has it, of a type by its name in a pipeline's schema; -1 if it has none."""
     numbers = [int(number) for number in re.findall(r"(?<=[(,])\d+", name)] if "." not in name else []
     match numbers:

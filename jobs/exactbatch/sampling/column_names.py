@@ -138,7 +138,7 @@ def snake_case(name: str) -> str:
     return re.sub(r"\W+", "_", words).strip("_")
 
 
-def words_of(name: str) -> list[str]:
+def split_words(name: str) -> list[str]:
     """Return the words of a name, in lower case: createdAt has created and at."""
     return [word for word in snake_case(name).split("_") if word]
 

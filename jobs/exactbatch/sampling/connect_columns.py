@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from exactbatch.formats.connect_schema import DECIMAL, ConnectType
+from exactbatch.formats.connect.types_of_schema import DECIMAL, ConnectType
 from exactbatch.sampling.value_types import Choice
 
 _TIME: Final = "io.debezium.time."
@@ -47,21 +47,21 @@ _BY_TYPE: Final[Mapping[str, Sequence[str]]] = {
 }
 
 
-def choices_of(written: Sequence[ConnectType]) -> tuple[Choice, ...]:
+def list_choices(written: Sequence[ConnectType]) -> tuple[Choice, ...]:
     """Return types for a field, the best one first. `written` are its types in the schemas of a sample, oldest
     first."""
-    found = list(dict.fromkeys(type_ for each in reversed(written) for type_ in types_of(each)))
+    found = list(dict.fromkeys(type_ for each in reversed(written) for type_ in list_types(each)))
     return tuple(Choice(type_) for type_ in dict.fromkeys([*found, "text", "jsonb"]))
 
 
-def types_of(written: ConnectType) -> Sequence[str]:
+def list_types(written: ConnectType) -> Sequence[str]:
     """Return types for a value of this type, the best one first."""
     if written.name == DECIMAL:
         return (_decimal(written), "numeric")
     if written.name in _BY_NAME:
         return _BY_NAME[written.name]
     if written.element is not None:
-        first = types_of(written.element)[0]
+        first = list_types(written.element)[0]
         return ("jsonb",) if first == "jsonb" or first.endswith("[]") else (f"{first}[]", "jsonb")
     return _BY_TYPE.get(written.type, ("jsonb",))
 

@@ -9,17 +9,17 @@ from typing import Any, Final
 from exactbatch.columns import MAX_NAME_BYTES
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats import Debezium
-from exactbatch.formats.connect_schema import ConnectType, from_json
-from exactbatch.formats.debezium_readings import images_of
+from exactbatch.formats.connect.types_of_schema import ConnectType, from_json
+from exactbatch.formats.debezium.row_readings import find_images
 from exactbatch.member_paths import Path
-from exactbatch.sampling.column_names import OWN, column_name, words_of
-from exactbatch.sampling.connect_columns import choices_of
-from exactbatch.sampling.draft import Changes, Draft, DraftColumn, epochs_of, schema_text
-from exactbatch.sampling.json_shape import Number, Shape, parse_json, shape_of
+from exactbatch.sampling.column_names import OWN, column_name, split_words
+from exactbatch.sampling.connect_columns import list_choices
+from exactbatch.sampling.draft import Draft, DraftColumn, EventKey, list_epochs, schema_text
+from exactbatch.sampling.json_shape import Number, Shape, find_shape, parse_json
 from exactbatch.sampling.value_types import Choice, choices_for, has_decimals, is_bigint
 
 PLACEHOLDER: Final = "__debezium_unavailable_value"
-# Debezium cannot look up such a field in every type (raw_json_fields.py), and no path names an empty one.
+# Debezium cannot look up such a field in every type (formats/json/raw_fields.py), and no path names an empty one.
 _UNFINDABLE: Final = re.compile(r'[\\"\x00-\x1f]')
 _IMAGES: Final = ("before", "after")
 _CHANGES: Final = ("c", "u", "d", "r")
@@ -41,7 +41,7 @@ _EXTENDED: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class ChangeEvent:
     """One event: its envelope, as parse_json() returns it, and its type if it has a schema."""
 
     envelope: dict[str, Any]
@@ -50,7 +50,7 @@ class Event:
 
 def is_change(value: Any) -> bool:
     """True for the envelope of a change, bare or as the payload next to its schema."""
-    envelope = envelope_of(value)
+    envelope = find_envelope(value)
     return (
         isinstance(envelope, dict)
         and envelope.get("op") in (*_CHANGES, _TRUNCATE)
@@ -59,13 +59,13 @@ def is_change(value: Any) -> bool:
     )
 
 
-def envelope_of(value: Any) -> Any:
+def find_envelope(value: Any) -> Any:
     """Return what is next to a schema, or the value itself."""
     return value["payload"] if isinstance(value, dict) and value.keys() == {"schema", "payload"} else value
 
 
 def debezium_draft(
-    events: Sequence[Event], *, registry: str | None = None, properties: Mapping[str, Any] | None = None
+    events: Sequence[ChangeEvent], *, registry: str | None = None, properties: Mapping[str, Any] | None = None
 ) -> Draft:
     """Return a draft of Debezium for events; some may change nothing."""
     changes = [event for event in events if is_change(event.envelope)]
@@ -76,7 +76,7 @@ def debezium_draft(
     if documents:
         usable, notes = usable_columns(list(_of_documents(images)), [])
     else:
-        types = [image for event in changes if event.type is not None for image in images_of(event.type)]
+        types = [image for event in changes if event.type is not None for image in find_images(event.type)]
         usable, notes = columns_of_rows(images, types if is_typed else None)
     if not usable:
         raise ConfigurationError(
@@ -88,12 +88,12 @@ def debezium_draft(
         options["decimals"] = "string"
 
     def make(columns: Sequence[DraftColumn]) -> Debezium:
-        return Debezium(schema_text(columns), epoch=epochs_of(columns), **options)
+        return Debezium(schema_text(columns), epoch=list_epochs(columns), **options)
 
     label = f"change events of Debezium{f' from {connector}' if connector else ''}"
     label += ", as Avro" if registry else ", with their schemas" if is_typed else ", without schemas"
     key = ("_id",) if documents else None
-    return Draft(label, named(usable), make, tuple(notes), Changes(key))
+    return Draft(label, named(usable), make, tuple(notes), EventKey(key))
 
 
 def columns_of_rows(rows: Shape, types: Sequence[ConnectType] | None) -> tuple[list[DraftColumn], list[str]]:
@@ -130,7 +130,7 @@ def has_decimals_in_text(rows: Shape, columns: Sequence[DraftColumn]) -> bool:
     return any(has_decimals(_texts(rows, column)) and column.type == "numeric" for column in columns)
 
 
-def json_events(values: Iterable[bytes]) -> list[Event]:
+def json_events(values: Iterable[bytes]) -> list[ChangeEvent]:
     """Return the events of JSON values; others are left out."""
     events = []
     for value in values:
@@ -138,9 +138,9 @@ def json_events(values: Iterable[bytes]) -> list[Event]:
             parsed = parse_json(value)
         except ValueError:
             continue
-        envelope = envelope_of(parsed)
+        envelope = find_envelope(parsed)
         if isinstance(envelope, dict):
-            events.append(Event(envelope, _type_next_to(parsed, envelope)))
+            events.append(ChangeEvent(envelope, _type_next_to(parsed, envelope)))
     return events
 
 
@@ -153,7 +153,7 @@ def _type_next_to(parsed: Any, envelope: Any) -> ConnectType | None:
         return None
 
 
-def _connector(changes: Sequence[Event]) -> str | None:
+def _connector(changes: Sequence[ChangeEvent]) -> str | None:
     """Return the connector under the name that Debezium(version=…) has for it."""
     for event in changes:
         if isinstance(name := event.envelope["source"].get("connector"), str):
@@ -161,7 +161,7 @@ def _connector(changes: Sequence[Event]) -> str | None:
     return None
 
 
-def _images(changes: Sequence[Event]) -> Shape:
+def _images(changes: Sequence[ChangeEvent]) -> Shape:
     """Return the shape of the rows before and after the changes, without values that the source left out."""
     rows = []
     for event in changes:
@@ -170,7 +170,7 @@ def _images(changes: Sequence[Event]) -> Shape:
             image = _parsed(image)
         if isinstance(image, dict):
             rows.append({name: value for name, value in image.items() if value != PLACEHOLDER})
-    return shape_of(rows)
+    return find_shape(rows)
 
 
 def _parsed(document: str) -> Any:
@@ -187,7 +187,7 @@ def _of_types(types: Sequence[ConnectType], images: Shape) -> Iterable[DraftColu
         for name, field in type_.fields.items():
             fields.setdefault(name, []).append(field)
     for name, written_as in fields.items():
-        yield DraftColumn(name, choices_of(written_as), nulls=_nulls(images, name))
+        yield DraftColumn(name, list_choices(written_as), nulls=_nulls(images, name))
 
 
 def _of_values(images: Shape) -> Iterable[DraftColumn]:
@@ -204,7 +204,7 @@ def _of_values(images: Shape) -> Iterable[DraftColumn]:
             if not choices:
                 choices = [Choice("bigint")] if all(map(_is_integer, shape.numbers)) else []
                 choices.append(Choice("double precision"))
-            if set(words_of(name)) & _DAYS and _are_days(shape.numbers):
+            if set(split_words(name)) & _DAYS and _are_days(shape.numbers):
                 choices.insert(0, Choice("date", "d", "its name and size say days since 1970"))
         yield DraftColumn(name, tuple(choices), nulls=_nulls(images, name))
 

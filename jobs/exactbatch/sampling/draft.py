@@ -50,7 +50,7 @@ class DraftColumn:
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class EventKey:
     """What change events say of their sink: the key, if message keys do not say it."""
 
     key: tuple[str, ...] | None = None
@@ -67,7 +67,7 @@ class Draft:
     columns: tuple[DraftColumn, ...]
     make: Callable[[Sequence[DraftColumn]], Format]
     notes: tuple[str, ...] = ()
-    changes: Changes | None = None
+    changes: EventKey | None = None
 
 
 def are_most(count: int, of: int) -> bool:
@@ -83,6 +83,6 @@ def schema_text(columns: Sequence[DraftColumn]) -> str:
     return "\n" + "".join(f"    {text},\n" for text in texts).removesuffix(",\n") + "\n"
 
 
-def epochs_of(columns: Sequence[DraftColumn]) -> dict[str, str]:
+def list_epochs(columns: Sequence[DraftColumn]) -> dict[str, str]:
     """Return the units of times that are numbers, by column."""
     return {column.name: column.epoch for column in columns if column.epoch is not None}

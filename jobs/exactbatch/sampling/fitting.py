@@ -4,14 +4,14 @@ import ast
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from exactbatch.formats import Decoded, Format
-from exactbatch.formats.format import LeavesValuesOut
+import pyarrow as pa
+
+from exactbatch.formats import Format
+from exactbatch.formats.decoded import Decoded
+from exactbatch.formats.decoders import find_decoder
 from exactbatch.sampling.draft import Draft, DraftColumn
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _COLUMN: Final = re.compile(r"column (?P<name>'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"), ")
 _SHOWN: Final = 80  # characters of a reason
@@ -27,10 +27,8 @@ class Fitted:
     broken: tuple[tuple[int, str], ...]
 
 
-def fit(draft: Draft, values: "pa.BinaryArray") -> Fitted:
+def fit(draft: Draft, values: pa.BinaryArray) -> Fitted:
     """Return the format of a draft, whose columns are widened where a value is rejected."""
-    import pyarrow as pa
-
     at = list(range(len(values)))
     columns = list(draft.columns)
     broken: dict[int, str] = {}
@@ -50,21 +48,19 @@ def fit(draft: Draft, values: "pa.BinaryArray") -> Fitted:
         columns = list(draft.columns)
 
 
-def decode(format_: Format, values: "pa.BinaryArray") -> Decoded:
+def decode(format_: Format, values: pa.BinaryArray) -> Decoded:
     """Decode values as a batch does; one that lacks what has not changed is no reject."""
-    if isinstance(format_, LeavesValuesOut):
-        return format_.decode_with_unchanged(values)
-    return format_.decode(values)
+    return find_decoder(format_).decode_with_unchanged(values)
 
 
-def column_of(reason: str) -> str | None:
+def find_column(reason: str) -> str | None:
     """Return the name of the column that the reason of a reject names; None if it names none."""
     match = _COLUMN.search(reason)
     return None if match is None else str(ast.literal_eval(match["name"]))
 
 
 def _widened(
-    draft: Draft, columns: Sequence[DraftColumn], values: "pa.BinaryArray", rejects: Sequence[tuple[int, str]]
+    draft: Draft, columns: Sequence[DraftColumn], values: pa.BinaryArray, rejects: Sequence[tuple[int, str]]
 ) -> list[DraftColumn] | None:
     """Return the columns, one of them with a wider type for which fewer values are rejected; None if none has one."""
     for at, column in enumerate(columns):
@@ -82,7 +78,7 @@ def _widened(
 
 
 def _reasons_for(column: DraftColumn, rejects: Sequence[tuple[int, str]]) -> list[str]:
-    return [reason for _, reason in rejects if column_of(reason) == column.name]
+    return [reason for _, reason in rejects if find_column(reason) == column.name]
 
 
 def _short(text: str) -> str:

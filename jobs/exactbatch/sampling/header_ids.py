@@ -1,22 +1,17 @@
 """Sampled values and keys whose schemas headers name: they are recognized, and drafted, as if prefixes named them."""
 
-from typing import TYPE_CHECKING
+import pyarrow as pa
 
-from exactbatch.formats.record_headers import Messages
-from exactbatch.formats.schema_id_headers import KEY_HEADER, VALUE_HEADER
-from exactbatch.formats.wire_format import GUID, prefix_size
+from exactbatch.formats.message.record_headers import Messages
+from exactbatch.formats.registry.schema_id_headers import KEY_HEADER, VALUE_HEADER
+from exactbatch.formats.registry.wire_format import GUID, prefix_size
 from exactbatch.sampling.registry_columns import has_schema_id
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _JSON = (b"{", b"[")
 
 
-def with_header_ids(header: str, values: "pa.BinaryArray", messages: Messages) -> "pa.BinaryArray":
+def with_header_ids(header: str, values: pa.BinaryArray, messages: Messages) -> pa.BinaryArray:
     """Return values, or keys, of n records, after what the header of this name says, where it names a schema."""
-    import pyarrow as pa
-
     prefixes = {
         index: found
         for index, found in messages.last_headers(header).items()
@@ -33,7 +28,7 @@ def with_header_ids(header: str, values: "pa.BinaryArray", messages: Messages) -
     )
 
 
-def are_json(values: "pa.BinaryArray") -> bool:
+def are_json(values: pa.BinaryArray) -> bool:
     """True if all values that are not null look like JSON, which needs no registry."""
     return all(value.lstrip().startswith(_JSON) for value in values.drop_null().to_pylist())
 

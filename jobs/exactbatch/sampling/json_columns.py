@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from exactbatch.formats import Json, JsonSchema
-from exactbatch.formats.wrapped import Documents, Encoding
+from exactbatch.formats.json.spec import Documents, Encoding
 from exactbatch.member_paths import Path, Step
 from exactbatch.sampling.column_names import column_name
-from exactbatch.sampling.draft import Draft, DraftColumn, epochs_of, schema_text
+from exactbatch.sampling.draft import Draft, DraftColumn, list_epochs, schema_text
 from exactbatch.sampling.json_shape import Shape
 from exactbatch.sampling.value_types import Choice, choices_for, has_decimals
 
@@ -19,7 +19,7 @@ MOST_COLUMNS: Final = 1500  # a table of Postgres has at most 1,600, and lineage
 _MAP_SIZE: Final = 20
 _MAP_SHARE: Final = 0.3
 _DATA_KEY: Final = re.compile(r"[0-9][0-9.:-]*|[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
-# msgspec cannot look up such a name (raw_json_fields.py), and a path cannot name an empty one.
+# msgspec cannot look up such a name (formats/json/raw_fields.py), and a path cannot name an empty one.
 _UNFINDABLE: Final = re.compile(r'[\\"\x00-\x1f]')
 
 
@@ -34,10 +34,10 @@ def json_draft(
     label: str = "JSON objects",
 ) -> Draft:
     """Return a draft of Json, or of JsonSchema with a registry, for objects; `below` is the path to them."""
-    columns, notes = columns_of(objects, below=tuple(below))
+    columns, notes = find_columns(objects, below=tuple(below))
 
     def make(columns: Sequence[DraftColumn]) -> Json | JsonSchema:
-        schema, epoch = schema_text(columns), epochs_of(columns)
+        schema, epoch = schema_text(columns), list_epochs(columns)
         if registry is not None:
             return JsonSchema(schema, registry=registry, epoch=epoch, properties=properties or {})
         only = encoding[0] if len(encoding) == 1 else encoding
@@ -46,7 +46,9 @@ def json_draft(
     return Draft(label, columns, make, notes)
 
 
-def columns_of(objects: Shape, *, below: tuple[Step, ...]) -> tuple[tuple[DraftColumn, ...], tuple[str, ...]]:
+def find_columns(
+    objects: Shape, *, below: tuple[Step, ...]
+) -> tuple[tuple[DraftColumn, ...], tuple[str, ...]]:
     """Return columns for objects, and notes about what is left out or stays whole."""
     notes = []
     for depth in _DEPTHS:

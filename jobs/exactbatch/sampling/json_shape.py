@@ -80,7 +80,7 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError("too many levels of nesting") from None
 
 
-def shape_of(values: "list[Any]") -> Shape:
+def find_shape(values: "list[Any]") -> Shape:
     """Return the shape of values that parse_json() has returned."""
     shape = Shape()
     for value in values:

@@ -2,34 +2,27 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+import pyarrow as pa
 
 from exactbatch.errors import ConfigurationError
-from exactbatch.formats import (
-    Debezium,
-    Decoded,
-    Flattened,
-    Format,
-    Json,
-    Raw,
-    Text,
-    WithMessage,
-    as_changes,
-)
-from exactbatch.formats.enveloped_nulls import with_nulls
-from exactbatch.formats.record_headers import Header
+from exactbatch.formats import Debezium, Flattened, Format, Json, Raw, Text, WithMessage
+from exactbatch.formats.decoded import Decoded
+from exactbatch.formats.decoders import find_decoder
+from exactbatch.formats.json.enveloped_nulls import with_nulls
+from exactbatch.formats.message.decoder import RecordDecoder
+from exactbatch.formats.message.record_headers import Header
+from exactbatch.formats.upsert_changes import as_changes
 from exactbatch.member_paths import Path, Step
 from exactbatch.sampling.column_names import quoted_if_needed
-from exactbatch.sampling.debezium_columns import envelope_of
-from exactbatch.sampling.draft import Changes, Draft, DraftColumn, epochs_of, schema_text
+from exactbatch.sampling.debezium_columns import find_envelope
+from exactbatch.sampling.draft import Draft, DraftColumn, EventKey, list_epochs, schema_text
 from exactbatch.sampling.fitting import Fitted, decode
-from exactbatch.sampling.json_columns import columns_of
-from exactbatch.sampling.json_shape import parse_json, shape_of
-from exactbatch.sampling.registry_columns import Registry, avro_names, has_schema_id
-from exactbatch.sinks import Append, Sink, Upsert
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from exactbatch.sampling.json_columns import find_columns
+from exactbatch.sampling.json_shape import find_shape, parse_json
+from exactbatch.sampling.registry_columns import RegistryAddress, avro_names, has_schema_id
+from exactbatch.sinks import Append, FormatFacts, Sink, SinkTraits, Upsert
 
 _AS_TEXT: Final = "the text of its keys"
 _PAYLOAD: Final = "payload"  # where Kafka Connect writes a value next to its schema
@@ -42,11 +35,11 @@ class TopicFacts:
     `keys`, `values` and `partitions` are those of the n sampled records.
     """
 
-    keys: "pa.BinaryArray"
-    values: "pa.BinaryArray"
+    keys: pa.BinaryArray
+    values: pa.BinaryArray
     partitions: Sequence[int]
     is_compacted: bool
-    registry: Registry | None = None
+    registry: RegistryAddress | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +47,14 @@ class Destination:
     """The sink, the value's format with what the sink needs of the key, and why."""
 
     sink: Sink
-    value: Format | WithMessage
+    value: Format
     key: Format | None = None
     notes: tuple[str, ...] = field(default=())
+
+    @property
+    def traits(self) -> SinkTraits:
+        """What the sink asks of whoever decodes its rows."""
+        return self.sink.find_traits(FormatFacts())
 
 
 def destination(draft: Draft, fitted: Fitted, facts: TopicFacts, target: str) -> Destination:
@@ -89,7 +87,7 @@ def destination(draft: Draft, fitted: Fitted, facts: TopicFacts, target: str) ->
     for proposal in _upserts(fitted, facts, target):
         if proposal is None or (changes := _accepted(proposal, fitted, facts)) is None:
             continue
-        if not _repeats_a_key(changes, proposal.sink):
+        if not _repeats_a_key(changes, proposal.traits.key_columns):
             return proposal
         reason = (
             "a sampled record gives several rows of one key, and nothing says which of them is the latest"
@@ -97,11 +95,11 @@ def destination(draft: Draft, fitted: Fitted, facts: TopicFacts, target: str) ->
     return Destination(append, fitted.format, notes=(f"Append, although the topic is compacted: {reason}",))
 
 
-def _of_changes(changes: Changes, fitted: Fitted, facts: TopicFacts, target: str) -> Destination:
+def _of_changes(changes: EventKey, fitted: Fitted, facts: TopicFacts, target: str) -> Destination:
     """Return an Upsert of change events by the fields of their message keys."""
     assert isinstance(fitted.format, Debezium)
     keys = _keys_of_changes(fitted.format, facts)
-    names = changes.key or _names_of([key for key in keys if key is not None], facts.registry)
+    names = changes.key or _find_names([key for key in keys if key is not None], facts.registry)
     columns = {field: column for column, field in fitted.format.field_names.items()}
     if None in keys and not changes.key:
         why = f"{keys.count(None):,} sampled events have no message key: give the source table a primary key"
@@ -141,14 +139,14 @@ def _key_of_rows(fitted: Fitted, names: Sequence[str]) -> Format | None:
         return None
     columns = {column.name: column for column in fitted.columns}
     own = [columns[name] for name in names]
-    return replace(fitted.format, schema=schema_text(own), epoch=epochs_of(own))
+    return replace(fitted.format, schema=schema_text(own), epoch=list_epochs(own))
 
 
-def _names_of(keys: Sequence[bytes], registry: Registry | None) -> list[str] | None:
+def _find_names(keys: Sequence[bytes], registry: RegistryAddress | None) -> list[str] | None:
     """Return the names of the fields of message keys, JSON or Avro; None if they differ."""
     if registry is not None and keys and all(map(has_schema_id, keys)):
         return avro_names(keys, registry.address, registry.properties)
-    return _members_of(keys)
+    return _find_members(keys)
 
 
 def _upserts(fitted: Fitted, facts: TopicFacts, target: str) -> "list[Destination | None]":
@@ -176,9 +174,9 @@ def _of_members(fitted: Fitted, facts: TopicFacts, target: str) -> Destination |
         return None
     own = [_at(columns[member], _steps_to(column)) for member, column in members.items()]
     names = tuple(column.name for column in own)
-    key = Json(schema_text(own), epoch=epochs_of(own))
+    key = Json(schema_text(own), epoch=list_epochs(own))
     decoded = decode(fitted.format, facts.values)
-    decoded_keys = key.decode(facts.keys.take(decoded.kept))
+    decoded_keys = find_decoder(key).decode(facts.keys.take(decoded.kept))
     # Members may have the same name by chance: such keys would merge rows that are different.
     if decoded_keys.rejects or decoded_keys.rows != decoded.rows.select(names):
         return None
@@ -198,7 +196,7 @@ def _with_members(fitted: Fitted, facts: TopicFacts, target: str) -> Destination
         return None
     if {column.name for column in own} & {column.name for column in fitted.columns}:
         return None
-    key = Json(schema_text(own), epoch=epochs_of(own))
+    key = Json(schema_text(own), epoch=list_epochs(own))
     names = tuple(column.name for column in own)
     why = f"Upsert by ({', '.join(names)}): the topic is compacted. The values lack the members of its keys"
     return Destination(Upsert(target, key=names), WithMessage(fitted.format, key=key), key, (why,))
@@ -218,7 +216,7 @@ def _of_column(fitted: Fitted, facts: TopicFacts, target: str) -> Destination | 
             if column.type not in types:
                 continue
             key = make(column.name if schema == f"{column.name} text" else schema)
-            read = key.decode(keys)
+            read = find_decoder(key).decode(keys)
             # Text such as 007 is another key than 7, and yet the same number.
             is_same = kind != _AS_TEXT or _are_texts(values, keys)
             if not read.rejects and is_same and read.rows.column(0).equals(values):
@@ -237,7 +235,7 @@ _KEY_FORMATS: Final[Sequence[tuple[Sequence[str], Callable[[str], Format], str]]
 )
 
 
-def _are_texts(values: "pa.Array", keys: "pa.BinaryArray") -> bool:
+def _are_texts(values: pa.Array, keys: pa.BinaryArray) -> bool:
     pairs = zip(values.to_pylist(), keys.to_pylist(), strict=True)
     return all(str(value).encode() == key for value, key in pairs)
 
@@ -252,9 +250,9 @@ def _accepted(proposal: Destination, fitted: Fitted, facts: TopicFacts) -> Decod
     return None if any(index not in broken for index, _ in changes.rejects) else changes
 
 
-def _repeats_a_key(changes: Decoded, sink: Sink) -> bool:
+def _repeats_a_key(changes: Decoded, key: Sequence[str]) -> bool:
     """True if a record gives several rows of one key: no batch of an Upsert without a version commits it."""
-    keys = changes.rows.select(sink.key_columns).to_pylist()
+    keys = changes.rows.select(key).to_pylist()
     rows = [(at, repr(key)) for at, key in zip(changes.kept.to_pylist(), keys, strict=True)]
     return len(set(rows)) < len(rows)
 
@@ -263,17 +261,17 @@ def decode_changes(proposal: Destination, facts: TopicFacts) -> Decoded:
     """Decode the sample as a batch of the proposed pipeline does."""
     value = proposal.value
     if isinstance(value, WithMessage):
-        decoded = value.decode(facts.values, _Messages(facts.keys))
+        decoded = RecordDecoder(value).decode(facts.values, _Messages(facts.keys))
     else:
         decoded = decode(value, facts.values)
-    if not proposal.sink.keeps_deletes:
+    if not proposal.traits.keeps_deletes:
         return decoded
     return as_changes(
         decoded,
         with_nulls(value, facts.values),
         _Messages(facts.keys),
-        proposal.key,
-        proposal.sink.key_columns,
+        None if proposal.key is None else find_decoder(proposal.key),
+        proposal.traits.key_columns,
         tombstones_delete=value.tombstone_deletes,
         keeps_unchanged=decoded.unchanged is not None,
     )
@@ -281,9 +279,9 @@ def decode_changes(proposal: Destination, facts: TopicFacts) -> Decoded:
 
 @dataclass(frozen=True, slots=True)
 class _Messages:
-    _keys: "pa.BinaryArray"
+    _keys: pa.BinaryArray
 
-    def keys(self) -> "pa.BinaryArray":
+    def keys(self) -> pa.BinaryArray:
         return self._keys
 
     def headers(self) -> list[None]:
@@ -312,21 +310,21 @@ def _at(column: DraftColumn, steps: tuple[Step, ...]) -> DraftColumn:
 def _columns_of_keys(keys: Sequence[bytes]) -> tuple[DraftColumn, ...] | None:
     """Return columns for keys that are JSON objects with the same members, all of them next to a schema or none of
     them; None for others."""
-    if _members_of(keys) is None:
+    if _find_members(keys) is None:
         return None
     parsed = [parse_json(key) for key in keys]
-    objects = [envelope_of(each) for each in parsed]
+    objects = [find_envelope(each) for each in parsed]
     wrapped = {inner is not outer for inner, outer in zip(objects, parsed, strict=True)}
     if len(wrapped) > 1:
         return None
-    columns, _ = columns_of(shape_of(objects), below=(_PAYLOAD,) if wrapped == {True} else ())
+    columns, _ = find_columns(find_shape(objects), below=(_PAYLOAD,) if wrapped == {True} else ())
     return columns
 
 
-def _members_of(keys: Sequence[bytes]) -> list[str] | None:
+def _find_members(keys: Sequence[bytes]) -> list[str] | None:
     """Return the names that all keys, JSON objects, have; None if they are others."""
     try:
-        parsed = [envelope_of(parse_json(key)) for key in keys]
+        parsed = [find_envelope(parse_json(key)) for key in keys]
     except ValueError:
         return None
     if not parsed or not all(isinstance(each, dict) and each.keys() == parsed[0].keys() for each in parsed):

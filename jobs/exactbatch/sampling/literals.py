@@ -141,10 +141,6 @@ def _long(value: Any, indent: int) -> str:
     return "\n".join(string(value[start : start + size]) for start in range(0, len(value), size))
 
 
-def _indented_lines(code: str) -> str:
-    return "".join(f"    {line}" for line in code.splitlines(keepends=True))
-
-
 def _indented(code: str) -> str:
     return "\n".join(f"    {line}" for line in code.split("\n"))
 

@@ -2,19 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+import pyarrow as pa
 
 from exactbatch.columns import UNCHANGED_COLUMNS
 from exactbatch.errors import ConfigurationError
-from exactbatch.formats import Decoded
+from exactbatch.formats.decoded import Decoded
 from exactbatch.pipeline import Pipeline
 from exactbatch.sampling.draft import DraftColumn
 from exactbatch.sampling.fitting import fit
 from exactbatch.sampling.key_and_sink import TopicFacts, decode_changes, destination
 from exactbatch.sampling.recognition import recognize
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _LONG: Final = 3000  # bytes of the records of a test
 
@@ -51,7 +50,7 @@ def propose(name: str, topic: str, target: str, facts: TopicFacts) -> Proposal:
     draft = recognize(present, facts.registry)
     fitted = fit(draft, values)
     to = destination(draft, fitted, facts, target)
-    pipeline = Pipeline(name=name, topics=(topic,), value=to.value, key=to.key, sink=to.sink)
+    pipeline = Pipeline(name=name, topics=(topic,), value=to.value, message_key=to.key, sink=to.sink)
     return Proposal(
         pipeline,
         draft.label,
@@ -63,7 +62,7 @@ def propose(name: str, topic: str, target: str, facts: TopicFacts) -> Proposal:
 
 
 def chosen_records(
-    decoded: Decoded, values: "pa.BinaryArray", *, count: int, with_tombstone: bool
+    decoded: Decoded, values: pa.BinaryArray, *, count: int, with_tombstone: bool
 ) -> Sequence[int]:
     """Return the indexes of a few short records for a test, in their order: those with most columns, and a shorter one.
 
@@ -91,8 +90,6 @@ def chosen_records(
 def _unexpected(decoded: Decoded) -> set[int]:
     """Return the indexes of records that no test can expect: with values that the source left out, which are not in the
     target of a test, or with NaN, which is not equal to itself."""
-    import pyarrow as pa
-
     unchanged = decoded.unchanged
     if UNCHANGED_COLUMNS in decoded.rows.schema.names:
         unchanged = decoded.rows.column(UNCHANGED_COLUMNS)

@@ -5,14 +5,15 @@ from contextlib import suppress
 from typing import Any, Final
 
 from exactbatch.formats import Raw, Text
-from exactbatch.formats.wrapped import Documents, Encoding, unwrapped
+from exactbatch.formats.json.spec import Documents, Encoding
+from exactbatch.formats.json.wrapped import unwrapped
 from exactbatch.sampling.csv_columns import csv_draft
 from exactbatch.sampling.debezium_columns import debezium_draft, is_change, json_events
 from exactbatch.sampling.draft import Draft, are_most
 from exactbatch.sampling.flattened_columns import flattened_draft, is_flattened
 from exactbatch.sampling.json_columns import json_draft
-from exactbatch.sampling.json_shape import parse_json, shape_of
-from exactbatch.sampling.registry_columns import Registry, has_schema_id, registry_draft
+from exactbatch.sampling.json_shape import find_shape, parse_json
+from exactbatch.sampling.registry_columns import RegistryAddress, has_schema_id, registry_draft
 
 # How values begin that are compressed or encoded: RFC 1952, RFC 8878, and the same and `{"` in base64.
 _BEGINNINGS: Final[Mapping[bytes, tuple[Encoding, ...]]] = {
@@ -24,7 +25,7 @@ _BEGINNINGS: Final[Mapping[bytes, tuple[Encoding, ...]]] = {
 }
 
 
-def recognize(values: Sequence[bytes], registry: Registry | None) -> Draft:
+def recognize(values: Sequence[bytes], registry: RegistryAddress | None) -> Draft:
     """Return a draft for values; none is null.
 
     Raises ConfigurationError for Confluent's wire format without a registry, and what the registry's client raises.
@@ -61,7 +62,7 @@ def _json(values: Sequence[bytes], encodings: tuple[Encoding, ...]) -> Draft | N
         below = ("payload",)
         objects = [each["payload"] for each in objects if each["payload"] is not None]
         label += ", each the payload next to its schema (Kafka Connect)"
-    return json_draft(shape_of(objects), below=below, encoding=encodings, documents=documents, label=label)
+    return json_draft(find_shape(objects), below=below, encoding=encodings, documents=documents, label=label)
 
 
 def _is_payload_with_schema(value: dict[str, Any]) -> bool:

@@ -5,23 +5,25 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
+import pyarrow as pa
+
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats import Avro
-from exactbatch.formats.avro_schema import VALUE, AvroField, parse
+from exactbatch.formats.avro.parsed_schema import VALUE, AvroField, parse
 from exactbatch.formats.bounds import TooLarge
-from exactbatch.formats.connect_schema import ConnectType
-from exactbatch.formats.debezium_avro import events_of
-from exactbatch.formats.debezium_event import is_envelope
-from exactbatch.formats.schema_id_headers import VALUE_HEADER
-from exactbatch.formats.schema_registry import schema_type, writer_schema
-from exactbatch.formats.wire_format import SchemaId, prefix_size, schema_id_of
+from exactbatch.formats.connect.types_of_schema import ConnectType
+from exactbatch.formats.debezium.avro_events import build_events
+from exactbatch.formats.debezium.envelope import is_envelope
+from exactbatch.formats.registry.schema_id_headers import VALUE_HEADER
+from exactbatch.formats.registry.schemas import schema_type, writer_schema
+from exactbatch.formats.registry.wire_format import SchemaId, prefix_size, read_schema_id
 from exactbatch.sampling.column_names import OWN
-from exactbatch.sampling.connect_columns import types_of
-from exactbatch.sampling.debezium_columns import Event, debezium_draft
+from exactbatch.sampling.connect_columns import list_types
+from exactbatch.sampling.debezium_columns import ChangeEvent, debezium_draft
 from exactbatch.sampling.draft import Draft, DraftColumn, schema_text
 from exactbatch.sampling.flattened_columns import flattened_draft, is_flattened
 from exactbatch.sampling.json_columns import json_draft
-from exactbatch.sampling.json_shape import parse_json, shape_of
+from exactbatch.sampling.json_shape import find_shape, parse_json
 from exactbatch.sampling.value_types import Choice
 
 _AVRO, _JSON = "AVRO", "JSON"
@@ -35,7 +37,7 @@ _WIDER: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Registry:
+class RegistryAddress:
     """The address of a schema registry, and the properties of its client."""
 
     address: str
@@ -45,13 +47,13 @@ class Registry:
 def has_schema_id(value: bytes) -> bool:
     """True if a value begins with byte 0 and the ID of a schema, as Confluent's serializers write it."""
     try:
-        schema_id = schema_id_of(value)
+        schema_id = read_schema_id(value)
         return not isinstance(schema_id, int) or 0 < schema_id < _MOST_IDS
     except ValueError:
         return False
 
 
-def registry_draft(values: Sequence[bytes], registry: Registry | None) -> Draft:
+def registry_draft(values: Sequence[bytes], registry: RegistryAddress | None) -> Draft:
     """Return a draft of Avro, JsonSchema or Debezium for values that begin with the ID of their schema.
 
     Raises ConfigurationError without a registry, and for schemas of a type that is not recognized, and what the
@@ -59,7 +61,7 @@ def registry_draft(values: Sequence[bytes], registry: Registry | None) -> Draft:
     """
     by_id: dict[SchemaId, list[bytes]] = {}
     for value in values:
-        by_id.setdefault(schema_id_of(value), []).append(value)
+        by_id.setdefault(read_schema_id(value), []).append(value)
     shown = ", ".join(map(str, sorted(by_id, key=int)[:5])) + (" …" if len(by_id) > 5 else "")
     if registry is None:
         raise ConfigurationError(
@@ -76,7 +78,7 @@ def registry_draft(values: Sequence[bytes], registry: Registry | None) -> Draft:
             parsed for value in values if isinstance(parsed := _parsed(value[prefix_size(value) :]), dict)
         ]
         return json_draft(
-            shape_of(objects), registry=address, properties=properties, label="JSON Schema, with a registry"
+            find_shape(objects), registry=address, properties=properties, label="JSON Schema, with a registry"
         )
     if found == {_AVRO}:
         schemas = {}
@@ -100,7 +102,7 @@ def registry_draft(values: Sequence[bytes], registry: Registry | None) -> Draft:
 def avro_names(values: Sequence[bytes], registry: str, properties: Mapping[str, Any]) -> list[str] | None:
     """Return the names of the fields of records that begin with the ID of their schema; None if they have several."""
     names: set[tuple[str, ...]] = set()
-    for schema_id in {schema_id_of(value) for value in values}:
+    for schema_id in {read_schema_id(value) for value in values}:
         if schema_type(registry, schema_id, properties) != _AVRO:
             return None
         try:
@@ -114,24 +116,24 @@ def avro_names(values: Sequence[bytes], registry: str, properties: Mapping[str, 
 def _avro_draft(
     schemas: Mapping[SchemaId, tuple[str, tuple[AvroField, ...]]],
     by_id: Mapping[SchemaId, list[bytes]],
-    registry: Registry,
+    registry: RegistryAddress,
 ) -> Draft:
-    import pyarrow as pa
-
-    events: list[Event] = []
+    events: list[ChangeEvent] = []
     payloads: list[ConnectType] = []
     for schema_id, (schema, _) in schemas.items():
         try:
-            known = events_of(schema, prefix_size(by_id[schema_id][0]))
+            known = build_events(schema, prefix_size(by_id[schema_id][0]))
         except ValueError:
             break
-        if not (is_envelope(known.payload) or is_flattened(Event(dict(known.payload.fields), known.payload))):
+        if not (
+            is_envelope(known.payload) or is_flattened(ChangeEvent(dict(known.payload.fields), known.payload))
+        ):
             break
         payloads.append(known.payload)
         for value in by_id[schema_id]:
             with suppress(ValueError, TooLarge):  # a broken record is none for the draft
                 decoded = known.decode(pa.array([value], pa.binary()))
-                events += [Event(event, known.payload) for event in decoded]
+                events += [ChangeEvent(event, known.payload) for event in decoded]
     else:
         draft = debezium_draft if any(map(is_envelope, payloads)) else flattened_draft
         return draft(events, registry=registry.address, properties=registry.properties)
@@ -147,14 +149,14 @@ def _avro_draft(
         notes.append(f"the values have {len(schemas)} schemas, and the columns are those of all of them")
 
     def make(columns: Sequence[DraftColumn]) -> Avro:
-        return Avro(registry=registry.address, columns=schema_text(columns), properties=registry.properties)
+        return Avro(registry=registry.address, fields=schema_text(columns), properties=registry.properties)
 
     return Draft("Avro, with a registry", columns, make, tuple(notes))
 
 
 def _choices(written: Sequence[AvroField]) -> tuple[Choice, ...]:
     """Return types for a field that has these in the schemas of a sample, the newest last."""
-    times = [type_ for field in reversed(written) if field.connect for type_ in types_of(field.connect)]
+    times = [type_ for field in reversed(written) if field.connect for type_ in list_types(field.connect)]
     found = list(dict.fromkeys(field.type for field in reversed(written)))
     wider = [type_ for own in found for type_ in _wider(own)]
     return tuple(Choice(_short(type_)) for type_ in dict.fromkeys([*times, *found, *wider, "jsonb"]))

@@ -10,10 +10,9 @@ from textwrap import indent
 from typing import Any, Final
 
 from exactbatch.columns import Column
+from exactbatch.errors.printable import printable
 from exactbatch.formats import Json, WithMessage
 from exactbatch.pipeline import Pipeline
-from exactbatch.printable import printable
-from exactbatch.sampling.column_names import quoted_if_needed
 from exactbatch.sampling.literals import WIDTH, Literal, literal, record_code, string
 
 _INDENT: Final = "    "
@@ -22,13 +21,13 @@ _NEWLINE: Final = {True: "\n", False: ""}
 
 def pipeline_module(pipeline: Pipeline, description: str) -> str:
     """Return the module that defines a pipeline under its name."""
-    parts = (pipeline.value, pipeline.sink, *([pipeline.key] if pipeline.key else []))
+    parts = (pipeline.value, pipeline.sink, *([pipeline.message_key] if pipeline.message_key else []))
     names = sorted({"Pipeline", *(name for part in parts for name in _class_names(part))})
     options = [
         f"name={string(pipeline.name)},",
-        f"topics={Literal(pipeline.topics).text(indent=0, before=len('    topics='))},",
+        f"topics={Literal(pipeline.topic_names).text(indent=0, before=len('    topics='))},",
     ]
-    for option in ("value", "key", "sink"):
+    for option in ("value", "message_key", "sink"):
         if (part := getattr(pipeline, option)) is not None:
             options.append(_option(option, part))
     body = indent("\n".join(options), _INDENT)
@@ -46,7 +45,7 @@ def dag_file(pipeline: Pipeline, schedule: str, *, separate: bool) -> str:
     """
     name = pipeline.name
     return (
-        f'"""Kafka topic `{pipeline.topics_text}` → Postgres table `{_inside(pipeline.sink.target)}`."""\n\n'
+        f'"""Kafka topic `{pipeline.topics_text}` → Postgres table `{_inside(pipeline.traits.target)}`."""\n\n'
         f"from exactbatch.airflow import pipeline_dag\n{_NEWLINE[separate]}"
         f"from pipelines.{name} import {name}\n\n"
         f"dag = pipeline_dag({name}, schedule={string(schedule)})\n"
@@ -58,13 +57,12 @@ def pipeline_test(
     records: Sequence[tuple[bytes | None, bytes | None, Sequence[tuple[str, bytes]]]],
     rows: Sequence[Mapping[str, Any]],
     *,
-    attribute: str,
     separate: bool,
 ) -> str:
-    """Return a test that loads records, each a value, a key and headers, and expects these rows in an `attribute` of
-    what was loaded: rows or target. `separate` is that of dag_file()."""
+    """Return a test that decodes records, each a value, a key and headers, and expects these rows. `separate` is as
+    dag_file() takes it."""
     name = pipeline.name
-    with_key = pipeline.key is not None or isinstance(pipeline.value, WithMessage)
+    with_key = pipeline.message_key is not None or isinstance(pipeline.value, WithMessage)
     plain = pipeline.value.value if isinstance(pipeline.value, WithMessage) else pipeline.value
     may_wrap = isinstance(plain, Json) and plain.documents == "one" and not plain.encodings
     codes = [
@@ -72,7 +70,7 @@ def pipeline_test(
         for value, key, headers in records
     ]
     listed = "".join(f"{indent(code, _INDENT)},\n" for code in codes)
-    imports = ["Record", "load"] if with_key or any(headers for *_, headers in records) else ["load"]
+    imports = ["Record", "decode"] if with_key or any(headers for *_, headers in records) else ["decode"]
     expected = Literal(list(rows))
     registry = getattr(plain, "registry", None)
     asks = (
@@ -81,7 +79,7 @@ def pipeline_test(
         else f"\n\nThe test asks the schema registry at {_inside(registry)} for their schemas."
     )
     return (
-        f'"""Records of the topic `{pipeline.topics_text}` become rows of `{_inside(pipeline.sink.target)}`.\n\n'
+        f'"""Records of the topic `{pipeline.topics_text}` become rows of `{_inside(pipeline.traits.target)}`.\n\n'
         f"RECORDS are copies of real records: replace what must not be in a repository, and add the\n"
         f'cases that you know of.{asks}\n"""\n\n'
         f"{expected.imports}"
@@ -89,9 +87,9 @@ def pipeline_test(
         f"from pipelines.{name} import {name}\n\n"
         f"RECORDS = [\n{listed}]\n\n\n"
         f"def test_records_become_rows():\n"
-        f"    loaded = load({name}, RECORDS)\n"
-        f"    assert loaded.rejects == []\n"
-        f"    assert loaded.{attribute} == {expected.text(indent=4, before=len(attribute) + 22)}\n"
+        f"    decoded = decode({name}, RECORDS)\n"
+        f"    assert decoded.rejects == []\n"
+        f"    assert decoded.rows == {expected.text(indent=4, before=len('    assert decoded.rows == '))}\n"
     )
 
 
@@ -131,9 +129,7 @@ def _arguments(part: object) -> list[str]:
             continue
         if is_dataclass(value) and not isinstance(value, type) and not isinstance(value, Column):
             text = _call(value, before=len(field.name) + 2 * len(_INDENT) + 1)
-        elif field.name == "columns":
-            text = _schema(", ".join(f"{quoted_if_needed(each.name)} {each.type}" for each in value))
-        elif field.name == "schema":
+        elif field.name in ("schema", "fields"):
             text = _schema(value)
         else:
             text = literal(value)

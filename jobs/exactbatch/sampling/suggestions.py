@@ -3,18 +3,17 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+import pyarrow as pa
 
 from exactbatch.columns import Column, Field
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats import Avro, Csv, Debezium, Flattened, Format, Json, JsonSchema, Protobuf, WithMessage
 from exactbatch.sampling.column_names import quoted_if_needed
-from exactbatch.sampling.fitting import column_of, decode
+from exactbatch.sampling.fitting import decode, find_column
 from exactbatch.sampling.json_shape import Shape, parse_json
 from exactbatch.sampling.value_types import Choice, choices_for, is_double
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 # Types to try, the narrowest first: those that decoding checks. Postgres alone checks others, such as time.
 _TYPES: Final = (
@@ -31,7 +30,7 @@ _NO_SCHEMA: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class RejectGroup:
     """Rejects with the same reason but for their values: their indexes among all rejects, and the column, None for
     rejects that are not about one."""
 
@@ -40,20 +39,18 @@ class Group:
     indexes: tuple[int, ...]
 
 
-def grouped(reasons: Sequence[str]) -> list[Group]:
+def grouped(reasons: Sequence[str]) -> list[RejectGroup]:
     """Return groups of reasons, the largest first."""
     groups: dict[tuple[str | None, str], list[int]] = {}
     for index, reason in enumerate(reasons):
-        column = column_of(reason)
+        column = find_column(reason)
         general = _VARIABLE.sub("…", reason if column is None else reason.partition(", ")[2])
         groups.setdefault((column, general), []).append(index)
-    found = [Group(column, reasons[at[0]], tuple(at)) for (column, _), at in groups.items()]
+    found = [RejectGroup(column, reasons[at[0]], tuple(at)) for (column, _), at in groups.items()]
     return sorted(found, key=lambda group: -len(group.indexes))
 
 
-def suggestion(
-    value: Format | WithMessage, group: Group, refused: "pa.BinaryArray", accepted: "pa.BinaryArray"
-) -> str:
+def suggestion(value: Format, group: RejectGroup, refused: pa.BinaryArray, accepted: pa.BinaryArray) -> str:
     """Return the change to the schema with which a format accepts the values of a group, and those that it accepts now.
 
     `refused` are the values of the group, and `accepted` others of the sample.
@@ -116,12 +113,12 @@ def with_column(format_: Format, name: str, choice: Choice) -> Format | None:
                 else replace(changed, version=None, truncate="reject")
             )
         case Avro():
-            return replace(format_, columns=f'"{name}" {choice.type}')
+            return replace(format_, fields=f'"{name}" {choice.type}')
     return None
 
 
 def _candidates(
-    format_: Format, name: str, refused: "pa.BinaryArray", accepted: "pa.BinaryArray"
+    format_: Format, name: str, refused: pa.BinaryArray, accepted: pa.BinaryArray
 ) -> Iterator[Choice]:
     """Yield types to try: what `exactbatch new` would choose, and then all others."""
     fields: Sequence[Field] = ()
@@ -155,13 +152,13 @@ def _shape_at(field: Field, values: Sequence[bytes | None]) -> Shape:
     return shape
 
 
-def _accepts(format_: Format, name: str, values: "pa.BinaryArray") -> bool:
+def _accepts(format_: Format, name: str, values: pa.BinaryArray) -> bool:
     """True if a format rejects none of the values because of a column."""
-    return not any(column_of(reason) in (name, None) for _, reason in decode(format_, values).rejects)
+    return not any(find_column(reason) in (name, None) for _, reason in decode(format_, values).rejects)
 
 
 def _rounds(
-    format_: Format, name: str, choice: Choice, refused: "pa.BinaryArray", accepted: "pa.BinaryArray"
+    format_: Format, name: str, choice: Choice, refused: pa.BinaryArray, accepted: pa.BinaryArray
 ) -> bool:
     """True if the choice is double precision, and values have more digits than that, which numeric keeps."""
     if not choice.type.startswith(_DOUBLE):

@@ -8,7 +8,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Final
 
 from exactbatch.formats.postgres_limits import is_too_fine
-from exactbatch.sampling.column_names import words_of
+from exactbatch.sampling.column_names import split_words
 from exactbatch.sampling.json_shape import Number, Shape
 
 _INT64: Final = 2**63
@@ -143,7 +143,7 @@ def _for_numbers(numbers: Sequence[Number], name: str) -> tuple[Choice, ...]:
     if all(map(_INTEGER.fullmatch, numbers)):
         return _for_integers(numbers, name)
     numeric = Choice("numeric")
-    if set(words_of(name)) & _MONEY:
+    if set(split_words(name)) & _MONEY:
         return (Choice("numeric", why="the name says money: numeric keeps every digit"), _JSONB)
     if not all(map(is_double, numbers)):
         return (
@@ -158,7 +158,7 @@ def _for_integers(numbers: Sequence[Number], name: str) -> tuple[Choice, ...]:
         return (Choice("numeric", why=NO_BIGINT), _JSONB)
     integers = list(map(int, numbers))
     wider = (Choice("bigint"), Choice("double precision"), Choice("numeric"), _JSONB)
-    if set(words_of(name)) & _TIMES and (unit := unit_of(integers)) is not None:
+    if set(split_words(name)) & _TIMES and (unit := find_unit(integers)) is not None:
         why = f"its name and size say {_UNIT_NAMES[unit]} since 1970: it becomes a time in UTC"
         if 0 in integers:
             why += "; 0 becomes 1970-01-01"
@@ -166,7 +166,7 @@ def _for_integers(numbers: Sequence[Number], name: str) -> tuple[Choice, ...]:
     return wider
 
 
-def unit_of(integers: Sequence[int]) -> str | None:
+def find_unit(integers: Sequence[int]) -> str | None:
     """Return the unit in which integers, 0 aside, are times from 1990 to 2100; None if there is none."""
     moments = [number for number in integers if number]
     for unit, factor in _UNITS.items():
@@ -225,7 +225,7 @@ def _moment(offsets: int, count: int) -> Choice:
 
 def _for_numbers_in_texts(texts: Sequence[str], name: str, numbers_in_texts: bool) -> tuple[Choice, ...]:
     text = Choice("text")
-    if set(words_of(name)) & _IDENTIFIERS:
+    if set(split_words(name)) & _IDENTIFIERS:
         return (text,)
     if has_decimals(texts):
         return (Choice("numeric", why="numbers in strings. Write text if other text may come"), text)

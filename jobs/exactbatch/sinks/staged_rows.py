@@ -1,12 +1,16 @@
 """The staged rows of a batch, as publish hands them to a sink."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from psycopg2 import sql
 
+from exactbatch.offsets import OffsetRange
 from exactbatch.sinks.values.cast import Cast
+
+# A range, and the IDs of the batches whose results stand for some of its offsets.
+Part = tuple[OffsetRange, Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,7 @@ class StagedRows:
     rows      how many rows each accepted task attempt has staged; rows of others do not count
     checked   the second columns of the columns of JSON
     repeats   records that are known to repeat the change of an earlier record of their partition
+    replaced  what a replay replaces: each of its ranges with the batches that have written for it; () for an advance
     """
 
     table: sql.Composable
@@ -47,6 +52,7 @@ class StagedRows:
     rows: Mapping[int, int]
     checked: tuple[CheckedJson, ...] = ()
     repeats: frozenset[Place] = frozenset()
+    replaced: Sequence[Part] = ()
 
     @property
     def accepted(self) -> sql.Composable:

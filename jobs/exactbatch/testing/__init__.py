@@ -1,57 +1,65 @@
-"""Test a pipeline without servers: give it records, and get rows, rejects and the rows of its target."""
+"""Test a pipeline without Kafka: give it records, and get rows, rejects and the rows of its target."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from exactbatch.errors import ConfigurationError
 from exactbatch.pipeline import Pipeline
-from exactbatch.settings import Settings
-from exactbatch.testing.loaded import Loaded, Reject
-from exactbatch.testing.record import Record, placed
+from exactbatch.testing.loaded import DecodedRecords, Loaded, Reject
+from exactbatch.testing.record import Given, Record
 
-__all__ = ["Loaded", "Record", "Reject", "load"]
+__all__ = ["DecodedRecords", "Loaded", "Record", "Reject", "decode", "load"]
+
+
+def decode(
+    pipeline: Pipeline, records: Iterable[Given], *, kafka: Mapping[str, Any] | None = None
+) -> DecodedRecords:
+    """Return what a pipeline's decoders, and its transform, make of records, without any server.
+
+    The records take the offsets 0, 1, 2, … of their partition in the order in which they are given. Bytes, text, or
+    None for a null value, stand for a Record with this value. Spark in local mode runs a transform.
+
+    kafka  properties of the schema registry's client, for a format that reads schemas from a registry
+
+    Postgres may refuse more: `unverified` names the columns whose values it checks, and a pipeline with `checks` is an
+    error. Raises what a batch raises, such as TransformFailed; and ConfigurationError for a topic that the pipeline
+    does not load.
+    """
+    # Tests import this module when they are collected; only one that runs needs Arrow, and what a batch does.
+    from exactbatch.testing.decode_records import stage_batches
+    from exactbatch.testing.staged import build_result
+
+    batches = stage_batches(pipeline, [records], kafka)
+    if pipeline.checks:
+        raise ConfigurationError(
+            f"pipeline {pipeline.name!r} has checks, and Postgres alone can evaluate them. Use load()."
+        )
+    columns = batches[0].columns
+    unverified = {column.name: column.type for column in columns if column.staged_type != column.type}
+    return DecodedRecords(**build_result(batches), unverified=unverified)
 
 
 def load(
     pipeline: Pipeline,
-    records: Iterable[Record | bytes | str | None],
-    *,
+    *batches: Iterable[Given],
+    replay: Pipeline | None = None,
     postgres: str | None = None,
     kafka: Mapping[str, Any] | None = None,
 ) -> Loaded:
-    """Return what one batch of a pipeline makes of records, without Kafka; without Postgres unless you name one.
+    """Return what batches of a pipeline make of records, and what its target holds afterwards.
 
-    The records take the offsets 0, 1, 2, … of their partition in the order in which they are given. Bytes, text, or
-    None for a null value, stand for a Record with this value. The pipeline's own decoders decode them, and Spark in
-    local mode runs a transform.
+    The records and `kafka` are those of decode(). Each batch continues where the one before it ended. Postgres rejects
+    what it cannot store, evaluates `checks` and fills the target, with the statements of a batch and within one
+    transaction that is rolled back: nothing is left behind.
 
-    postgres  the connection string of a database for tests. It checks values, evaluates `checks`, and computes the
-              target, within one transaction that is rolled back: nothing is left behind. It must have no ledger.
-              Without it, `unverified` names the columns whose values may still be refused, and a pipeline with
-              `checks` is an error
-    kafka     properties of the schema registry's client, for a format that reads schemas from a registry
+    replay    the pipeline with which all records are replayed afterwards; its rows and rejects are then the result
+    postgres  the connection string of a database for tests, which must have no ledger. Without it, a Postgres starts
+              for all tests of this process, and ends with it; the extra `local` has it
 
-    Raises what a batch raises, such as TransformFailed; and ConfigurationError for a topic that the pipeline does not
-    load, and for what only Postgres can decide.
+    Raises what decode() raises, and what a batch raises before it reads records, such as TargetMismatch.
     """
-    # These import pyarrow, and transform imports PySpark.
-    from exactbatch.testing.decoding import decode
+    # As in decode().
+    from exactbatch.testing.in_postgres import load_batches
+    from exactbatch.testing.postgres_server import start_server
 
-    if not isinstance(pipeline, Pipeline):
-        raise ConfigurationError(
-            f"expected a Pipeline, found {type(pipeline).__name__}. Of Tables, test a member: "
-            f"tables.member('topic')."
-        )
-    given = placed(pipeline, records)
-    staged = decode(pipeline, given, Settings(kafka or {}, postgres or ""))
-    if pipeline.is_transformed:
-        from exactbatch.testing.transform import transformed
-
-        staged = transformed(staged)
-    if postgres is not None:
-        from exactbatch.testing.in_postgres import loaded_in_postgres
-
-        return loaded_in_postgres(staged, postgres)
-    from exactbatch.testing.targets import loaded_without_postgres
-
-    return loaded_without_postgres(staged)
+    return load_batches(pipeline, batches, replay, postgres or start_server(), kafka)

@@ -1,11 +1,9 @@
 """What a pipeline makes of records."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 
-from exactbatch.errors import ConfigurationError
-from exactbatch.pipeline import Pipeline
+from exactbatch.errors import ConfigurationError, ExactbatchError
 
 Row = dict[str, object]
 
@@ -23,8 +21,8 @@ class Reject:
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """What one batch of a pipeline makes of records.
+class DecodedRecords:
+    """What a pipeline makes of records.
 
     rows        the rows, with Python values, by topic, partition and offset; for an Upsert they are changes, with the
                 column `deleted`. A value of a type that Postgres parses, such as uuid, jsonb or numeric without a
@@ -33,26 +31,34 @@ class Loaded:
     records     how many records there were: those with rows + rejects + tombstones + dropped
     tombstones  how many had a null value, and gave no row
     dropped     how many decoded and gave no row: an array without elements, or a transform that left them out
-    unverified  the columns whose values Postgres alone can refuse, with their types; empty with `postgres`
+    unverified  the columns whose values Postgres alone can refuse, with their types; empty after load()
     """
 
-    pipeline: Pipeline = field(repr=False)
     rows: list[Row]
     rejects: list[Reject]
     records: int
     tombstones: int
     dropped: int
     unverified: Mapping[str, str]
-    _find_targets: Callable[[], dict[str, list[Row]]] = field(repr=False, compare=False)
 
-    @cached_property
-    def targets(self) -> dict[str, list[Row]]:
-        """The rows of each target after the batch, by the target's name in its sink.
 
-        Raises what a batch raises instead of writing, such as TooManyRejects and KeyOnTwoPartitions, and
-        ConfigurationError for a target that only Postgres can compute.
+@dataclass(frozen=True)
+class Loaded(DecodedRecords):
+    """What batches of a pipeline make of records, and what its targets hold; of several batches, `rows` and `rejects`
+    have those of the first one before those of the second."""
+
+    _targets: Mapping[str, list[Row]] = field(repr=False)
+    _error: ExactbatchError | None = field(repr=False)
+
+    @property
+    def targets(self) -> Mapping[str, list[Row]]:
+        """The rows of each target, by its name in the sink.
+
+        Raises what a batch raises instead of writing, such as TooManyRejects and KeyOnTwoPartitions.
         """
-        return self._find_targets()
+        if self._error is not None:
+            raise self._error
+        return self._targets
 
     @property
     def target(self) -> list[Row]:
@@ -62,7 +68,5 @@ class Loaded:
         """
         if len(self.targets) > 1:
             names = ", ".join(map(repr, self.targets))
-            raise ConfigurationError(
-                f"pipeline {self.pipeline.name!r} has several targets. Use targets[…] with one of {names}."
-            )
+            raise ConfigurationError(f"the pipeline has several targets. Use targets[…] with one of {names}.")
         return next(iter(self.targets.values()))

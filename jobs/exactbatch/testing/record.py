@@ -40,9 +40,10 @@ class Record:
         return self.timestamp
 
 
-def placed(
-    pipeline: Pipeline, records: Iterable[Record | bytes | str | None]
-) -> dict[TopicPartition, list[Record]]:
+Given = Record | bytes | str | None
+
+
+def placed(pipeline: Pipeline, records: Iterable[Given]) -> dict[TopicPartition, list[Record]]:
     """Return the records of each (topic, partition), in the order of their offsets: 0, 1, 2, …
 
     Raises ConfigurationError for a record that no topic of the pipeline can have.
@@ -63,12 +64,12 @@ def _topic(pipeline: Pipeline, record: Record, number: int) -> str:
             f"record {number}: its timestamp {record.timestamp} has no time zone. Give it one, such as UTC."
         )
     if record.topic is None:
-        if isinstance(pipeline.topics, TopicPattern):
+        if isinstance(pipeline.topic_names, TopicPattern):
             raise ConfigurationError(
                 f"record {number}: pipeline {pipeline.name!r} loads {pipeline.topics_text}, and the record does not "
                 f"name one of them. Give the record a topic."
             )
-        return pipeline.topics[0]
+        return pipeline.topic_names[0]
     if not pipeline.loads(record.topic):
         raise ConfigurationError(
             f"record {number}: its topic is {record.topic!r}, and pipeline {pipeline.name!r} loads "

@@ -1,18 +1,19 @@
-"""The rows and rejects of a test's batch before they reach a target."""
+"""The rows and rejects of a batch in a test before they reach a target."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from exactbatch.columns import LINEAGE_NAMES, Column
+from exactbatch.errors.printable import printable
 from exactbatch.offsets import OffsetRange, TopicPartition
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.arrow_values import as_dicts
-from exactbatch.printable import printable
 from exactbatch.testing.given_records import as_bytes
-from exactbatch.testing.loaded import Loaded, Reject, Row
+from exactbatch.testing.loaded import Reject, Row
 from exactbatch.testing.record import Record
 
 # Topic, partition and offset of a record.
@@ -20,12 +21,13 @@ Place = tuple[str, int, int]
 
 
 @dataclass(frozen=True)
-class StagedRows:
+class StagedRecords:
     """What a batch has staged.
 
     columns  those of a row, without its lineage and without what the sink adds
     rows     with the columns that the sink stages, and LINEAGE_NAMES, by topic, partition and offset
-    records  all records of the test
+    ranges   those of the batch
+    records  all records of the test, by their offsets
     """
 
     pipeline: Pipeline
@@ -40,37 +42,22 @@ class StagedRows:
     @property
     def staged_columns(self) -> tuple[Column, ...]:
         """The columns that the sink stages."""
-        return self.pipeline.sink.staged_columns(self.columns)
+        return self.pipeline.traits.staged_columns(self.columns)
 
     @property
     def record_count(self) -> int:
-        """How many records the test has."""
-        return sum(map(len, self.records.values()))
-
-    def loaded(
-        self, unverified: Mapping[str, str], find_targets: Callable[[], dict[str, list[Row]]]
-    ) -> Loaded:
-        """Return these rows and rejects as the result of load()."""
-        return Loaded(
-            pipeline=self.pipeline,
-            rows=self.as_dicts(),
-            rejects=list(self.rejects),
-            records=self.record_count,
-            tombstones=self.tombstones,
-            dropped=self.dropped,
-            unverified=dict(unverified),
-            _find_targets=find_targets,
-        )
+        """How many records the batch has."""
+        return sum(map(len, self.ranges))
 
     def places(self) -> list[Place]:
         """The record of each row."""
         return list(zip(*(self.rows.column(name).to_pylist() for name in LINEAGE_NAMES[:3]), strict=True))
 
-    def as_dicts(self, *others: str) -> list[Row]:
-        """Each row with the columns that the sink stages, and others of the lineage."""
-        return as_dicts(self.rows.select([*(column.name for column in self.staged_columns), *others]))
+    def as_dicts(self) -> list[Row]:
+        """Each row with the columns that the sink stages."""
+        return as_dicts(self.rows.select([column.name for column in self.staged_columns]))
 
-    def without(self, refused: Iterable[tuple[Place, str]]) -> "StagedRows":
+    def without(self, refused: Iterable[tuple[Place, str]]) -> "StagedRecords":
         """Return what is staged without the rows of some records, which become rejects for the least of their
         reasons."""
         reasons: dict[Place, str] = {}
@@ -92,6 +79,17 @@ class StagedRows:
         return Reject(
             topic, partition, offset, printable(reason), as_bytes(record.value), as_bytes(record.key)
         )
+
+
+def build_result(batches: Sequence[StagedRecords]) -> dict[str, Any]:
+    """Return the fields that DecodedRecords and Loaded share."""
+    return {
+        "rows": [row for staged in batches for row in staged.as_dicts()],
+        "rejects": [reject for staged in batches for reject in staged.rejects],
+        "records": sum(staged.record_count for staged in batches),
+        "tombstones": sum(staged.tombstones for staged in batches),
+        "dropped": sum(staged.dropped for staged in batches),
+    }
 
 
 def by_place(rejects: Iterable[Reject]) -> tuple[Reject, ...]:

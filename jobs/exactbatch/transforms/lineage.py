@@ -13,7 +13,14 @@ from pyspark.sql import DataFrame
 from exactbatch.columns import LINEAGE_NAMES
 from exactbatch.errors import TransformRefused
 from exactbatch.transforms.refused_plan import RECORDS
-from exactbatch.transforms.spark_plan import analyzed_plan, class_of, id_of, items, names_of, renames_nothing
+from exactbatch.transforms.spark_plan import (
+    analyzed_plan,
+    find_class_name,
+    items,
+    list_names,
+    read_id,
+    renames_nothing,
+)
 
 # Operators that return the rows of their only input, or some of them, or several for one, with unchanged columns.
 _PASS_THROUGH: Final = {
@@ -54,7 +61,7 @@ def passes_lineage_through(pipeline_name: str, transformed: DataFrame, decoded: 
     join. Raises TransformRefused for lineage that the transform computes."""
     plan = analyzed_plan(transformed)
     output, names = plan.output(), transformed.columns
-    lineage = [id_of(output.apply(names.index(name))) for name in LINEAGE_NAMES]
+    lineage = [read_id(output.apply(names.index(name))) for name in LINEAGE_NAMES]
     try:
         return _is_lineage(plan, lineage, _source(analyzed_plan(decoded)), {})
     except _Computed as computed:
@@ -70,10 +77,10 @@ class _Computed(Exception):
 
 def _is_lineage(plan: Any, ids: Sequence[int], source: Any, tables: Mapping[int, Any]) -> bool:
     """Return True if the columns of a plan with these ids are the lineage of one record of the source."""
-    kind = class_of(plan)
+    kind = find_class_name(plan)
     if kind == _SOURCE and plan.sameResult(source):
-        output, names = plan.output(), names_of(plan)
-        return [id_of(output.apply(names.index(name))) for name in LINEAGE_NAMES] == list(ids)
+        output, names = plan.output(), list_names(plan)
+        return [read_id(output.apply(names.index(name))) for name in LINEAGE_NAMES] == list(ids)
     if kind == "WithCTE":
         own = {table.id(): table.child() for table in items(plan.cteDefs())}
         return _is_lineage(plan.plan(), ids, source, {**tables, **own})
@@ -83,7 +90,7 @@ def _is_lineage(plan: Any, ids: Sequence[int], source: Any, tables: Mapping[int,
     if kind == "Project":
         if renames_nothing(plan):
             return _is_lineage(plan.child(), ids, source, tables)
-        inputs = [_input_of(plan, id_, name) for id_, name in zip(ids, LINEAGE_NAMES, strict=True)]
+        inputs = [_find_input(plan, id_, name) for id_, name in zip(ids, LINEAGE_NAMES, strict=True)]
         known = [input_ for input_ in inputs if input_ is not None]
         return len(known) == len(ids) and _is_lineage(plan.child(), known, source, tables)
     if kind == "Union":
@@ -95,7 +102,7 @@ def _is_lineage(plan: Any, ids: Sequence[int], source: Any, tables: Mapping[int,
         return any(
             _is_lineage(child, ids, source, tables)
             for child in items(plan.children())
-            if set(ids) <= set(map(id_of, items(child.output())))
+            if set(ids) <= set(map(read_id, items(child.output())))
         )
     return False
 
@@ -104,23 +111,23 @@ def _same_positions(
     plan: Any, ids: Sequence[int], other: Any, source: Any, tables: Mapping[int, Any]
 ) -> bool:
     """Return True if the columns that another plan has at the same positions are the lineage."""
-    positions = {id_of(attribute): position for position, attribute in enumerate(items(plan.output()))}
-    others = list(map(id_of, items(other.output())))
+    positions = {read_id(attribute): position for position, attribute in enumerate(items(plan.output()))}
+    others = list(map(read_id, items(other.output())))
     return set(ids) <= set(positions) and _is_lineage(
         other, [others[positions[id_]] for id_ in ids], source, tables
     )
 
 
-def _input_of(project: Any, id_: int, name: str) -> int | None:
+def _find_input(project: Any, id_: int, name: str) -> int | None:
     """Return the input column that a column of a projection is, whatever its aliases; None if it cannot be known.
     Raises _Computed, with the column's name in the lineage."""
     for expression in items(project.projectList()):
-        if id_of(expression) != id_:
+        if read_id(expression) != id_:
             continue
-        while (kind := class_of(expression)) == "Alias":
+        while (kind := find_class_name(expression)) == "Alias":
             expression = expression.child()
         if kind == "AttributeReference":
-            return id_of(expression)
+            return read_id(expression)
         if _is_computed(expression):
             raise _Computed(f"{name}, as {expression.sql().replace(f'{RECORDS}.', '')}")
     return None
@@ -128,7 +135,7 @@ def _input_of(project: Any, id_: int, name: str) -> int | None:
 
 def _is_computed(expression: Any) -> bool:
     """Return True if an expression may return something other than a column of a record."""
-    kind = class_of(expression)
+    kind = find_class_name(expression)
     children = list(items(expression.children()))
     match kind:
         case "AttributeReference":
@@ -147,6 +154,6 @@ def _is_computed(expression: Any) -> bool:
 
 
 def _source(plan: Any) -> Any:
-    while class_of(plan) != _SOURCE:
+    while find_class_name(plan) != _SOURCE:
         plan = plan.children().apply(0)
     return plan

@@ -6,7 +6,14 @@ from typing import Any, Final
 
 from pyspark.sql import DataFrame
 
-from exactbatch.transforms.spark_plan import analyzed_plan, class_of, id_of, items, names_of, renames_nothing
+from exactbatch.transforms.spark_plan import (
+    analyzed_plan,
+    find_class_name,
+    items,
+    list_names,
+    read_id,
+    renames_nothing,
+)
 
 # Physical operators that return the rows that one partition of their only input gives, in its order.
 _NARROW: Final = frozenset(
@@ -48,7 +55,7 @@ def is_narrow(frame: DataFrame) -> bool:
     if plan.subqueriesAll().size():
         return False
     functions = 0
-    while (kind := class_of(plan)) in _NARROW:
+    while (kind := find_class_name(plan)) in _NARROW:
         functions += kind == _PYTHON
         children = list(items(plan.children()))
         if len(children) != 1:
@@ -60,11 +67,11 @@ def is_narrow(frame: DataFrame) -> bool:
 def columns_of_records(rows: DataFrame, decoded: DataFrame) -> ColumnsOfRecords | None:
     """Return how the rows of a transform use the columns of the decoded records; None if the plan does not show it."""
     plan = analyzed_plan(rows)
-    traced = dict(zip(rows.columns, map(id_of, items(plan.output())), strict=True))
+    traced = dict(zip(rows.columns, map(read_id, items(plan.output())), strict=True))
     used: set[int] = set()
     tables: dict[int, Any] = {}
-    while class_of(plan) != _SOURCE:
-        kind = class_of(plan)
+    while find_class_name(plan) != _SOURCE:
+        kind = find_class_name(plan)
         if kind == "WithCTE":
             tables |= {table.id(): table.child() for table in items(plan.cteDefs())}
             plan = plan.plan()
@@ -75,7 +82,7 @@ def columns_of_records(rows: DataFrame, decoded: DataFrame) -> ColumnsOfRecords 
             if table is None:
                 return None
             below = dict(
-                zip(map(id_of, items(plan.output())), map(id_of, items(table.output())), strict=True)
+                zip(map(read_id, items(plan.output())), map(read_id, items(table.output())), strict=True)
             )
             plan_below = table
         else:
@@ -88,17 +95,17 @@ def columns_of_records(rows: DataFrame, decoded: DataFrame) -> ColumnsOfRecords 
             elif not renames_nothing(plan):
                 computed = []
                 for expression in items(plan.projectList()):
-                    if (input_ := _input_of(expression)) is None:
+                    if (input_ := _find_input(expression)) is None:
                         computed.append(expression)
                     else:
-                        below[id_of(expression)] = input_
+                        below[read_id(expression)] = input_
                 used |= _references(computed)
         plan = plan_below
         used = {below.get(id_, id_) for id_ in used}
         traced = {name: below.get(id_, id_) for name, id_ in traced.items()}
     if not plan.sameResult(_source(analyzed_plan(decoded))):
         return None
-    names = dict(zip(map(id_of, items(plan.output())), names_of(plan), strict=True))
+    names = dict(zip(map(read_id, items(plan.output())), list_names(plan), strict=True))
     return ColumnsOfRecords(
         {name: names[id_] for name, id_ in traced.items() if id_ in names},
         frozenset(names[id_] for id_ in used if id_ in names),
@@ -124,13 +131,13 @@ def computed_from(
         """Return a projection of the records with the columns of a plan, which keep their IDs."""
         given = dict(zip(places, items(by.output()), strict=True))
         columns = []
-        for place, (name, column) in enumerate(zip(names_of(plan), items(plan.output()), strict=True)):
+        for place, (name, column) in enumerate(zip(list_names(plan), items(plan.output()), strict=True)):
             value = given[place] if place in given else expressions.Literal(None, column.dataType())
             columns.append(expressions.Alias(value, name, column.exprId(), nothing, none, nothing))
         return jvm.org.apache.spark.sql.catalyst.plans.logical.Project(to_scala(columns), by)
 
     def of_records(plan: Any) -> Any:
-        if class_of(plan) == _SOURCE and plan.sameResult(replaced):
+        if find_class_name(plan) == _SOURCE and plan.sameResult(replaced):
             return projection(plan)
         return plan.withNewChildren(to_scala(list(map(of_records, items(plan.children())))))
 
@@ -140,17 +147,19 @@ def computed_from(
 
 
 def _references(expressions: Iterable[Any]) -> set[int]:
-    return {id_of(column) for expression in expressions for column in items(expression.references().toSeq())}
+    return {
+        read_id(column) for expression in expressions for column in items(expression.references().toSeq())
+    }
 
 
-def _input_of(expression: Any) -> int | None:
+def _find_input(expression: Any) -> int | None:
     """Return the input column that an expression of a projection is, whatever its aliases; None if it is another."""
-    while (kind := class_of(expression)) == "Alias":
+    while (kind := find_class_name(expression)) == "Alias":
         expression = expression.child()
-    return id_of(expression) if kind == "AttributeReference" else None
+    return read_id(expression) if kind == "AttributeReference" else None
 
 
 def _source(plan: Any) -> Any:
-    while class_of(plan) != _SOURCE:
+    while find_class_name(plan) != _SOURCE:
         plan = plan.children().apply(0)
     return plan

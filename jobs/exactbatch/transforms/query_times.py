@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final
 
-from exactbatch.transforms.refused_expressions import CLOCK, CONSTANT, DATELESS, Finding
-from exactbatch.transforms.spark_plan import class_of, items, sql_text
+from exactbatch.transforms.refused_expressions import CLOCK, CONSTANT, DATELESS, UnrepeatableExpression
+from exactbatch.transforms.spark_plan import find_class_name, items, sql_text
 
 # What Spark replaces by the time of the query, in a cast of a constant and in a typed literal:
 # SpecialDatetimeValues.
@@ -21,7 +21,7 @@ _DATETIME: Final = re.compile(r"(?:^|[:<,])(?:date|timestamp|timestamp_ntz)(?=[>
 _PARSERS: Final = {"JsonToStructs", "CsvToStructs", "XmlToStructs"}
 
 
-def times_in_expression(kind: str, expression: Any) -> Iterator[Finding]:
+def times_in_expression(kind: str, expression: Any) -> Iterator[UnrepeatableExpression]:
     """Yield the names and reasons of what in an expression of this class becomes the time of the query."""
     if kind == "Literal":
         if _has(_DATETIME, expression.dataType()):
@@ -30,37 +30,37 @@ def times_in_expression(kind: str, expression: Any) -> Iterator[Finding]:
         has_format = kind == "ParseToTimestamp" and expression.format().isDefined()
         yield from _cast(expression, expression.children().apply(0), has_format=has_format)
     elif _parses(kind, expression) and _has(_TIMESTAMP, expression.dataType()):
-        yield Finding(expression.prettyName(), DATELESS)
+        yield UnrepeatableExpression(expression.prettyName(), DATELESS)
 
 
-def times_in_values(plan: Any) -> Iterator[Finding]:
+def times_in_values(plan: Any) -> Iterator[UnrepeatableExpression]:
     """Yield the same for `values (…)`: the plan holds only its computed values."""
     if any(_has(_DATETIME, column.dataType()) for column in items(plan.output())):
         yield from _quoted(sql_text(plan))
 
 
-def _cast(expression: Any, child: Any, *, has_format: bool) -> Iterator[Finding]:
+def _cast(expression: Any, child: Any, *, has_format: bool) -> Iterator[UnrepeatableExpression]:
     name, type_, text = expression.prettyName(), expression.dataType(), child.dataType()
     if not (_has(_DATETIME, type_) and _has(_TEXT, text)):
         return
     is_plain = str(text.typeName()).startswith(("string", "char", "varchar"))
-    if is_plain and class_of(child) == "Literal":
+    if is_plain and find_class_name(child) == "Literal":
         if word := _WORD.match(str(child.value())):
-            yield Finding(word[1].lower(), CLOCK)
+            yield UnrepeatableExpression(word[1].lower(), CLOCK)
         elif _has(_TIMESTAMP, type_) and not has_format and _TIME_ALONE.match(str(child.value())):
-            yield Finding(name, DATELESS)
+            yield UnrepeatableExpression(name, DATELESS)
     elif is_plain and child.foldable():
-        yield Finding(name, CONSTANT)
+        yield UnrepeatableExpression(name, CONSTANT)
     elif _has(_TIMESTAMP, type_) and not has_format:
-        yield Finding(name, DATELESS)
+        yield UnrepeatableExpression(name, DATELESS)
 
 
-def _quoted(text: str) -> Iterator[Finding]:
+def _quoted(text: str) -> Iterator[UnrepeatableExpression]:
     """Yield such constants in the SQL text of literals."""
     for word in _QUOTED_WORD.finditer(text):
-        yield Finding(word[1].lower(), CLOCK)
+        yield UnrepeatableExpression(word[1].lower(), CLOCK)
     if _QUOTED_TIME.search(text):
-        yield Finding("timestamp", DATELESS)
+        yield UnrepeatableExpression("timestamp", DATELESS)
 
 
 def _has(pattern: re.Pattern[str], type_: Any) -> bool:

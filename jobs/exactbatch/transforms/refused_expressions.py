@@ -14,7 +14,7 @@ class Reason(NamedTuple):
     instead: str
 
 
-class Finding(NamedTuple):
+class UnrepeatableExpression(NamedTuple):
     """Something in a plan that may return other rows next time: the name that allows it, and the reason."""
 
     name: str

@@ -23,10 +23,10 @@ from exactbatch.transforms.refused_expressions import (
     REFUSED,
     TOGETHER,
     UNKNOWN,
-    Finding,
     Reason,
+    UnrepeatableExpression,
 )
-from exactbatch.transforms.spark_plan import analyzed_plan, class_of, is_persisted, items
+from exactbatch.transforms.spark_plan import analyzed_plan, find_class_name, is_persisted, items
 
 # The alias of the records in a plan, below any that the transform gives them; a transform cannot use it itself.
 RECORDS: Final = f"exactbatch_records_{uuid.uuid4().hex[:8]}"
@@ -77,7 +77,7 @@ def marked(records: DataFrame) -> DataFrame:
     return records.alias(RECORDS)
 
 
-def findings(frame: DataFrame, *, by_record: bool) -> list[Finding]:
+def findings(frame: DataFrame, *, by_record: bool) -> list[UnrepeatableExpression]:
     """Return what in the plan of a transform may return other rows in a retry or a replay, once each.
 
     With `by_record` a replay may process any part of a batch, so a row must not depend on several of its records.
@@ -85,7 +85,7 @@ def findings(frame: DataFrame, *, by_record: bool) -> list[Finding]:
     """
     walk = _Walk(by_record=by_record)
     walk.plan(analyzed_plan(frame))
-    return [Finding(name, reason) for name, reason in walk.findings.items()]
+    return [UnrepeatableExpression(name, reason) for name, reason in walk.findings.items()]
 
 
 class _Walk:
@@ -98,7 +98,7 @@ class _Walk:
 
     def plan(self, plan: Any) -> bool:
         """Check an operator and everything below it; return True if records reach it."""
-        kind = class_of(plan)
+        kind = find_class_name(plan)
         if kind == "SubqueryAlias" and plan.alias() == RECORDS:
             return True
         if kind == "CTERelationRef":
@@ -120,7 +120,7 @@ class _Walk:
 
     def expressions(self, expression: Any, flagged: bool | None = None) -> bool:
         """Check an expression and everything below it; return True if records reach a subquery in it."""
-        kind = class_of(expression)
+        kind = find_class_name(expression)
         if kind in _COLUMNS:
             return False
         if flagged is None:
@@ -193,10 +193,10 @@ def _parts(kind: str, expression: Any) -> list[Any]:
     """Return the children of an expression; instead of a collect_list() or collect_set() that is sorted, its children:
     the order in which it collects does not matter."""
     children = list(items(expression.children()))
-    if kind != "SortArray" or class_of(children[0]) != "AggregateExpression":
+    if kind != "SortArray" or find_class_name(children[0]) != "AggregateExpression":
         return children
     function, *others = items(children[0].children())
-    if class_of(function) not in ("CollectList", "CollectSet"):
+    if find_class_name(function) not in ("CollectList", "CollectSet"):
         return children
     return [*items(function.children()), *others, *children[1:]]
 
@@ -224,9 +224,12 @@ def _is_cut_by_rows(window: Any) -> bool:
     """True if an aggregate covers a number of rows before or after, which may be any of the rows that tie."""
     frame = window.windowSpec().frameSpecification()
     if (
-        class_of(window.windowFunction()) != "AggregateExpression"
-        or class_of(frame) != "SpecifiedWindowFrame"
+        find_class_name(window.windowFunction()) != "AggregateExpression"
+        or find_class_name(frame) != "SpecifiedWindowFrame"
     ):
         return False
-    ends = {class_of(frame.lower()), class_of(frame.upper())}
-    return class_of(frame.frameType()) == "RowFrame" and ends != {"UnboundedPreceding", "UnboundedFollowing"}
+    ends = {find_class_name(frame.lower()), find_class_name(frame.upper())}
+    return find_class_name(frame.frameType()) == "RowFrame" and ends != {
+        "UnboundedPreceding",
+        "UnboundedFollowing",
+    }

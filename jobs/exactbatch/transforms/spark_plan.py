@@ -21,18 +21,18 @@ def items(sequence: Any) -> Iterator[Any]:
     return (sequence.apply(index) for index in range(sequence.size()))
 
 
-def class_of(node: Any) -> str:
+def find_class_name(node: Any) -> str:
     """Return the simple class name of one of Spark's objects, and the full one of any other."""
     name = str(node.getClass().getName())
     return name.rpartition(".")[2].removesuffix("$") if name.startswith("org.apache.spark.sql.") else name
 
 
-def id_of(column: Any) -> int:
+def read_id(column: Any) -> int:
     """Return the ID of a column, which no other column of the session has."""
     return int(column.exprId().id())
 
 
-def names_of(plan: Any) -> list[str]:
+def list_names(plan: Any) -> list[str]:
     """Return the names of the columns that a plan returns."""
     return [field["name"] for field in json.loads(plan.schema().json())["fields"]]
 

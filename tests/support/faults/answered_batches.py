@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 from exactbatch import Aggregate, Append, Count, Json, Pipeline, Sum, Upsert
-from exactbatch.audit.audit import audit
+from exactbatch.audit.run_audit import audit
 from exactbatch.batch.engines.driver_engine import DriverEngine
 from exactbatch.batch.job import process_batch
 from exactbatch.batch.staging.outcomes import dump
@@ -21,13 +21,14 @@ from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
+from exactbatch.sinks.writers import find_writer
 from support.faults.answers import Answers
 from support.topics import Topic
 
 SINKS: Final[dict[str, Callable[[str], dict[str, Any]]]] = {
     "append": lambda name: {"sink": Append(name)},
     "partition": lambda name: {"sink": Append(name), "commit": "partition", "value": Json("id int, name text")},
-    "upsert": lambda name: {"sink": Upsert(name, key=("id",)), "key": Json("id int")},
+    "upsert": lambda name: {"sink": Upsert(name, key=("id",)), "message_key": Json("id int")},
     "aggregate": lambda name: {
         "sink": Aggregate(name, group_by=("name",), aggregates={"n": Count(), "ids": Sum("id")})
     },
@@ -122,14 +123,14 @@ class AnsweredBatches:
 
     def status(self, batch_id: int) -> str:
         with transaction(self.connection):
-            return Ledger(self.connection).batch(batch_id).status
+            return Ledger(self.connection).batches.read(batch_id).status
 
     def seen(self) -> list[tuple[Any, ...]]:
         """All that a batch changes: where the pipeline stands, its coverage, rows and rejects."""
-        sink = self.pipeline.sink
+        writer = find_writer(self.pipeline.traits)
         tables = {
-            sink.table.as_string(self.connection),
-            sink.lineage_table.identifier.as_string(self.connection),
+            table.identifier.as_string(self.connection)
+            for table in (writer.tables[-1], writer.lineage_table.table)
         }
         with transaction(self.connection) as cursor:
             seen = []

@@ -12,8 +12,8 @@ import psycopg2
 import pytest
 from psycopg2.extensions import make_dsn
 
-from exactbatch import Aggregate, Append, Count, Json, Pipeline, Sum, Upsert
-from exactbatch.audit.audit import audit
+from exactbatch import Aggregate, Append, Count, Json, Pipeline, Sum, Tuning, Upsert
+from exactbatch.audit.run_audit import audit
 from exactbatch.batch.publishing.publish import Published
 from exactbatch.errors import ExactbatchError
 from exactbatch.kafka.broker import KafkaBroker
@@ -21,6 +21,7 @@ from exactbatch.ledger import Ledger, migrate
 from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
+from exactbatch.sinks.writers import find_writer
 from support.faults.held import Engine, Held, held
 from support.topics import Topic
 
@@ -28,12 +29,15 @@ RECORDS: Final = 40
 PAD: Final = 400  # bytes: that many that the staged rows do not fit into the pages that a table has anyway
 SINKS: Final[dict[str, Callable[[str], dict[str, Any]]]] = {
     "append": lambda name: {"sink": Append(name)},
-    "upsert": lambda name: {"sink": Upsert(name, key=("id",)), "key": Json("id int")},
+    "upsert": lambda name: {"sink": Upsert(name, key=("id",)), "message_key": Json("id int")},
     "aggregate": lambda name: {
         "sink": Aggregate(name, group_by=("name",), aggregates={"seen": Count(), "ids": Sum("id")})
     },
-    "transform": lambda name: {"sink": Append(name), "sql": "select * from records"},
-    "shuffle": lambda name: {"sink": Append(name), "sql": "select /*+ repartition(2) */ * from records"},
+    "transform": lambda name: {"sink": Append(name), "transform": "select * from records"},
+    "shuffle": lambda name: {
+        "sink": Append(name),
+        "transform": "select /*+ repartition(2) */ * from records",
+    },
     "partition": lambda name: {"sink": Append(name), "commit": "partition"},
 }
 
@@ -61,12 +65,16 @@ class Case:
             name=topic.name,
             topics=(topic.name,),
             value=Json("id int, name text, pad text"),
-            **{"read_timeout": 10, "publish_timeout": 10, **SINKS[sink](f"public.{topic.name}"), **changes},
+            **{
+                "tuning": Tuning(read_timeout="10 seconds", lock_timeout="10 seconds"),
+                **SINKS[sink](f"public.{topic.name}"),
+                **changes,
+            },
         )
         with closing(connect(dsn, application="tests")) as connection:
             migrate(connection)
             with transaction(connection):
-                Ledger(connection).register(self.pipeline)
+                Ledger(connection).registry.register(self.pipeline)
         self.records, self.pad, self.sent = records, pad, 0
         self.produce()
 
@@ -126,7 +134,7 @@ class Case:
         """Check that the batch is planned and has no row and no coverage."""
         assert self.rows(f"select status from exactbatch.batch where batch_id = {batch_id}") == [("planned",)]
         assert self.rows(f"select from exactbatch.coverage where batch_id = {batch_id}") == []
-        table = self.pipeline.sink.lineage_table.table.name[1]
+        table = find_writer(self.pipeline.traits).lineage_table.table.name[1]
         assert self.rows(f"select from public.{table} where batch_id = {batch_id}") == []
 
     def assert_exact(self) -> None:

@@ -14,15 +14,17 @@ from typing import Any, Final
 import psycopg2.extensions
 
 from exactbatch import Pipeline
-from exactbatch.audit.audit import audit
+from exactbatch.audit.run_audit import audit
 from exactbatch.batch.engines.driver_engine import DriverEngine
 from exactbatch.batch.job import process_batch
 from exactbatch.batch.publishing.publish import Published
 from exactbatch.kafka.broker import KafkaBroker
-from exactbatch.ledger import Batch, Ledger
+from exactbatch.ledger import Batch, Ledger, list_staging_tables
+from exactbatch.model import PlannedBatch
 from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings
+from exactbatch.sinks.writers import find_writer
 from support.environment import HOME, JOBS, TESTS
 from support.jvm import quick_spark
 from support.topics import Topic
@@ -120,7 +122,6 @@ class BatchLauncher:
         )
         self.log = KafkaBroker(settings.kafka)
         self.drivers: list[Driver] = []
-        self.in_parts = False  # whether the rows of a small batch are inserted in parts
 
     def plan(self, pipeline: Pipeline) -> int:
         """Plan an advance that must not be empty."""
@@ -133,19 +134,17 @@ class BatchLauncher:
     ) -> Driver:
         """Start a driver for a batch."""
         self._write_module(pipeline)
-        batch = ["--batch-id", str(batch_id), "--plan-id", str(self.batch(batch_id).plan_id)]
+        batch = PlannedBatch(pipeline.name, batch_id, self.batch(batch_id).plan_id)
         return self.start(
-            ["--pipeline", f"{_module(pipeline)}:pipeline", *batch],
+            ["--pipeline", f"{_module(pipeline)}:pipeline", "--batches", str(batch)],
             {"EXACTBATCH_FAILPOINTS": failpoints, **(settings or self.settings).as_environment()},
         )
 
-    def start(
-        self, arguments: list[str], environment: dict[str, str], program: Path = JOBS / "process_batch.py"
-    ) -> Driver:
+    def start(self, arguments: list[str], environment: dict[str, str]) -> Driver:
         """Start a driver with these arguments."""
         path = os.pathsep.join(map(str, (self.folder, JOBS, TESTS)))
         environment = {"PYTHONPATH": path, "PYSPARK_SUBMIT_ARGS": spark_options(), **environment}
-        driver = Driver(arguments, environment, self.folder / f"driver-{len(self.drivers)}.log", program)
+        driver = Driver(arguments, environment, self.folder / f"driver-{len(self.drivers)}.log")
         self.drivers.append(driver)
         return driver
 
@@ -156,11 +155,11 @@ class BatchLauncher:
     def batch(self, batch_id: int) -> Batch:
         """Return a batch as the ledger has it."""
         with transaction(self.connection):
-            return Ledger(self.connection).batch(batch_id)
+            return Ledger(self.connection).batches.read(batch_id)
 
     def rows(self, pipeline: Pipeline, columns: str = "id") -> list[tuple[Any, ...]]:
         """Return the rows of the target; none if it does not exist yet."""
-        table = pipeline.sink.table.as_string(self.connection)
+        table = find_writer(pipeline.traits).tables[-1].identifier.as_string(self.connection)
         with transaction(self.connection) as cursor:
             cursor.execute("select to_regclass(%s) is null", (table,))
             if cursor.fetchone()[0]:
@@ -171,7 +170,7 @@ class BatchLauncher:
     def staged(self) -> int:
         """Return the number of rows in all staging tables."""
         with transaction(self.connection) as cursor:
-            tables = [each for each in Ledger(self.connection).staging_tables() if "_rows" in each]
+            tables = [each for each in list_staging_tables(self.connection) if "_rows" in each]
             total = 0
             for each in tables:
                 cursor.execute(f"select count(*) from exactbatch_staging.{each}")
@@ -184,8 +183,8 @@ class BatchLauncher:
         assert self.batch(batch_id).status in ("planned", "superseded")
         with transaction(self.connection) as cursor:
             ledger = Ledger(self.connection)
-            assert ledger.coverage(pipeline) == []
-            assert {each.next_offset for each in ledger.stored_offsets(pipeline)} == {0}
+            assert ledger.coverage.read_all(pipeline) == []
+            assert {each.next_offset for each in ledger.plans.read_stored_offsets(pipeline)} == {0}
             cursor.execute(
                 "select count(*) from exactbatch.rejected_record where pipeline = %s", (pipeline.name,)
             )
@@ -200,12 +199,9 @@ class BatchLauncher:
         assert len(self.rows(pipeline)) == rows
 
     def _write_module(self, pipeline: Pipeline) -> None:
-        in_parts = (
-            "from exactbatch.batch.staging import stager\nstager.IN_PARTS_FROM = 1\n" if self.in_parts else ""
-        )
         (self.folder / f"{_module(pipeline)}.py").write_text(
             # A pipeline's repr is the Python that makes it.
-            f"from exactbatch import *\n{in_parts}pipeline = {pipeline!r}\n"
+            f"from exactbatch import *\npipeline = {pipeline!r}\n"
         )
 
 

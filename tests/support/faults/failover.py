@@ -23,6 +23,7 @@ from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.postgres.connection import connect, transaction
+from exactbatch.sinks.writers import find_writer
 from support.faults.cases import Case
 from support.faults.held import InProcess, acting, held
 from support.faults.replicas import Pair
@@ -92,7 +93,7 @@ class Life:
                 batch_id = freeze_advance(connection, kafka, self.pipeline, origin="schedule")
             else:
                 with transaction(connection):
-                    stored = Ledger(connection).stored_offsets(self.pipeline)
+                    stored = Ledger(connection).plans.read_stored_offsets(self.pipeline)
                 ranges = tuple(
                     RequestedRange(each.topic, each.partition, 0, each.next_offset) for each in stored
                 )
@@ -101,7 +102,7 @@ class Life:
             if batch_id is None:
                 return None
             with transaction(connection):
-                return Ledger(connection).batch(batch_id)
+                return Ledger(connection).batches.read(batch_id)
 
     def process(self, batch: Batch) -> Published:
         """Process, as the task process_batch does."""
@@ -186,7 +187,7 @@ class Life:
         """By the audit, by sums, and each record by itself: none twice."""
         self.case.assert_exact()
         if self.sink != "aggregate":
-            table = self.pipeline.sink.lineage_table.table.name[1]
+            table = find_writer(self.pipeline.traits).lineage_table.table.name[1]
             twice = "group by kafka_partition, kafka_offset having count(*) > 1"
             assert self.case.rows(f"select from public.{table} {twice}") == []
             assert self.case.rows(f"select count(*) from public.{table}") == [(self.case.sent,)]

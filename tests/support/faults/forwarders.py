@@ -19,7 +19,7 @@ from exactbatch.forwarding import forward as forwarding
 from exactbatch.forwarding import producer, sent
 from exactbatch.forwarding.forward import forward_results
 from exactbatch.kafka.broker import KafkaBroker
-from exactbatch.ledger import Ledger, ledger_session
+from exactbatch.ledger import Streams, ledger_session
 from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings
 from support.commands import start_command
@@ -104,7 +104,7 @@ def check_results(connection: Any, pipeline: Pipeline, settings: Settings, expec
     assert pipeline.forward is not None
     topic = pipeline.forward.topic
     with transaction(connection) as cursor:
-        stream = Ledger(connection).stream(pipeline.name)
+        stream = Streams(connection).read(pipeline.name)
         cursor.execute("select count(*) from exactbatch.outbox")
         outbox: Any = cursor.fetchone()
     assert stream is not None
@@ -112,7 +112,7 @@ def check_results(connection: Any, pipeline: Pipeline, settings: Settings, expec
     sent.settled_partitions(KafkaBroker(settings.kafka), topic)
     messages = committed(settings.kafka, topic)
     check_once_in_order(messages, stream.last_sequence)
-    if pipeline.sink.is_derived:
+    if pipeline.traits.is_derived:
         by_key = {_key(key): _row(value) for key, value in latest_by_key(messages).items()}
         assert by_key == expected, "the topic, compacted, has other rows than the target"
     else:

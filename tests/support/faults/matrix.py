@@ -66,8 +66,6 @@ FAILPOINTS: Final = (
     Moment("stage.after_copy_commit", "worker", STAGED_SINKS),
     Moment("job.after_stage", "driver", ("append", "transform", "by_batch")),
     Moment("job.after_close", "driver", ("by_batch",)),
-    # Rows that are inserted in parts, each as soon as its Spark task has finished.
-    Moment("publish.after_part", "driver", ("append", "transform")),
     Moment("publish.before_lock", "publish", BATCH_SINKS),
     Moment("publish.after_advance", "publish", BATCH_SINKS),
     Moment("publish.after_retract", "publish", BATCH_SINKS, replay=True),
@@ -110,7 +108,7 @@ IN_REPLAYS: Final = (
 _PLAN: Final = b"insert into exactbatch.batch "
 _MOVE: Final = b"update exactbatch.stored_offset"
 _LAUNCH: Final = b"set application_id ="
-_PIECE: Final = b"with entered as"
+_PIECE: Final = b'_pieces" values'
 _RANGE: Final = b"with this as"
 _BATCH: Final = b"update exactbatch.batch b"
 _OUTBOX: Final = b"insert into exactbatch.outbox"
@@ -120,10 +118,10 @@ _TRANSACTIONAL_ID: Final = b"exactbatch.forwarded"
 ON_THE_WIRE: Final = (
     Moment("Postgres, plan", "postgres", ("append",), _PLAN, _PLAN),
     Moment("Postgres, launch", "postgres", ("append",), _LAUNCH, _LAUNCH),
-    Moment("Postgres, COPY", "postgres", STAGED_SINKS, b'COPY "', b'COPY "'),
+    Moment("Postgres, COPY", "postgres", STAGED_SINKS, b'copy "', b'copy "'),
     Moment("Postgres, entry of a piece", "postgres", ("by_batch",), _PIECE, _PIECE),
     Moment("Postgres, publish", "postgres", BATCH_SINKS, _MOVE, _MOVE),
-    Moment("Postgres, COPY of a range", "postgres", ("partition",), b'COPY "'),
+    Moment("Postgres, COPY of a range", "postgres", ("partition",), b'copy "'),
     Moment("Postgres, locks of a range", "postgres", ("partition",), b"for share"),
     Moment("Postgres, accounts of a range", "postgres", ("partition",), _RANGE, _RANGE),
     Moment("Postgres, end of the batch", "postgres", ("partition",), _BATCH, _BATCH),
@@ -162,7 +160,6 @@ RESTARTS: Final = {
     "job.before_stage",
     "stage.before_copy_commit",
     "job.after_stage",
-    "publish.after_part",
     "job.after_close",
     "publish.after_insert",
     "forward.after_outbox",

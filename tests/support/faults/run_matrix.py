@@ -92,13 +92,9 @@ def page(outcomes: Outcomes) -> str:
 
 `make faults` has run {len(ran)} of {len(outcomes)} combinations of fault, moment and sink: **{len(exact)} exact**.
 
-- In {done} combinations, the attempt with the fault succeeded without help: Spark retried a task, a client
-  reconnected, or the fault only took time.
-- In {len(exact) - done} combinations, it failed with a retryable error or was killed, and the next attempt made it
-  exact.
-
-`make faults` takes about 50 minutes. It prints the result of each combination, writes this page, and exits with 1
-unless all combinations are exact. `make test` runs some of them.
+In {done} of them, the attempt with the fault succeeded without help; in {len(exact) - done}, it failed with a retryable
+error or was killed, and the next attempt made it exact. `make faults` takes about 50 minutes, and exits with 1 unless
+all are exact. `make test` runs some of them.
 
 ## Method
 
@@ -113,45 +109,29 @@ decoded), an attempt with the fault, a repair, and another attempt. A combinatio
 - with `forward=` (`forwarded`, `forwarded_upsert`), a read_committed consumer sees each committed result once, those of
   each key in order, and what they make together is the target.
 
-Nothing else counts as evidence. One pipeline for each sink lives through all of its combinations, so that a later
-combination detects anything that an earlier fault left behind. All timeouts are 3 s. An attempt that does not end
-counts as not exact.
+One pipeline for each sink lives through all of its combinations, so that a later one detects what an earlier fault left
+behind. All timeouts are 3 s. An attempt that does not end counts as not exact.
 
-A table cell says how the attempt with the fault ended:
-
-- `done`: it succeeded;
-- `killed`: it was killed;
-- `exception`: the exception that the failpoint raised;
-- otherwise, the name of exactbatch's error.
-
-`, committed` means that the batch was committed nevertheless, and that the next attempt recognized this.
+A table cell says how the attempt with the fault ended: `done` (it succeeded), `killed`, `exception` (that of the
+failpoint), or the name of exactbatch's error. `, committed` means that the batch was committed nevertheless, and that
+the next attempt recognized this.
 
 Combinations whose result cannot differ are not generated:
 
-- Before publish, append represents upsert and aggregate, because they run the same code until then. The planner runs
-  the same code for every sink.
-- A delay is only tried with append and partition.
-- A driver with its own JVM is only killed and stopped with append and partition, once all rows are staged or all
-  ranges are committed.
+- Before publish, append represents upsert and aggregate, and the planner and a forwarder run the same code for every
+  sink. A forwarder's moments are `forward.*` except `forward.after_outbox`, and those *of a forwarder* on the wire.
+- A delay is only tried with append and partition; so is the death of a driver with its own JVM, once all rows are
+  staged or all ranges are committed.
 - Moments marked `replay` are tried in a replay, all others in an advance.
-- A connection is cut after N bytes only where many bytes are sent.
-- The answer to a COMMIT is dropped only where there is a COMMIT.
-- The broker is killed only where it is queried afterwards.
-- Postgres is restarted once in each step.
-- A forwarder, which sends what has committed, runs the same code for every sink: its moments are those named
-  `forward.*` except `forward.after_outbox`, and those *of a forwarder* on the wire. "killed" is `exactbatch forward`
-  in a separate process.
+- A connection is cut after N bytes only where many bytes are sent, the answer to a COMMIT dropped only where there is
+  one, and the broker killed only where it is queried afterwards. Postgres is restarted once in each step.
 
-A worker is held or stopped for 0.3 s; a driver or a publishing process, until another launch has tried the same
-batch; a forwarder, until another one has taken its place (`Fenced`).
+A worker is held or stopped for 0.3 s; a driver or a publishing process, until another launch has tried the same batch;
+a forwarder, until another one has taken its place (`Fenced`).
 
-Some failpoints are tested elsewhere:
-
-- `compact.before_commit` belongs to no batch: `tests/integration/test_compact.py` kills the process there.
-- `prune.after_fold`, `prune.before_commit` and `prune.after_commit` belong to no batch either:
-  `tests/integration/test_prune.py` kills the process there.
-- At `read.after_records` and `transform.after_read` a cluster loses a machine: `tests/faults/test_lost_executors.py`
-  and `test_three_brokers.py`.
+Tested elsewhere: `compact.before_commit` (`tests/integration/test_compact.py`), `prune.*`
+(`tests/integration/test_prune.py`), `read.after_records` and `transform.after_read`
+(`tests/faults/test_lost_executors.py` and `test_three_brokers.py`).
 
 ## At failpoints
 
@@ -170,8 +150,8 @@ what the row names. `half-open`: nothing that the server sends arrives any more.
 | --- | --- |
 | Postgres, while connecting | 10 s |
 | Postgres, during a request: a statement, rows of a COPY, a COMMIT | `statement_timeout`, plus 2 s on the driver |
-| the holder of a lock, or a driver within its transaction | `publish_timeout` |
-| the host of Postgres, so that nothing is acknowledged | `publish_timeout`, or 25 s without traffic |
+| the holder of a lock, or a driver within its transaction | `lock_timeout` |
+| the host of Postgres, so that nothing is acknowledged | `lock_timeout`, or 25 s without traffic |
 | Kafka, queried by the planner | `socket.connection.setup.timeout.ms`, or kafka-python's 30 s for a request |
 | Kafka, during a read | `read_timeout` |
 """

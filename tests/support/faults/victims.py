@@ -18,14 +18,13 @@ import psycopg2
 from confluent_kafka.admin import AdminClient, NewTopic
 from psycopg2.extensions import make_dsn
 
-from exactbatch import Append, Pipeline, ToTopic, failpoints
-from exactbatch.audit.audit import audit
+from exactbatch import Append, Pipeline, ToTopic, Tuning, failpoints
+from exactbatch.audit.run_audit import audit
 from exactbatch.batch import job as batch_job
 from exactbatch.batch.engines.driver_engine import DriverEngine
-from exactbatch.batch.publishing import insert_rows
 from exactbatch.batch.publishing.publish import Published
-from exactbatch.batch.staging import direct, stage_partition, stager
-from exactbatch.batch.transform import decoded_records, transform
+from exactbatch.batch.staging import direct, stage_partition
+from exactbatch.batch.transform import decoded_records, transform_stager
 from exactbatch.errors import Fenced, RetryableError
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger, migrate
@@ -33,6 +32,7 @@ from exactbatch.local import LocalStack
 from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
+from exactbatch.sinks.writers import find_writer
 from support.batch_runner import BatchRunner
 from support.faults import drivers, forwarders, worker_failpoints
 from support.faults.matrix import BROKER, FORWARDED_SINKS, NO_ANSWER, RESTART, SINKS, Combination
@@ -46,7 +46,6 @@ TIMEOUT: Final = 3.0  # seconds, of everything that has one
 BOUND: Final = 120.0  # seconds in which a try ends, on a machine that is busy
 _ACTIONS: Final = {"SIGKILL": "kill", "exception": "error", "delay": "sleep:0.3", "SIGSTOP, SIGCONT": "stop"}
 _MOMENT: Final = 0.3  # seconds for which a worker is held or stopped
-IN_PARTS: Final = "publish.after_part"  # comes only where rows are inserted in parts
 
 
 def _transformed(log: list[LogRecord]) -> dict[Row, Row]:
@@ -60,13 +59,16 @@ TRANSFORM: Final = SinkKind(
     2,
     _transformed,
     {
-        "sql": "select id, lower(carrier) as carrier, at, delay, version, kafka_topic, kafka_partition, "
+        "transform": "select id, lower(carrier) as carrier, at, delay, version, kafka_topic, kafka_partition, "
         "kafka_offset, kafka_timestamp from records where id <> 5"
     },
 )
 # The same, in other tasks than those that read: what they read is kept meanwhile.
 SHUFFLE: Final = replace(
-    TRANSFORM, changes={"sql": TRANSFORM.changes["sql"].replace("select", "select /*+ repartition(2) */", 1)}
+    TRANSFORM,
+    changes={
+        "transform": TRANSFORM.changes["transform"].replace("select", "select /*+ repartition(2) */", 1)
+    },
 )
 TRANSFORMS: Final = {"transform": TRANSFORM, "shuffle": SHUFFLE}
 FORWARDED: Final = dict(zip(FORWARDED_SINKS, (KINDS["append"], KINDS["upsert"]), strict=True))
@@ -76,8 +78,8 @@ _REPLACED: Final = ("hold", "SIGSTOP, SIGCONT")
 # takes it from.
 _WORK: Final = {
     ("stage", "append"): (direct, "stage"),
-    ("stage", "transform"): (transform, "stage_rows"),
-    ("stage", "shuffle"): (transform, "stage_rows"),
+    ("stage", "transform"): (transform_stager, "stage_rows"),
+    ("stage", "shuffle"): (transform_stager, "stage_rows"),
     ("stage", "by_batch"): (stage_partition, "stage_pieces"),
     ("stage.after_rejects", "shuffle"): (decoded_records, "decode_range"),
     ("partition", "partition"): (batch_job, "commit_ranges"),
@@ -188,7 +190,7 @@ class Victims:
 
     def _versions(self, play: Play) -> set[tuple[Any, ...]]:
         """Return the versions of the rows in the target, empty while there is no target."""
-        table = play.pipeline.sink.table.as_string(play.world.connection)
+        table = find_writer(play.pipeline.traits).tables[-1].identifier.as_string(play.world.connection)
         if play.world.rows("select to_regclass(%s) is null", table) == [(True,)]:
             return set()
         return set(play.world.rows(f"select xmin::text, ctid::text from {table}"))
@@ -236,7 +238,7 @@ class Victims:
     def _check(self, combination: Combination, play: Play) -> None:
         """Check that the target is what the log makes it, and that the auditor agrees."""
         log = read_log(play.topic.properties, play.topic.name, PARTITIONS)
-        table = play.pipeline.sink.table.as_string(play.world.connection)
+        table = find_writer(play.pipeline.traits).tables[-1].identifier.as_string(play.world.connection)
         rows = play.world.rows(f"select {play.kind.query} from {table}")
         found = {row[: play.kind.key]: row[play.kind.key :] for row in rows}
         if len(found) != len(rows) or found != play.kind.expected(log):
@@ -281,11 +283,7 @@ class Victims:
                 raise NotExact(f"{combination}: the moment did not come")
         elif moment.place == "driver" and not fault.startswith("SIG"):
             inline = self._inline(combination, beside)
-            with (
-                patch.object(batch_job, "failpoint", inline),
-                patch.object(insert_rows, "failpoint", inline),
-                _in_parts(moment.name),
-            ):
+            with patch.object(batch_job, "failpoint", inline):
                 yield
         elif moment.place == "forwarder" and not fault.startswith("SIG"):
             with forwarders.at_failpoints(self._inline(combination, beside)):
@@ -340,7 +338,7 @@ class Victims:
             self._in_fork(combination, work, beside)
             batch_id = arguments[0] if arguments else named["tables"].batch_id
             with transaction(play.world.connection):
-                return Published(Ledger(play.world.connection).batch(batch_id), wrote=True)
+                return Published(Ledger(play.world.connection).batches.read(batch_id), wrote=True)
 
         return run
 
@@ -423,7 +421,6 @@ class Victims:
     def _in_driver(self, combination: Combination, play: Play, batch_id: int) -> None:
         """Launch a driver with its own JVM."""
         world = drivers.BatchLauncher(self.spark, play.world.connection, play.world.settings, self._folder)
-        world.in_parts = combination.moment.name == IN_PARTS
         action = _ACTIONS[combination.fault]
         driver = world.launch(
             play.pipeline, batch_id, f"{combination.moment.name}={action}", self._through(play.world.settings)
@@ -550,14 +547,16 @@ class Victims:
             value=VALUE,
             sink=kind.sink(f"public.{name}_target"),
             max_rejects=10_000,  # a replay meets the bad records of all batches before it
-            read_timeout=TIMEOUT,
-            publish_timeout=TIMEOUT,
-            statement_timeout=TIMEOUT,
-            forward=ToTopic(results, key=("id",)) if sink in FORWARDED else None,
+            tuning=Tuning(
+                read_timeout=f"{TIMEOUT:.0f} seconds",
+                lock_timeout=f"{TIMEOUT:.0f} seconds",
+                statement_timeout=f"{TIMEOUT:.0f} seconds",
+            ),
+            forward=ToTopic(results, keyed_by=("id",)) if sink in FORWARDED else None,
             **kind.changes,
         )
         with transaction(connection):
-            Ledger(connection).register(pipeline)
+            Ledger(connection).registry.register(pipeline)
         world = BatchRunner(self.spark, connection, Settings(kafka=properties, postgres=dsn))
         return Play(world, Topic(name, dict(properties)), pipeline, kind)
 
@@ -572,13 +571,6 @@ def _once(moment: str, act: Callable[[], None]) -> Callable[[str], None]:
             act()
 
     return failpoint
-
-
-@contextmanager
-def _in_parts(moment: str) -> Iterator[None]:
-    """Insert the rows of a small batch in parts, if the moment comes only then."""
-    with patch.object(stager, "IN_PARTS_FROM", 1 if moment == IN_PARTS else stager.IN_PARTS_FROM):
-        yield
 
 
 def _continued_to_its_end(driver: drivers.Driver) -> bool:

@@ -8,7 +8,7 @@ from support.ledger_model.log import TOPIC_IDS, FakeLog, Key, written
 from support.ledger_model.model import LOSS, Loss, Model
 
 
-def rows_of(cursor: Any, query: str) -> list[tuple[Any, ...]]:
+def select_rows(cursor: Any, query: str) -> list[tuple[Any, ...]]:
     cursor.execute(query)
     return list(map(tuple, cursor.fetchall()))
 
@@ -31,7 +31,7 @@ def results_of(
 def compare_coverage(cursor: Any, models: Sequence[Model]) -> None:
     """Compare coverage and stored offsets, which have no gap and no overlap."""
     found: dict[tuple[Any, ...], dict[int, int | Loss]] = {}
-    for pipeline, topic, partition, topic_id, from_offset, until_offset, batch_id in rows_of(
+    for pipeline, topic, partition, topic_id, from_offset, until_offset, batch_id in select_rows(
         cursor,
         "select pipeline, topic, partition, topic_id, lower(offsets), upper(offsets), batch_id "
         "from exactbatch.coverage",
@@ -48,7 +48,7 @@ def compare_coverage(cursor: Any, models: Sequence[Model]) -> None:
     }
     stored = {
         tuple(where): next_offset
-        for *where, next_offset in rows_of(
+        for *where, next_offset in select_rows(
             cursor,
             "select pipeline, topic, partition, topic_id, next_offset from exactbatch.stored_offset",
         )
@@ -69,12 +69,12 @@ def compare_coverage(cursor: Any, models: Sequence[Model]) -> None:
 
 def compare_batches(cursor: Any, models: Sequence[Model], log: FakeLog) -> None:
     """Compare the batches, their ranges and their counts."""
-    found = rows_of(
+    found = select_rows(
         cursor,
         "select batch_id, pipeline, kind, origin, status, run_id, generation, clear_number, "
         "run_started_at, records, rows, rejected, tombstones from exactbatch.batch order by 1",
     )
-    found_ranges = rows_of(
+    found_ranges = select_rows(
         cursor,
         "select batch_id, topic, partition, from_offset, until_offset, topic_id, records "
         "from exactbatch.batch_range order by 1, 2, 3, 4",
@@ -105,7 +105,7 @@ def compare_batches(cursor: Any, models: Sequence[Model], log: FakeLog) -> None:
 def compare_times(cursor: Any, models: Sequence[Model]) -> None:
     """Compare the offsets that times were resolved to."""
     found: dict[tuple[str, str, int], dict[datetime, int]] = {}
-    for *where, at, offset in rows_of(
+    for *where, at, offset in select_rows(
         cursor,
         'select pipeline, topic, partition, boundary, "offset" from exactbatch.time_boundary order by 4',
     ):
@@ -135,9 +135,9 @@ def compare_target(cursor: Any, models: Sequence[Model], log: FakeLog, lineage: 
     where_from = (
         ", kafka_topic, kafka_partition, kafka_offset, kafka_timestamp" if lineage == "record" else ""
     )
-    found = rows_of(cursor, f"select name, batch_id{where_from} from public.target")
+    found = select_rows(cursor, f"select name, batch_id{where_from} from public.target")
     assert sorted(found) == sorted(rows)
-    found = rows_of(
+    found = select_rows(
         cursor,
         'select pipeline, topic, partition, "offset", batch_id, topic_id from exactbatch.rejected_record',
     )

@@ -18,7 +18,7 @@ from psycopg2 import sql
 from psycopg2.extras import execute_values
 
 from exactbatch import Append, Json, Limits, Pipeline
-from exactbatch.batch.publishing.fences import check_publishable, facts_of
+from exactbatch.batch.publishing.fences import check_publishable, read_sink_facts
 from exactbatch.batch.publishing.publish import Published, publish
 from exactbatch.batch.staging.staging_tables import StagingTables, create_rejects, create_rows, identifier
 from exactbatch.batch.staging.task import Staged, StagedBatch
@@ -26,13 +26,14 @@ from exactbatch.errors import (
     Fenced,
     StagedRowsDiffer,
 )
-from exactbatch.ledger import Ledger, Run
+from exactbatch.ledger import DagRun, Ledger
 from exactbatch.offsets import OffsetRange, split
 from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.planning.freeze_replay import Preview, freeze_replay, preview_replay
 from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.planning.run import RunPlan, plan_run
 from exactbatch.postgres.connection import transaction
+from exactbatch.sinks.writers import find_writer
 from support.ledger_model.comparison import (
     compare_batches,
     compare_coverage,
@@ -88,7 +89,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @initialize(
         starts=st.tuples(*[st.sampled_from(("earliest", "latest"))] * 2),
-        on_loss=st.tuples(*[st.sampled_from(("fail", "record"))] * 2),
+        on_loss=st.tuples(*[st.sampled_from(("fail", "skip"))] * 2),
         keeps_all=st.booleans(),
         logs=st.lists(records(0, MINUTES - 1), min_size=2, max_size=3),
         first=st.booleans(),
@@ -121,10 +122,11 @@ class LedgerMachine(RuleBasedStateMachine):
                     start=start,
                     on_loss=loss,
                 )
-                Ledger(self.connection).register(pipeline, share_topics=True)
+                Ledger(self.connection).registry.register(pipeline, share_topics=True)
                 self.models.append(Model(pipeline))
-            sink.prepare(cursor, pipeline.value.columns)
-            self.seen = facts_of(cursor, sink)
+            writer = find_writer(pipeline.traits)
+            writer.prepare(cursor, pipeline.value.columns)
+            self.seen = read_sink_facts(cursor, writer)
         for model in self.models if first else ():
             self._process_what_is_new(model, program=0)
 
@@ -311,7 +313,7 @@ class LedgerMachine(RuleBasedStateMachine):
         runs = model.runs
         if what == "run" or not runs:
             what = "run"
-            mine = ModelRun(Run("dag", f"run {len(model.runs) + 1}", 0, self._now()), "schedule", None)
+            mine = ModelRun(DagRun("dag", f"run {len(model.runs) + 1}", 0, self._now()), "schedule", None)
             model.runs.append(mine)
         else:
             mine = data.draw(st.sampled_from(runs), label="run")
@@ -390,8 +392,8 @@ class LedgerMachine(RuleBasedStateMachine):
         self._follow(model, expected)
         with transaction(self.connection):
             ledger = Ledger(self.connection)
-            (new,) = ledger.batches(model.pipeline, limit=1) if not is_empty else (None,)
-            ranges = as_ranges(ledger.ranges(new.batch_id)) if new is not None else {}
+            (new,) = ledger.batches.read_page(model.pipeline.name, limit=1) if not is_empty else (None,)
+            ranges = as_ranges(ledger.batches.read_ranges(new.batch_id)) if new is not None else {}
         if new is None:
             if mine is not None and expected.kind == "advance":
                 mine.empty = mine.run.clear_number
@@ -409,8 +411,10 @@ class LedgerMachine(RuleBasedStateMachine):
     def _follow(self, model: Model, expected: Expected) -> None:
         """Apply what planning stores even if there is nothing to process: seeds, losses, and resolved times."""
         for key, head in expected.heads.items():
-            model.began.setdefault(key, head)
-            for offset in range(model.stored.get(key, head), head):
+            began = expected.began[key]
+            began = head if began is None else began
+            model.began.setdefault(key, began)
+            for offset in range(began, head):
                 model.owner.setdefault(key, {})[offset] = LOSS
                 self.did("offsets lost")
             model.stored[key] = head
@@ -473,9 +477,9 @@ class LedgerMachine(RuleBasedStateMachine):
         """Stage a batch, as _load() and the tasks of a batch job do."""
         with transaction(self.connection):
             ledger = Ledger(self.connection)
-            real = ledger.batch(batch.batch_id)
+            real = ledger.batches.read(batch.batch_id)
             found = outcome_of(lambda: check_publishable(ledger, model.pipeline, real))
-            ranges = ledger.ranges(batch.batch_id)
+            ranges = ledger.batches.read_ranges(batch.batch_id)
         expected = model.publishable(batch)
         if expected != "go on":
             if expected == "committed before":
@@ -552,6 +556,7 @@ class LedgerMachine(RuleBasedStateMachine):
             lambda: publish(
                 self.connection,
                 model.pipeline,
+                find_writer(model.pipeline.traits),
                 plan_id=launch.plan_id,
                 tables=launch.tables,
                 columns=model.pipeline.value.columns,
@@ -591,7 +596,7 @@ class LedgerMachine(RuleBasedStateMachine):
             compare_target(cursor, self.models, self.log, self.lineage)
             for model in self.models:
                 # What the auditor takes for history, which is no gap.
-                assert Ledger(self.connection).first_advanced(model.pipeline) == {
+                assert Ledger(self.connection).coverage.read_first_offsets(model.pipeline) == {
                     (TOPIC_IDS[key[0]], key[1]): began
                     for key, began in model.began.items()
                     if model.stored[key] > began

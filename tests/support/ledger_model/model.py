@@ -14,7 +14,7 @@ from exactbatch.errors import (
     OffsetsLost,
     ReplayRefused,
 )
-from exactbatch.ledger import Run
+from exactbatch.ledger import DagRun
 from exactbatch.planning.request import ReplayRequest
 from support.ledger_model.log import (
     NOT_YET,
@@ -35,7 +35,7 @@ class ModelBatch:
     kind: str
     origin: str
     ranges: Ranges
-    run: Run | None
+    run: DagRun | None
     generation: int
     status: str = "planned"
     program: int = 0
@@ -57,10 +57,10 @@ class ModelRun:
     `empty` is the clear number at which it last found nothing new.
     """
 
-    run: Run
+    run: DagRun
     origin: Any
     request: ReplayRequest | None
-    lives: list[dict[Run, int]] = field(default_factory=lambda: [{}])
+    lives: list[dict[DagRun, int]] = field(default_factory=lambda: [{}])
     empty: int | None = None
 
     def __repr__(self) -> str:
@@ -93,6 +93,7 @@ class Expected:
     ranges: Ranges = field(default_factory=dict)
     widened: bool = False
     times: dict[Key, dict[datetime, int]] = field(default_factory=dict)
+    began: dict[Key, int | None] = field(default_factory=dict)
     heads: dict[Key, int] = field(default_factory=dict)
     takes: dict[Key, int] = field(default_factory=dict)
 
@@ -127,10 +128,12 @@ class Model:
         expected = Expected(kind="advance", origin=origin)
         known = {topic for topic, _ in self.stored}
         for key in sorted(log.records):
-            stored, earliest = self.stored.get(key), log.earliest[key]
+            # A partition that a topic has gained is processed from its first offset on.
+            stored, earliest = self.stored.get(key, 0 if key[0] in known else None), log.earliest[key]
             if stored is not None and stored < earliest and self.pipeline.on_loss == "fail":
                 return Expected(error=OffsetsLost)
-            if stored is None and key[0] not in known and self.pipeline.start == "latest":
+            expected.began[key] = stored
+            if stored is None and self.pipeline.start == "latest":
                 expected.heads[key] = log.stable(key)
             else:
                 expected.heads[key] = max(stored or 0, earliest)
@@ -173,7 +176,7 @@ class Model:
                 if not offsets or each.until_offset > stored.get(key, 0) or offsets & asked:
                     return Expected(error=ReplayRefused)
                 asked |= offsets
-        if self.pipeline.sink.lineage == "batch":
+        if self.pipeline.traits.lineage == "batch":
             owners = {self.owner.get(key, {}).get(offset) for key, offset in asked}
             whole = self.owned({each for each in owners if isinstance(each, int)})
             expected.widened = not whole <= asked
@@ -181,11 +184,11 @@ class Model:
         lost = {(key, offset) for key, offset in asked if offset < log.earliest[key]}
         if lost and not request.available_only:
             return Expected(error=OffsetsLost)
-        if self.pipeline.sink.lineage == "batch" and any(
+        if self.pipeline.traits.lineage == "batch" and any(
             isinstance(self.owner.get(key, {}).get(offset), int) for key, offset in lost
         ):
             return Expected(error=OffsetsLost)
-        expected.ranges = ranges_of(asked - lost)
+        expected.ranges = describe_ranges(asked - lost)
         if beyond and not expected.ranges:
             return Expected(error=ReplayRefused)
         return expected
@@ -272,7 +275,9 @@ class Model:
         if batch.kind == "advance":
             if any(self.stored[key] != ranges[0][0] for key, ranges in batch.ranges.items()):
                 return "Fenced, stored offset moved"
-        elif self.pipeline.sink.lineage == "batch" and self.owned(self.owners(batch)) - set(batch.offsets()):
+        elif self.pipeline.traits.lineage == "batch" and self.owned(self.owners(batch)) - set(
+            batch.offsets()
+        ):
             return "Fenced, widening"
         return "staged rows differ" if launch.damaged else "committed"
 
@@ -284,7 +289,7 @@ class Model:
             self.stored.update({key: ranges[0][1] for key, ranges in batch.ranges.items()})
 
 
-def ranges_of(offsets: set[tuple[Key, int]]) -> Ranges:
+def describe_ranges(offsets: set[tuple[Key, int]]) -> Ranges:
     """Offsets as ranges that do not touch."""
     ranges: Ranges = {}
     for key, offset in sorted(offsets):
@@ -298,7 +303,7 @@ def ranges_of(offsets: set[tuple[Key, int]]) -> Ranges:
 
 def check_takes(expected: Expected, found: Ranges, limits: Limits) -> None:
     """An advance goes on where the pipeline stands, keeps its limits, and treats the partitions alike."""
-    most = limits.max_records_per_partition
+    most = limits.max_offsets_per_partition
     gives = {key: take if most is None else min(take, most) for key, take in expected.takes.items()}
     takes = dict.fromkeys(gives, 0)
     for key, ranges in found.items():
@@ -306,6 +311,6 @@ def check_takes(expected: Expected, found: Ranges, limits: Limits) -> None:
         assert from_offset == expected.heads[key]
         takes[key] = until_offset - from_offset
     total = sum(gives.values())
-    assert sum(takes.values()) == (total if limits.max_records is None else min(total, limits.max_records))
+    assert sum(takes.values()) == (total if limits.max_offsets is None else min(total, limits.max_offsets))
     for key, take in takes.items():
         assert take == gives[key] or max(takes.values()) - 1 <= take < gives[key]

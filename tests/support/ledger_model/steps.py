@@ -41,11 +41,11 @@ WEIGHTS = {
     "process": 4,
 }
 STEPS = st.sampled_from([what for what, weight in WEIGHTS.items() for _ in range(weight)])
-NO_LIMITS = Limits()
+NO_LIMITS = Limits(max_offsets=None)
 LIMITS = st.just(NO_LIMITS) | st.builds(
     Limits,
-    max_records=st.none() | st.integers(1, 8),
-    max_records_per_partition=st.none() | st.integers(1, 4),
+    max_offsets=st.none() | st.integers(1, 8),
+    max_offsets_per_partition=st.none() | st.integers(1, 4),
 )
 TIMES = st.sampled_from([T0 + timedelta(minutes=each) for each in range(-1, MINUTES + 1)] + [NOT_YET])
 WINDOWS = st.lists(TIMES, min_size=2, max_size=2, unique=True).map(lambda times: (min(times), max(times)))

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
-from exactbatch import Append, Debezium, Pipeline, Together, Upsert
-from exactbatch.audit.audit import audit
+from exactbatch import Append, Debezium, Pipeline, Upsert
+from exactbatch.audit.run_audit import audit
 from support.batch_runner import BatchRunner, MakePipeline, MakeTopic
 from support.replays import Replays, ranges
 from support.topics import Topic
@@ -51,7 +51,7 @@ class Mode:
         version = tuple(each.name for each in value.columns[len(value.fields) :]) or None
         sink: Any = Upsert(f'public."{topic.name}"', key=("id",), version=version, history=self.history)
         if self.together:
-            sink = Together((Append(f'public."{topic.name}_raw"'), sink))
+            sink = [Append(f'public."{topic.name}_raw"'), sink]
         return make_pipeline(topic, value=value, sink=sink)
 
 

@@ -16,7 +16,7 @@ from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessE
 from airflow.api_fastapi.core_api.security import GetUserDep, get_user, requires_access_dag
 from fastapi import Depends, HTTPException, Request
 
-from exactbatch.airflow.versions import details_of_dags
+from exactbatch.airflow.page.airflow_versions import details_of_dags
 
 _TRUSTED_SITES: Final = ("same-origin",)
 

@@ -30,8 +30,8 @@ class PipelineDag:
     kafka, postgres    the IDs of its connections
     replays_compacted  Pipeline.replays_compacted
     spark_history      the address of Spark's history server, if any
-    is_tables          whether it is the DAG of many tables
-    member             the name of one of these, the pipeline; "" for the DAG's own
+    is_tables          whether many tables share its tasks
+    member             the name of a pipeline that is not the DAG's own: one of many tables, or one in a task group
     """
 
     dag_id: str
@@ -67,6 +67,7 @@ class _Stored(NamedTuple):
     replays_compacted: bool
     spark_history: str | None
     is_tables: bool
+    member: str
 
 
 class PipelineDags:
@@ -74,8 +75,8 @@ class PipelineDags:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # By dag_id, the newest hash and what is stored; None for a DAG with the tag that is not one of pipeline_dag.
-        self._known: dict[str, tuple[str, _Stored | None]] = {}
+        # By dag_id, the newest hash and what is stored of each pipeline. A DAG may have the tag, but no pipeline.
+        self._known: dict[str, tuple[str, list[_Stored]]] = {}
 
     def find(self, readable: Iterable[str]) -> list[PipelineDag]:
         """Return those pipelines' DAGs that are among the readable ones, by ID."""
@@ -87,20 +88,22 @@ class PipelineDags:
             }
             stored = self._stored(session, list(paused))
         return [
-            PipelineDag(dag_id, is_paused, *stored[dag_id])
+            PipelineDag(dag_id, is_paused, *each)
             for dag_id, is_paused in paused.items()
-            if dag_id in stored
+            for each in stored.get(dag_id, ())
         ]
 
     def owners(self) -> dict[str, bool]:
-        """Return whether each DAG with the tag is that of many tables, by ID; also of DAGs that nobody may read.
+        """Return the name of each pipeline, or of many tables, and whether it is the latter; also what nobody may read.
 
         Stale DAGs are among them: a DAG whose file cannot be read for a while keeps the names of its pipelines.
         """
         with create_session(scoped=False) as session:
             dag_ids = [row.dag_id for row in self._models(session)]
             stored = self._stored(session, dag_ids)
-        return {dag_id: dag_id in stored and stored[dag_id].is_tables for dag_id in dag_ids}
+        return dict.fromkeys(dag_ids, False) | {
+            each.member or dag_id: each.is_tables for dag_id in dag_ids for each in stored.get(dag_id, ())
+        }
 
     def _models(self, session: Any) -> Sequence[Any]:
         models: Sequence[Any] = session.execute(
@@ -114,7 +117,7 @@ class PipelineDags:
                 del self._known[gone]
         return models
 
-    def _stored(self, session: Any, dag_ids: Sequence[str]) -> dict[str, _Stored]:
+    def _stored(self, session: Any, dag_ids: Sequence[str]) -> dict[str, list[_Stored]]:
         hashes = dict[str, str]()
         newest = (
             select(SerializedDagModel.dag_id, SerializedDagModel.dag_hash)
@@ -140,7 +143,7 @@ class PipelineDags:
         }
         with self._lock:
             self._known.update({dag_id: (hashes[dag_id], each) for dag_id, each in read.items()})
-        return {dag_id: each for dag_id, each in (found | read).items() if each is not None}
+        return found | read
 
 
 def task_times(dag_id: str, run_ids: Sequence[str]) -> dict[str, list[TaskTime]]:
@@ -171,22 +174,27 @@ def task_times(dag_id: str, run_ids: Sequence[str]) -> dict[str, list[TaskTime]]
     return times
 
 
-def stored_in(data: dict[str, Any]) -> _Stored | None:
-    """Return what the page needs of a serialized DAG; None if it names no connections."""
+def stored_in(data: dict[str, Any]) -> list[_Stored]:
+    """Return what the page needs of each pipeline in a serialized DAG."""
+    found = []
     for task in _tasks(data):
         kafka, postgres = task.get("kafka_conn_id"), task.get("postgres_conn_id")
-        if task.get("task_id") == _TASK and isinstance(kafka, str) and isinstance(postgres, str):
+        is_processing = str(task.get("task_id")).rpartition(".")[2] == _TASK
+        if is_processing and isinstance(kafka, str) and isinstance(postgres, str):
             history = task.get("spark_history")
             is_address = isinstance(history, str) and is_web_address(history)
             # Airflow leaves out what equals the default.
-            return _Stored(
-                kafka,
-                postgres,
-                task.get("replays_compacted") is True,
-                history if is_address else None,
-                isinstance(task.get("tables"), str),
+            found.append(
+                _Stored(
+                    kafka,
+                    postgres,
+                    task.get("replays_compacted") is True,
+                    history if is_address else None,
+                    isinstance(task.get("tables"), str),
+                    str(task.get("member") or ""),
+                )
             )
-    return None
+    return found
 
 
 def _tasks(data: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, NamedTuple
 
-from exactbatch.model import LogPartition, time_of
+from exactbatch.model import LogPartition, convert_time
 from exactbatch.offsets import TopicPartition
 from exactbatch.operations.unprocessed import FirstOffset, Stored, first_offsets
 
@@ -143,6 +143,6 @@ def _found(
             turn = dict(reversed(waiting))
             answers = look_up({place: at.offset for place, at in turn.items()}, is_held_back)
             for place, milliseconds in answers.items():
-                found[place, turn[place]] = time_of(milliseconds)
+                found[place, turn[place]] = convert_time(milliseconds)
             waiting = [(place, at) for place, at in waiting if turn[place] != at]
     return found

@@ -53,6 +53,7 @@ class ExactbatchPage(AirflowPlugin):
     @cached_property
     def fastapi_apps(self) -> list[Any]:  # type: ignore[override]  # Airflow's own is a class attribute
         """The application; only the API server asks for it."""
-        from exactbatch.airflow.page.app import create_app
+        # Every process of Airflow loads plugins, and only this one serves them.
+        from exactbatch.airflow.page.routes import create_app
 
         return [{"app": create_app(), "url_prefix": _PREFIX, "name": "exactbatch"}]

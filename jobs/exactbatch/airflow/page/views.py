@@ -13,15 +13,15 @@ from exactbatch.airflow.history import application_url
 from exactbatch.airflow.page.brokers import LogState, retention_left
 from exactbatch.airflow.page.dags import PipelineDag, TaskTime
 from exactbatch.airflow.page.first_records import oldest_unprocessed
-from exactbatch.errors.explanation import hint_of
+from exactbatch.errors.explanation import find_hint
 from exactbatch.ledger.definition import Definition
-from exactbatch.ledger.overview import ListedBatch, Position, RejectedRecord
-from exactbatch.ledger.rows import STAGES, Batch
+from exactbatch.ledger.overview_rows import ListedBatch, PartitionPosition, RejectedRecord
+from exactbatch.ledger.row_types import STAGES, Batch
 from exactbatch.offsets import OffsetRange
 from exactbatch.operations.coverage_strip import DrawnStrip, Segment
 from exactbatch.operations.forwarding import Forwarding
 from exactbatch.operations.freshness import is_overdue
-from exactbatch.operations.overview import Lag, LedgerSummary, State, state_of, total_lag
+from exactbatch.operations.overview import Lag, LedgerSummary, State, find_state, total_lag
 from exactbatch.planning.freeze_replay import Preview
 
 
@@ -89,7 +89,7 @@ def _summary(dag: PipelineDag, summary: LedgerSummary, state: LogState, now: dat
     lag = total_lag(summary.positions, logs, state.taken_at) if is_known else None
     left = retention_left(state, summary.stored, now) if lag is not None and lag.records else None
     newest = summary.committed or summary.newest
-    word = state_of(summary, lag, is_paused=dag.is_paused, now=now)
+    word = find_state(summary, lag, is_paused=dag.is_paused, now=now)
     freshness = summary.definition.freshness
     oldest = oldest_unprocessed(logs, summary.stored, state.first.get(dag.pipeline, {}))
     return {
@@ -127,11 +127,11 @@ def _error(state: State, summary: LedgerSummary, lag: Lag | None) -> dict[str, A
         "failures": failure.failures,
         "retryable": failure.retryable,
         "failed_at": _time(failure.failed_at),
-        "hint": hint_of(failure.error),
+        "hint": find_hint(failure.error),
     }
 
 
-def partition_views(positions: Sequence[Position], state: LogState) -> list[dict[str, Any]]:
+def partition_views(positions: Sequence[PartitionPosition], state: LogState) -> list[dict[str, Any]]:
     """Return for each partition what the ledger and the log have; what the log has is null if it is not known."""
     logs = {log.topic_partition: log for partitions in state.logs.values() for log in partitions}
     views = []

@@ -6,42 +6,33 @@ the batch, shared, and then the stored offset of its partition, never the pipeli
 for each other, and a newer plan waits for the ranges that are about to commit and supersedes the others.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 from uuid import UUID
 
-from exactbatch.batch.by_partition.range_copy import REJECTS, RangeTask, copy_range, range_reader
-from exactbatch.batch.by_partition.row_copy import RowCopy
+from psycopg2 import sql
+
+from exactbatch.batch.by_partition.range_copy import REJECTS, RangeCopy, RangeTask
 from exactbatch.batch.publishing.fences import check_publishable, check_topic_ids, lock_target
 from exactbatch.batch.publishing.insert_rows import check_staged, insert_rows
 from exactbatch.batch.publishing.publish import Published, let_search
-from exactbatch.batch.rows.arrow_copy import PostgresAccess
-from exactbatch.batch.rows.decode import RangeReader, pause_garbage_collector, shared_reads
+from exactbatch.batch.rows.copy import PostgresAccess
+from exactbatch.batch.rows.decode import pause_garbage_collector, shared_reads
 from exactbatch.batch.rows.watchdog import StallTimeout
 from exactbatch.batch.stage_times import StageTimes
 from exactbatch.batch.staging.outcomes import declare_outcome
 from exactbatch.batch.staging.staging_tables import INTACT, StagingTables, identifier
-from exactbatch.batch.staging.task import StagedBatch
+from exactbatch.batch.staging.task import Staged, StagedBatch
 from exactbatch.columns import Column
-from exactbatch.errors import ExactbatchError, Fenced, PostgresUnavailable, StagedRowsDiffer, TasksFailed
+from exactbatch.errors import ExactbatchError, Fenced, StagedRowsDiffer, TasksFailed
 from exactbatch.failpoints import failpoint
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.kafka.shared_reads import SharedReads
-from exactbatch.ledger import Ledger, batch_lost, target_transaction
-from exactbatch.ledger.partition_commit import (
-    ACCOUNT_RANGE,
-    INSERT_RANGE_REJECTS,
-    LOCK_STORED_OFFSET,
-    RANGE_STATE,
-    SHARE_BATCH,
-)
+from exactbatch.ledger import Batch, Ledger, RangeCommits, target_transaction
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Connection, transaction
-from exactbatch.postgres.numbered import NumberedCursor
-from exactbatch.postgres.task_cursor import TaskConnection, TaskCursor, one_row
-
-_SERVER: Final = "select current_database(), pg_is_in_recovery()"
+from exactbatch.sinks.writers import find_writer
 
 
 @declare_outcome
@@ -70,20 +61,18 @@ def commit_range(
     checks the target again. Raises any other retryable error.
     """
     pipeline = task.pipeline
-    postgres = PostgresAccess(task.postgres, pipeline.publish_timeout, pipeline.statement_timeout)
+    postgres = PostgresAccess(task.postgres, pipeline.tuning.lock_seconds, pipeline.tuning.statement_seconds)
     try:
         with pause_garbage_collector():
-            reader, copy = range_reader(task, attempt, reads)
-            copy.run(
-                postgres,
-                lambda connection, timeout: _commit(connection, task, reader, copy, timeout),
-                where=str(task),
+            copy = RangeCopy(task, attempt, reads)
+            postgres.run(
+                lambda connection, timeout: _commit(connection, task, attempt, copy, timeout), where=str(task)
             )
     except ExactbatchError as error:
         if error.retryable and not isinstance(error, StagedRowsDiffer):
             raise
         return error
-    return Committed(reader.records, reader.taken)
+    return Committed(copy.reader.records, copy.reader.taken)
 
 
 def commit_batch(
@@ -96,46 +85,42 @@ def commit_batch(
     """
     ledger = Ledger(connection)
     with transaction(connection):
-        ledger.lock(pipeline)
-        batch = ledger.batch(batch_id, plan_id, lock=True)
+        ledger.registry.lock(pipeline)
+        batch = ledger.batches.read(batch_id, plan_id, lock="change")
         check_publishable(ledger, pipeline, batch)
         if batch.status == "committed":
             return Published(batch, wrote=False)
-        if uncommitted := ledger.uncommitted_ranges(batch_id):
+        if uncommitted := ledger.batches.read_uncommitted_ranges(batch_id):
             raise TasksFailed(
                 f"batch {batch_id} of pipeline {pipeline.name!r}: these ranges are not committed: "
                 f"{', '.join(map(str, uncommitted))}. Try again: the next try processes them.",
                 batch_id=batch_id,
             )
-        ledger.mark_committed_by_ranges(batch, times.milliseconds() if times is not None else {})
+        ledger.batches.mark_committed_by_ranges(batch, times.milliseconds() if times is not None else {})
         failpoint("partition.before_batch_commit")
     failpoint("partition.after_batch_commit")
     with transaction(connection):
-        return Published(ledger.batch(batch_id, plan_id), wrote=True)
+        return Published(ledger.batches.read(batch_id, plan_id), wrote=True)
 
 
 def _commit(
-    connection: TaskConnection, task: RangeTask, reader: RangeReader, copy: RowCopy, timeout: StallTimeout
+    connection: Connection, task: RangeTask, attempt: int, copy: RangeCopy, timeout: StallTimeout
 ) -> None:
     """Commit the range. If it turns out to be committed already, return without a commit and so without a
     trace."""
+    if _is_committed(connection, task):
+        return
+    connection.rollback()  # that query needs no longer transaction: what follows may take long
     with connection.cursor() as cursor:
-        if _is_committed(cursor, task):
-            return
-        connection.rollback()  # that query needs no longer transaction: what follows may take long
-        copy_range(cursor, task, reader, copy, timeout)
+        copy.copy(cursor, timeout)
         # Asked after the last record was read: if the id is the plan's now, it was all along.
         with timeout.paused():
             check_topic_ids([task.range], KafkaBroker(task.kafka).topic_ids([task.range.topic]))
-
-        def copied_rejects() -> int:
-            (inserted,) = one_row(cursor, INSERT_RANGE_REJECTS, task.key)
-            cursor.execute(f"drop table pg_temp.{REJECTS}")
-            return int(inserted)
-
-        counts = (reader.records, reader.rows, reader.rejects, reader.tombstones, reader.replaced)
-        if not _account(cursor, task, counts, copied_rejects):
+        staged = StagedBatch.of([Staged.read_by(copy.reader, task.range, attempt)])
+        if not _account(connection, task, staged, copy.reader.rows, REJECTS):
             return
+        if staged.rejected:
+            cursor.execute(sql.SQL("drop table {}").format(REJECTS))
         connection.commit()
     failpoint("partition.after_commit")
 
@@ -155,65 +140,65 @@ def commit_staged(
     `may_reject`, or all of them.
     """
     pipeline = task.pipeline
+    writer = find_writer(pipeline.traits)
     with target_transaction(connection, pipeline) as cursor:
         let_search(cursor, may_reject)
-        lock_target(cursor, pipeline.sink, task.seen)
-        rows = insert_rows(cursor, pipeline.sink, tables, staged, columns)
+        lock_target(cursor, writer, task.seen)
+        rows = insert_rows(cursor, writer, tables, staged, columns)
         check_staged(cursor, tables.batch_id, tables.rejects, {**staged.rejects, INTACT: 1})
-
-        def insert_rejects() -> int:
-            batch = Ledger(connection).batch(task.batch_id, task.plan_id)
-            return Ledger(connection).insert_rejects(batch, identifier(tables.rejects), staged.attempts)
-
-        replaced = sum(piece.replaced for piece in staged.pieces)
-        counts = (staged.records, rows, staged.rejected, staged.tombstones, replaced)
-        if not _account(NumberedCursor(cursor), task, counts, insert_rejects):
+        if not _account(connection, task, staged, rows, identifier(tables.rejects)):
             connection.rollback()
     failpoint("partition.after_commit")
 
 
 def _account(
-    cursor: TaskCursor,
-    task: RangeTask,
-    counts: tuple[int, int, int, int, int],
-    insert_rejects: Callable[[], int],
+    connection: Connection, task: RangeTask, staged: StagedBatch, rows: int, rejects: sql.Composable
 ) -> bool:
-    """Lock the range, insert its rejects, and write coverage, counts (records, rows, rejects, tombstones, records with
-    replaced text) and the stored offset. Return False, and write nothing, if it turns out to be committed already."""
+    """Lock the range, insert its rejects, and write coverage, counts and the stored offset. `rows` are those that the
+    range has given. Return False, and write nothing, if it turns out to be committed already."""
     failpoint("partition.before_locks")
-    if not _lock(cursor, task):
+    ledger = Ledger(connection)
+    batch = ledger.batches.read(task.batch_id, task.plan_id, lock="share")
+    if not _lock(connection, task, batch):
         return False
     failpoint("partition.after_locks")
-    if rejects := counts[2]:
-        _expect(task, "rejected records", (insert_rejects(),), (rejects,))
-    written = one_row(cursor, ACCOUNT_RANGE, (*task.key, *counts))
+    if staged.rejected:
+        inserted = ledger.rejects.insert(batch, rejects, staged.attempts)
+        _expect(task, "rejected records", (inserted,), (staged.rejected,))
+    written = RangeCommits(connection).account(
+        batch,
+        task.range,
+        records=staged.records,
+        rows=rows,
+        rejected=staged.rejected,
+        tombstones=staged.tombstones,
+        replaced=staged.replaced,
+    )
     _expect(task, "coverage, counts and stored offset", written, (1, 1, 1))
     failpoint("partition.before_commit")
     return True
 
 
-def _is_committed(cursor: TaskCursor, task: RangeTask) -> bool:
-    """True if this batch has committed the range. Raises Fenced when the batch is superseded, and BatchLost."""
-    status, committed = _of_this_plan(cursor, task, RANGE_STATE, task.key)
-    if status == "superseded":
+def _is_committed(connection: Connection, task: RangeTask) -> bool:
+    """True if this batch has committed the range. Raises Fenced when the batch is superseded, and BatchLost when
+    another plan has its number: that batch may have a range that starts at the same offset and ends at another one."""
+    if Ledger(connection).batches.read(task.batch_id, task.plan_id).status == "superseded":
         raise _superseded(task)
-    return bool(committed)
+    return RangeCommits(connection).is_committed(task.batch_id, task.range)
 
 
-def _lock(cursor: TaskCursor, task: RangeTask) -> bool:
-    """Lock the batch and the stored offset, as the plan found them, until the commit.
+def _lock(connection: Connection, task: RangeTask, batch: Batch) -> bool:
+    """Lock the stored offset, as the plan found it, until the commit; the batch is locked already.
 
     Returns False when another attempt has committed the range. Raises Fenced when the batch may not commit.
     """
-    (status,) = _of_this_plan(cursor, task, SHARE_BATCH, (task.batch_id,))
-    if status == "superseded":
+    if batch.status == "superseded":
         raise _superseded(task)
-    range_ = task.range
-    partition = (task.pipeline.name, range_.topic, range_.partition)
-    next_offset, topic_id = one_row(cursor, LOCK_STORED_OFFSET, partition)
+    range_, commits = task.range, RangeCommits(connection)
+    next_offset, topic_id = commits.lock_stored_offset(batch.pipeline, range_)
     if (next_offset, topic_id) == (range_.from_offset, range_.topic_id):
         return True
-    if _is_committed(cursor, task):
+    if commits.is_committed(task.batch_id, range_):
         return False
     raise Fenced(
         f"{task}: the stored offset is {next_offset} (topic ID {topic_id}), not {range_.from_offset} "
@@ -222,26 +207,6 @@ def _lock(cursor: TaskCursor, task: RangeTask) -> bool:
         batch_id=task.batch_id,
         **range_.place,
     )
-
-
-def _of_this_plan(
-    cursor: TaskCursor, task: RangeTask, statement: str, parameters: tuple[Any, ...]
-) -> tuple[Any, ...]:
-    """Return what the ledger has of the batch, after its plan_id. Raises BatchLost when another plan has its
-    number: that batch may have a range that starts at the same offset and ends at another one."""
-    cursor.execute(statement, parameters)
-    rows = cursor.fetchall()
-    if rows and rows[0][0] == task.plan_id:
-        return tuple(rows[0][1:])
-    (database, is_standby) = one_row(cursor, _SERVER, ())
-    if is_standby:
-        raise PostgresUnavailable(
-            f"{task}: the server is a standby, which may not have received the batch yet. Let the connection "
-            f"string name the primary (target_session_attrs=read-write).",
-            batch_id=task.batch_id,
-            **task.range.place,
-        )
-    raise batch_lost(task.batch_id, task.plan_id, rows[0][0] if rows else None, database)
 
 
 def _superseded(task: RangeTask) -> Fenced:

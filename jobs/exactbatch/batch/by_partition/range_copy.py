@@ -1,43 +1,40 @@
 """COPY one range straight into the target, for commit="partition", and check what has arrived."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 from uuid import UUID
 
+import psycopg2
 import pyarrow as pa
+from psycopg2 import sql
 
-from exactbatch.batch.by_partition.row_copy import DATABASE_ERRORS, ArrowCopy, RowCopy, row_copy
-from exactbatch.batch.rows.arrow_copy import copy_in_turns
-from exactbatch.batch.rows.binary_copy import Copied
+from exactbatch.batch.rows.copy import Copied, EncodedRows, copy_batches, copy_in_turns, send_encoded
 from exactbatch.batch.rows.decode import Changes, RangeReader
-from exactbatch.batch.rows.rejects import too_many_rejects
+from exactbatch.batch.rows.rejected import REJECT_SCHEMA, too_many_rejects
+from exactbatch.batch.rows.row_encoder import row_encoder
 from exactbatch.batch.rows.watchdog import StallTimeout
+from exactbatch.batch.staging.staging_tables import definitions
+from exactbatch.columns import LINEAGE
 from exactbatch.errors import StagedRowsDiffer, TargetMismatch
 from exactbatch.errors.sqlstates import is_refusal
-from exactbatch.errors.translation import refusal_of
+from exactbatch.errors.translation import psycopg2_message
 from exactbatch.failpoints import failpoint
-from exactbatch.formats import Format, WithMessage, with_registry
+from exactbatch.formats import Format
+from exactbatch.formats.registry.addresses import with_registry
 from exactbatch.kafka.shared_reads import SharedReads
-from exactbatch.ledger.partition_commit import BIND_TRANSACTION
+from exactbatch.ledger import bind_transaction
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
-from exactbatch.postgres.catalog import (
-    Fact,
-    changes,
-    check_copied_unaltered,
-    check_kinds,
-    triggers_of,
-    unusual_facts_query,
-)
-from exactbatch.postgres.task_cursor import TaskCursor, one_row
-from exactbatch.sinks.tables.lineage_table import LINEAGE
-from exactbatch.sinks.tables.write_counts import WRITES_OF, WriteCounts
+from exactbatch.postgres.catalog import Fact, changes, check_copied_unaltered, check_kinds, name_triggers
+from exactbatch.postgres.connection import CHECK_CONSTRAINTS, Cursor
+from exactbatch.sinks.tables.counted_writes import count_writes
+from exactbatch.sinks.tables.target import TargetTable
+from exactbatch.sinks.tables.write_counts import WriteCounts
+from exactbatch.sinks.writers import find_writer
 
-REJECTS: Final = "exactbatch_rejects"  # a temporary table, which INSERT_RANGE_REJECTS reads
-_FACTS: Final = unusual_facts_query("$1")
-# ADBC reports what it sent, not what has arrived; and counting in the target would read much of it.
-_WRITES: Final = WRITES_OF.format("$1", "$1")
+REJECTS: Final = sql.Identifier("pg_temp", "exactbatch_rejects")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +57,7 @@ class RangeTask:
     slot_offsets: int = 0  # how many offsets of the batch each slot of Spark reads
 
     @property
-    def key(self) -> tuple[int, str, int, int]:
-        """The primary key of the range in exactbatch.batch_range."""
-        return self.batch_id, self.range.topic, self.range.partition, self.range.from_offset
-
-    @property
-    def value(self) -> Format | WithMessage:
+    def value(self) -> Format:
         """The pipeline's value format, connected to the schema registry if it needs one."""
         return with_registry(self.pipeline.value, self.kafka)
 
@@ -87,65 +79,64 @@ class RangeTask:
     @property
     def read_timeout(self) -> float:
         """Seconds without progress after which reading fails."""
-        return self.pipeline.read_timeout
+        return self.pipeline.tuning.read_seconds
 
     def __str__(self) -> str:
         return f"batch {self.batch_id} of pipeline {self.pipeline.name!r}, {self.range}"
 
 
-def range_reader(task: RangeTask, attempt: int, reads: SharedReads | None) -> tuple[RangeReader, RowCopy]:
-    """Return a reader of the range whose rows have the columns of the target, and how they are copied.
+class RangeCopy:
+    """Copies the rows of one range into the target, and its rejects into the temporary table REJECTS."""
 
-    `reads` are those that the range shares with others, if it does.
-    """
-    columns = (*task.pipeline.value.columns, *LINEAGE)
-    schema = pa.schema([(column.name, column.arrow_type) for column in columns])
-    constants = {"batch_id": task.batch_id}
-    reader = RangeReader(task, attempt, schema, constants, reads=reads)
-    return reader, row_copy(task, reader, constants) if reads is None else ArrowCopy(schema)
+    def __init__(self, task: RangeTask, attempt: int, reads: SharedReads | None) -> None:
+        """`reads` are those that the range shares with others, if it does."""
+        columns = (*task.pipeline.value.columns, *LINEAGE)
+        schema = pa.schema([(column.name, column.arrow_type) for column in columns])
+        constants = {"batch_id": task.batch_id}
+        self._task = task
+        self.reader = RangeReader(task, attempt, schema, constants, reads=reads)
+        self._encoder = row_encoder(task, schema, constants, shares_reads=reads is not None)
 
+    def copy(self, cursor: Cursor, timeout: StallTimeout) -> None:
+        """COPY rows and rejects, and check that the rows have arrived.
 
-def copy_range(
-    cursor: TaskCursor, task: RangeTask, reader: RangeReader, copy: RowCopy, timeout: StallTimeout
-) -> None:
-    """COPY the rows of a range into the target, and check that they have arrived; rejects go into the temporary
-    table REJECTS.
+        Raises TooManyRejects, TargetMismatch when the target refuses rows, StagedRowsDiffer when it has changed
+        since the batch began, and the errors of reading.
+        """
+        task, target = self._task, find_writer(self._task.pipeline.traits).tables[-1]
+        bind_transaction(cursor.connection, task.pipeline)
+        before = count_writes(cursor, target)
+        sent = stored = 0
+        has_rejects = False
 
-    Raises TooManyRejects, TargetMismatch when the target refuses rows, StagedRowsDiffer when it has changed
-    since the batch began, and the errors of reading.
-    """
-    schema_name, table = task.pipeline.sink.tables[-1].name
-    target = '"{}"."{}"'.format(*(part.replace('"', '""') for part in (schema_name, table)))
-    one_row(cursor, BIND_TRANSACTION, (task.pipeline.name,))
-    before = WriteCounts(*one_row(cursor, _WRITES, (target,)))
-    sent = stored = 0
+        def copy_rows(rows: Iterator[EncodedRows]) -> None:
+            nonlocal sent, stored
+            copied = send_encoded(cursor, target.identifier, self._encoder.names, rows)
+            sent, stored = sent + copied.sent, stored + copied.stored
 
-    def copy_rows(rows: Iterator[Any]) -> None:
-        nonlocal sent, stored
-        try:
-            copied = copy.copy_rows(cursor, schema_name, table, rows)
-        except DATABASE_ERRORS as error:
-            _raise_refused(task, error)
-            raise
-        sent, stored = sent + copied.sent, stored + copied.stored
+        def copy_rejects(rejects: list[pa.RecordBatch]) -> None:
+            nonlocal has_rejects
+            if not has_rejects:
+                has_rejects = True
+                cursor.execute(sql.SQL("create table {} ({})").format(REJECTS, definitions(REJECT_SCHEMA)))
+            copy_batches(cursor, REJECTS, REJECT_SCHEMA, iter(rejects))
+            failpoint("partition.after_rejects")
 
-    def copy_rejects(rejects: list[pa.RecordBatch]) -> None:
-        copy.copy_rejects(cursor, REJECTS, rejects)
-        failpoint("partition.after_rejects")
-
-    copy_in_turns(timeout.watch(copy.rows(reader)), reader.pending, copy_rows, copy_rejects)
-    _check_rejects(task, reader)
-    facts = _check_seen(cursor, task, target)
-    try:
-        # Deferred triggers and constraints would act at the commit, after what has arrived was counted.
-        copy.check_constraints(cursor)
-    except DATABASE_ERRORS as error:
-        _raise_refused(task, error)
-        raise
-    done = WriteCounts(*one_row(cursor, _WRITES, (target,))) - before
-    _check_arrived(task, reader.rows, Copied(sent, stored), done)
-    # Of a partition that was attached meanwhile, too.
-    check_copied_unaltered(task.pipeline.sink.target, facts)
+        with _refusals(task):
+            copy_in_turns(
+                timeout.watch(self.reader.encoded(self._encoder)),
+                self.reader.pending,
+                copy_rows,
+                copy_rejects,
+            )
+        _check_rejects(task, self.reader)
+        facts = _check_seen(cursor, task, target)
+        with _refusals(task):
+            # Deferred triggers and constraints would act at the commit, after what has arrived was counted.
+            cursor.execute(CHECK_CONSTRAINTS)
+        _check_arrived(task, self.reader.rows, Copied(sent, stored), count_writes(cursor, target) - before)
+        # Of a partition that was attached meanwhile, too.
+        check_copied_unaltered(task.pipeline.traits.target, facts)
 
 
 def _check_rejects(task: RangeTask, reader: RangeReader) -> None:
@@ -167,8 +158,8 @@ def _check_rejects(task: RangeTask, reader: RangeReader) -> None:
 def _check_arrived(task: RangeTask, rows: int, copied: Copied, done: WriteCounts) -> None:
     """Raise TargetMismatch unless as many rows have arrived as were decoded and no other row was changed, and
     StagedRowsDiffer if the target was truncated or rewritten."""
-    where = f"{task}, target {task.pipeline.sink.target}"
-    triggers = triggers_of(task.seen)
+    where = f"{task}, target {task.pipeline.traits.target}"
+    triggers = name_triggers(task.seen)
     sent, stored = copied
     if not rows == sent == stored == done.inserted or done.updated or done.deleted:
         kept = "" if stored == sent else f", of which the COPY stored {stored}"
@@ -190,32 +181,34 @@ def _check_arrived(task: RangeTask, rows: int, copied: Copied, done: WriteCounts
         )
 
 
-def _raise_refused(task: RangeTask, error: Exception) -> None:
-    """Raise TargetMismatch if the target, its triggers or its constraints have refused what was written."""
-    sqlstate, message = refusal_of(error)
-    if is_refusal(sqlstate):
+@contextmanager
+def _refusals(task: RangeTask) -> Iterator[None]:
+    """Raise TargetMismatch if the target, its triggers or its constraints refuse what is written in the block."""
+    try:
+        yield
+    except psycopg2.Error as error:
+        if not is_refusal(error.pgcode):
+            raise
         raise TargetMismatch(
-            f"{task}, target {task.pipeline.sink.target}: it refuses what the range writes: "
-            f"{message} (SQLSTATE {sqlstate}). Nothing of this range was written. Correct the "
+            f"{task}, target {task.pipeline.traits.target}: it refuses what the range writes: "
+            f"{psycopg2_message(error)} (SQLSTATE {error.pgcode}). Nothing of this range was written. Correct the "
             f"target, or what the pipeline writes.",
             batch_id=task.batch_id,
-            sqlstate=sqlstate,
+            sqlstate=error.pgcode,
             **task.range.place,
         ) from error
 
 
-def _check_seen(cursor: TaskCursor, task: RangeTask, target: str) -> list[Fact]:
+def _check_seen(cursor: Cursor, task: RangeTask, target: TargetTable) -> Sequence[Fact]:
     """Return the facts about the target; raise StagedRowsDiffer if it was changed since the batch began.
 
     The rows that were copied into it keep others from changing it now.
     """
-    sink = task.pipeline.sink
-    cursor.execute(_FACTS, (target,))
-    facts = [Fact(*row) for row in cursor.fetchall()]
-    check_kinds(sink.target, facts)
+    facts = target.unusual_facts(cursor)
+    check_kinds(target.spec, facts)
     if changed := changes(task.seen, facts):
         raise StagedRowsDiffer(
-            f"{task}, target {sink.target}: it was changed while the batch ran: {changed}. Nothing of this range "
+            f"{task}, target {target.spec}: it was changed while the batch ran: {changed}. Nothing of this range "
             f"was written. The next try checks the target as it is then.",
             batch_id=task.batch_id,
             **task.range.place,

@@ -11,8 +11,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain
-from queue import Empty, SimpleQueue
-from threading import Thread
 from typing import Any, Final
 
 import grpc
@@ -30,21 +28,21 @@ from pyspark.sql.connect.client.retries import DefaultPolicy
 from pyspark.sql.connect.session import SparkSession
 from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
+from exactbatch.batch.engines.connect_limits import check_pipeline
+from exactbatch.batch.engines.connect_server import ARTIFACT_ISOLATION
 from exactbatch.batch.engines.connect_task import shipped
-from exactbatch.batch.spark.session_settings import variables_of
+from exactbatch.batch.engines.connect_url import find_address
+from exactbatch.batch.spark.pyspark_packages import check_pyspark, find_minor_version
 from exactbatch.batch.spark.spark_errors import LACKS_MODULE, OTHER_VERSION, cause, setting_refused
+from exactbatch.batch.spark.spark_settings import build_variables
 from exactbatch.batch.spark.waiting_jobs import Progress, cancel_waiting_jobs
 from exactbatch.batch.staging.shares import Outcome, Task, distribute, loaded
 from exactbatch.batch.staging.stager import Stager
 from exactbatch.batch.staging.task import StageTask
 from exactbatch.code_identity import code_identity
-from exactbatch.connect_limits import check_pipeline
-from exactbatch.connect_server import ARTIFACT_ISOLATION
-from exactbatch.connect_url import address_of
 from exactbatch.errors import ConfigurationError, ExactbatchError, TasksFailed
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Connection
-from exactbatch.pyspark_packages import check_pyspark, minor_of
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +52,6 @@ _RETRIES: Final = DefaultPolicy(max_retries=6, max_backoff=10_000)
 _CHANNEL: Final = [("grpc.keepalive_time_ms", 310_000), ("grpc.keepalive_timeout_ms", 20_000)]
 _RESTARTED: Final = "INVALID_HANDLE.SESSION_"
 _OTHER_PYTHON: Final = re.compile(f"{OTHER_VERSION}|{LACKS_MODULE}")
-_INTERVAL: Final = 0.1  # seconds between two reports of which tasks have finished
 _NUMBERS: Final = StructType([StructField("id", LongType(), nullable=False)])
 _OUTCOME: Final = StructType([StructField("outcome", BinaryType())])
 
@@ -64,7 +61,7 @@ class ConnectEngine:
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self.address = address_of(url)
+        self.address = find_address(url)
         self._session: SparkSession | None = None
 
     def __repr__(self) -> str:
@@ -90,7 +87,9 @@ class ConnectEngine:
         check_pyspark()
         with self._open() as session:
             executors = ConnectExecutors(session, pipeline, self.address)
-            with cancel_waiting_jobs(executors.progress, executors.cancel, pipeline.launch_timeout, where):
+            with cancel_waiting_jobs(
+                executors.progress, executors.cancel, pipeline.tuning.launch_seconds, where
+            ):
                 yield executors
 
     @contextmanager
@@ -120,8 +119,8 @@ class ConnectExecutors:
     """The Executors of a session on a Spark Connect server."""
 
     def __init__(self, session: SparkSession, pipeline: Pipeline, address: str) -> None:
-        self._session, self._address, self._most = session, address, pipeline.max_connections
-        self._variables: Mapping[str, str] = variables_of(pipeline)
+        self._session, self._address, self._most = session, address, pipeline.tuning.max_connections
+        self._variables: Mapping[str, str] = build_variables(pipeline)
         self._now = Progress()
         with self._errors("the session on the server failed"):
             # Without a transform, the settings that decide what SQL returns do not matter. The answer names the
@@ -134,11 +133,12 @@ class ConnectExecutors:
                     f"pipeline {pipeline.name!r}: the Spark Connect server refuses its spark_conf: "
                     f"{_reason(error)}. Nothing was written. Correct spark_conf."
                 ) from error
-            if minor_of(version := session.version) != minor_of(pyspark.__version__):
+            if find_minor_version(version := session.version) != find_minor_version(pyspark.__version__):
                 raise ConfigurationError(
                     f"the Spark Connect server at {address} is Spark {version}, and this client is PySpark "
-                    f"{pyspark.__version__}. Nothing was written. Install Spark {minor_of(pyspark.__version__)} on the "
-                    f"server, or pyspark {minor_of(version)} here."
+                    f"{pyspark.__version__}. Nothing was written. Install Spark "
+                    f"{find_minor_version(pyspark.__version__)} on the server, or pyspark "
+                    f"{find_minor_version(version)} here."
                 )
             if session.conf.get(ARTIFACT_ISOLATION) != "false":
                 raise ConfigurationError(
@@ -155,21 +155,14 @@ class ConnectExecutors:
         *,
         limit: int,
         verb: str,
-        finished: Callable[[list[Outcome]], None] | None = None,
     ) -> list[Outcome]:
         """Run the tasks on the server. Raises the errors of Executors.run()."""
         shares = [dumps((work, share)) for share in distribute(tasks, limit)]  # type: ignore[no-untyped-call]
         function = shipped(shares, code_identity(), self._variables)
         accepted = self._accepted(function, len(shares), f"a task failed to {verb} its range")
-        outcomes: list[Outcome] = []
         self._now = Progress((verb,))
         try:
-            if finished is None:
-                return loaded(list(chain.from_iterable(accepted)))
-            for several in _at_intervals(accepted):
-                new = loaded(several)
-                outcomes += new
-                finished(new)
+            return loaded(list(chain.from_iterable(accepted)))
         except TasksFailed:  # they have ended
             raise
         except BaseException:
@@ -177,7 +170,6 @@ class ConnectExecutors:
             raise
         finally:
             self._now = Progress()
-        return outcomes
 
     def _accepted(self, function: Any, number: int, failed: str) -> Iterator[list[bytes]]:
         """Run a function over that many partitions; yield outcomes, which the server sends when Spark has accepted
@@ -224,8 +216,9 @@ class ConnectExecutors:
     def _facts(self) -> tuple[int, str | None]:
         """Return how many tasks the server says it runs at a time, otherwise as many as there may be, and the ID of its
         Spark application."""
-        parallelism, application_id = self._session.client.get_configs(
-            "spark.default.parallelism", "spark.app.id"
+        # With a default: a server refuses to return a property that nobody has set.
+        parallelism, application_id = self._session.client.get_config_with_defaults(
+            ("spark.default.parallelism", None), ("spark.app.id", None)
         )
         return int(parallelism) if parallelism else self._most, application_id
 
@@ -282,35 +275,6 @@ class _OnlyData(grpc.UnaryStreamClientInterceptor):  # type: ignore[misc] # grpc
             answer.ClearField("observed_metrics")
             answer.ClearField("schema")
             yield answer
-
-
-def _at_intervals(answers: Iterator[list[bytes]]) -> Iterator[list[bytes]]:
-    """Yield answers when they come, and an empty one several times a second meanwhile.
-
-    They are read in another thread, so that the server can send them whatever the caller does in between.
-    """
-    arrived: SimpleQueue[list[bytes] | BaseException | None] = SimpleQueue()
-
-    def read() -> None:
-        try:
-            for answer in answers:
-                arrived.put(answer)
-            arrived.put(None)
-        except BaseException as error:
-            arrived.put(error)  # raised where the answers are taken
-
-    Thread(target=read, name="spark connect", daemon=True).start()
-    while True:
-        try:
-            answer = arrived.get(timeout=_INTERVAL)
-        except Empty:
-            yield []
-            continue
-        if answer is None:
-            return
-        if isinstance(answer, BaseException):
-            raise answer
-        yield answer
 
 
 def _status(error: Exception) -> Any:

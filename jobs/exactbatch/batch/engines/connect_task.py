@@ -22,6 +22,7 @@ def shipped(
     variables = dict(variables)
 
     def run(batches: Iterable[Any]) -> Iterator[Any]:  # in a worker of the server
+        # The server unpickles this function alone: it finds here what it needs.
         import pyarrow
 
         from exactbatch.batch.engines.connect_task import run_pickled

@@ -8,10 +8,11 @@ from pyspark.sql import SparkSession
 from exactbatch.batch.spark.executors import on_executors
 from exactbatch.batch.spark.launch_timeout import launch_timeout
 from exactbatch.batch.spark.python_daemon import load_compiled_code
-from exactbatch.batch.spark.session import batch_session, jvm_errors
+from exactbatch.batch.spark.spark_session import batch_session, jvm_errors
 from exactbatch.batch.staging.shares import Outcome, Task
 from exactbatch.batch.staging.stager import Stager
 from exactbatch.batch.staging.task import StageTask
+from exactbatch.batch.transform.transform_stager import TransformStager
 from exactbatch.errors import ExactbatchError
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Connection
@@ -28,7 +29,7 @@ class DriverEngine:
         """Prepare a session for one batch."""
         with (
             jvm_errors(),
-            launch_timeout(self._spark, pipeline.launch_timeout, where),
+            launch_timeout(self._spark, pipeline.tuning.launch_seconds, where),
             batch_session(self._spark, pipeline) as session,
         ):
             # Where jobs are scheduled fairly, each pipeline has its share; a thread's pool stays until its next batch.
@@ -59,15 +60,11 @@ class DriverExecutors:
         *,
         limit: int,
         verb: str,
-        finished: Callable[[list[Outcome]], None] | None = None,
     ) -> list[Outcome]:
         """Run the tasks as an RDD. Raises the errors of on_executors()."""
-        return on_executors(self._session, tasks, work, limit=limit, verb=verb, finished=finished)
+        return on_executors(self._session, tasks, work, limit=limit, verb=verb)
 
     def transform(self, connection: Connection, pipeline: Pipeline, tasks: Sequence[StageTask]) -> Stager:
         """Plan and check the transform. Raises the errors of TransformStager."""
-        # Imported here: a batch without a transform need not wait for it.
-        from exactbatch.batch.transform.transform import TransformStager
-
         load_compiled_code(self._session.sparkContext, tasks)
         return TransformStager(self._session, connection, pipeline, tasks)

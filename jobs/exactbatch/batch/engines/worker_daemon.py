@@ -1,7 +1,8 @@
 """Spark's Python daemon that has loaded exactbatch: it forks a worker for each task that needs one.
 
 With spark.python.worker.reuse=false, as on a Spark Connect server, a worker ends with its task: it imports a pipeline's
-own modules as they are then.
+own modules as they are then. A batch of 1,000 records in a new process takes 10% less time and 20% less CPU with this
+daemon (docs/evidence/ablation.md).
 """
 
 import gc
@@ -20,7 +21,6 @@ _NEEDED: Final = (
     "exactbatch.batch.staging.stage",
     "exactbatch.batch.staging.stage_partition",
     "exactbatch.batch.transform.decoded_records",
-    "exactbatch.postgres.arrow",
     "kafka",
     "pyarrow.json",
     "pyspark.worker",
@@ -45,7 +45,7 @@ def main() -> None:
     """Load what workers need, and fork them until Spark closes the standard input."""
     for module in _NEEDED:
         import_module(module)
-    # Imported here, from the path without archives.
+    # leave_archives() has to run before these are imported.
     import numpy as np
     from pyspark.daemon import manager
 

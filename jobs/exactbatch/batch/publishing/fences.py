@@ -14,7 +14,8 @@ from exactbatch.pipeline import Pipeline
 from exactbatch.planning.replay import check_above_horizons
 from exactbatch.postgres.catalog import Fact, check_kinds, check_unchanged
 from exactbatch.postgres.connection import Cursor
-from exactbatch.sinks import Sink
+from exactbatch.sinks.writer import SinkWriter
+from exactbatch.sinks.writers import find_writer
 
 
 def check_publishable(ledger: Ledger, pipeline: Pipeline, batch: Batch) -> None:
@@ -30,13 +31,13 @@ def check_publishable(ledger: Ledger, pipeline: Pipeline, batch: Batch) -> None:
             batch_id=batch.batch_id,
         )
     if batch.status == "superseded":
-        committed = len(ledger.committed_ranges(batch.batch_id))
+        committed = len(ledger.batches.read_committed_ranges([batch.batch_id])[batch.batch_id])
         written = (
             f"{committed} of its ranges were committed before and remain"
             if committed
             else "Nothing was written"
         )
-        successor = ledger.successor(batch)
+        successor = ledger.batches.find_successor(batch)
         why = (
             f"was superseded by batch {successor}, which was planned later over the same offsets"
             if successor is not None
@@ -48,8 +49,12 @@ def check_publishable(ledger: Ledger, pipeline: Pipeline, batch: Batch) -> None:
             batch_id=batch.batch_id,
         )
     if batch.kind == "replay" and batch.status == "planned":
-        _check_not_overtaken(batch, ledger.coverage_of(batch))
-        check_above_horizons(batch.batch_id, ledger.ranges(batch.batch_id), ledger.horizons(pipeline))
+        _check_not_overtaken(batch, ledger.coverage.read_batch(batch))
+        check_above_horizons(
+            batch.batch_id,
+            ledger.batches.read_ranges(batch.batch_id),
+            ledger.coverage.read_horizons(pipeline),
+        )
 
 
 def _check_not_overtaken(batch: Batch, coverage: Sequence[Covered]) -> None:
@@ -89,12 +94,12 @@ def check_topic_ids(ranges: Sequence[OffsetRange], topic_ids: Mapping[str, UUID]
 def check_results_exist(cursor: Cursor, ledger: Ledger, pipeline: Pipeline, batch: Batch) -> None:
     """Raise TargetMismatch when a table is missing that earlier batches have committed into: a new one would lack
     their rows. A replay may create it again."""
-    if batch.kind == "replay" or not ledger.has_results(pipeline):
+    if batch.kind == "replay" or not ledger.coverage.has_results(pipeline):
         return
-    for table in pipeline.sink.tables:
+    for table in find_writer(pipeline.traits).tables:
         if not table.exists(cursor):
             raise TargetMismatch(
-                f"target {pipeline.sink.target}: the table {table.spec} is missing, although batches of "
+                f"target {pipeline.traits.target}: the table {table.spec} is missing, although batches of "
                 f"pipeline {pipeline.name!r} have committed into it. Nothing was written. Restore the table, or "
                 f"load it again from the log: `exactbatch replay {pipeline.name}` over all of its offsets creates "
                 f"it.",
@@ -102,23 +107,20 @@ def check_results_exist(cursor: Cursor, ledger: Ledger, pipeline: Pipeline, batc
             )
 
 
-def facts_of(cursor: Cursor, sink: Sink) -> tuple[Fact, ...]:
+def read_sink_facts(cursor: Cursor, writer: SinkWriter) -> tuple[Fact, ...]:
     """Return the catalog's facts about the target and the sink's other tables."""
-    return tuple(fact for table in sink.tables for fact in table.facts(cursor))
+    return tuple(fact for table in writer.tables for fact in table.facts(cursor))
 
 
-def lock_target(cursor: Cursor, sink: Sink, seen: Sequence[Fact], *, wait: bool = True) -> None:
-    """Lock the sink's tables against changes from now on. Raises StagedRowsDiffer if they were changed before.
-
-    Without `wait`, raises psycopg2's LockNotAvailable if another session holds or wants a conflicting lock.
-    """
-    if sink.is_derived or not sink.keeps_every_row:
+def lock_target(cursor: Cursor, writer: SinkWriter, seen: Sequence[Fact]) -> None:
+    """Lock the sink's tables against changes from now on. Raises StagedRowsDiffer if they were changed before."""
+    if writer.traits.is_derived or not writer.traits.keeps_every_row:
         # Its rows depend on what all pipelines that share it have committed. Before the tables, as in prepare(): a
         # batch that waits for the target must not hold what another one, which has the target, needs to create an
         # index or to add a column.
-        sink.tables[-1].lock(cursor)
-    for table in sink.tables:
-        table.lock_definition(cursor, wait=wait)
-    facts = facts_of(cursor, sink)
-    check_kinds(sink.target, facts)
-    check_unchanged(sink.target, seen, facts)
+        writer.tables[-1].lock(cursor)
+    for table in writer.tables:
+        table.lock_definition(cursor)
+    facts = read_sink_facts(cursor, writer)
+    check_kinds(writer.traits.target, facts)
+    check_unchanged(writer.traits.target, seen, facts)

@@ -9,44 +9,33 @@ from exactbatch.batch.staging.staging_tables import INTACT, StagingTables, ident
 from exactbatch.batch.staging.task import StagedBatch
 from exactbatch.columns import Column
 from exactbatch.errors import StagedRowsDiffer
-from exactbatch.failpoints import failpoint
 from exactbatch.postgres.connection import Cursor
-from exactbatch.sinks import Sink, StagedRows
-from exactbatch.sinks.staged_rows import Place
+from exactbatch.sinks.staged_rows import Part, Place, StagedRows
+from exactbatch.sinks.writer import SinkWriter
 
 
 def insert_rows(
     cursor: Cursor,
-    sink: Sink,
+    writer: SinkWriter,
     tables: StagingTables,
     staged: StagedBatch,
     columns: Sequence[Column],
     repeats: frozenset[Place] = frozenset(),
+    replaced: Sequence[Part] = (),
 ) -> int:
-    """Insert the staged rows of a batch, or of some of its task attempts; return how many arrived.
+    """Count the staged rows of a batch, and insert them; return how many arrived.
 
-    `columns` are those of a row without its lineage. `repeats` are records that repeat earlier ones. Rows in parts are
-    inserted task attempt by task attempt, into a target without triggers and rules: what arrives is what was staged.
-    Otherwise the staged rows are counted first.
+    `columns` are those of a row without its lineage. `repeats` are records that repeat earlier ones, and `replaced` is
+    what a replay replaces (see StagedRows).
 
     Raises StagedRowsDiffer unless each attempt has staged exactly the rows that it reported, and TargetMismatch
     when the target refuses rows.
     """
-    if not staged.part_of:
-        check_staged(cursor, tables.batch_id, tables.rows, staged.rows)
-        rows = StagedRows(identifier(tables.rows), tables.batch_id, staged.rows, tables.checked, repeats)
-        return sink.insert_staged(cursor, rows, columns)
-    inserted = 0
-    for attempt, expected in staged.rows.items():
-        table = tables.of_part(staged.part_of[attempt]).rows
-        # A table that is missing is missed here, where the error does not say that the target refuses rows.
-        cursor.execute(sql.SQL("lock table {} in access share mode").format(identifier(table)))
-        rows = StagedRows(identifier(table), tables.batch_id, {attempt: expected}, tables.checked)
-        if (arrived := sink.insert_staged(cursor, rows, columns)) != expected:
-            raise _differ(tables.batch_id, table, attempt, expected, arrived)
-        inserted += arrived
-        failpoint("publish.after_part")
-    return inserted
+    check_staged(cursor, tables.batch_id, tables.rows, staged.rows)
+    rows = StagedRows(
+        identifier(tables.rows), tables.batch_id, staged.rows, tables.checked, repeats, replaced
+    )
+    return writer.insert_staged(cursor, rows, columns)
 
 
 def check_staged(cursor: Cursor, batch_id: int, table: str, expected: Mapping[int, int]) -> None:
@@ -74,13 +63,10 @@ def check_staged(cursor: Cursor, batch_id: int, table: str, expected: Mapping[in
                     f"empties unlogged tables. Nothing was written; the retry reads the same ranges again.",
                     batch_id=batch_id,
                 )
-            raise _differ(batch_id, table, attempt, rows, staged.get(attempt, 0))
-
-
-def _differ(batch_id: int, table: str, attempt: int, expected: int, found: int) -> StagedRowsDiffer:
-    return StagedRowsDiffer(
-        f"staging table {table}, task attempt {attempt}: expected the {expected} rows that the task "
-        f"reported, found {found}. Postgres was restarted after a crash or failed over, which empties unlogged "
-        f"tables, or a COPY was not committed. Nothing was written; the retry reads the same ranges again.",
-        batch_id=batch_id,
-    )
+            raise StagedRowsDiffer(
+                f"staging table {table}, task attempt {attempt}: expected the {rows} rows that the task "
+                f"reported, found {staged.get(attempt, 0)}. Postgres was restarted after a crash or failed over, "
+                f"which empties unlogged tables, or a COPY was not committed. Nothing was written; the retry reads "
+                f"the same ranges again.",
+                batch_id=batch_id,
+            )

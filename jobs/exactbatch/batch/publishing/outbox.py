@@ -14,13 +14,14 @@ from psycopg2 import sql
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError, ResultTooLarge, TargetMismatch
 from exactbatch.failpoints import failpoint
-from exactbatch.ledger import Batch, Ledger
+from exactbatch.ledger import Batch, Streams
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Cursor
 from exactbatch.postgres.row_alias import ROW
 from exactbatch.postgres.types import PgType, pg_types
 from exactbatch.postgres.written_rows import CREATE_WRITTEN, WRITTEN, WrittenRows
 from exactbatch.sinks.values.byte_equality import has_one_image
+from exactbatch.sinks.writer import SinkWriter
 from exactbatch.to_topic import ToTopic
 
 _RESULTS: Final = sql.Identifier("pg_temp", "exactbatch_result")
@@ -73,7 +74,7 @@ class Outbox:
             results -= cursor.rowcount
         if results:
             self._check_results(batch)
-            stream_id, before = Ledger(cursor.connection).number_results(self.pipeline, results)
+            stream_id, before = Streams(cursor.connection).number_results(self.pipeline, results)
             cursor.execute(
                 sql.SQL(
                     "insert into exactbatch.outbox (stream_id, sequence, batch_id, change, key, value) "
@@ -99,12 +100,12 @@ class Outbox:
     @property
     def _has_text_key(self) -> bool:
         return self.forward.key_format == "text" and bool(
-            self.forward.key_columns(self.pipeline.sink.key_columns)
+            self.forward.key_columns(self.pipeline.traits.key_columns)
         )
 
     def _of_what(self) -> sql.SQL:
         """Return the query that makes results of the rows that were noted."""
-        if self.pipeline.sink.is_derived:
+        if self.pipeline.traits.is_derived:
             return _OF_KEYS
         self.cursor.execute(sql.SQL("select exists (select from {} where removed)").format(WRITTEN))
         return _OF_ROWS if self.cursor.fetchone()[0] else _OF_WRITTEN_ROWS
@@ -140,7 +141,9 @@ class Outbox:
 
 
 @contextmanager
-def noting(cursor: Cursor, pipeline: Pipeline, columns: Sequence[Column]) -> Iterator[Outbox | None]:
+def noting(
+    cursor: Cursor, pipeline: Pipeline, writer: SinkWriter, columns: Sequence[Column]
+) -> Iterator[Outbox | None]:
     """Note in the block what the sink changes in its target; yield None if the pipeline forwards nothing.
 
     `columns` are those of a row without its lineage. The target exists, and its definition is locked. Raises
@@ -152,7 +155,7 @@ def noting(cursor: Cursor, pipeline: Pipeline, columns: Sequence[Column]) -> Ite
         yield None
         return
     cursor.execute(CREATE_WRITTEN)
-    cursor.written_rows = _written_rows(cursor, pipeline, forward, columns)
+    cursor.written_rows = _written_rows(cursor, writer, forward, columns)
     try:
         yield Outbox(cursor, pipeline, forward)
     finally:
@@ -160,30 +163,30 @@ def noting(cursor: Cursor, pipeline: Pipeline, columns: Sequence[Column]) -> Ite
 
 
 def _written_rows(
-    cursor: Cursor, pipeline: Pipeline, forward: ToTopic, columns: Sequence[Column]
+    cursor: Cursor, writer: SinkWriter, forward: ToTopic, columns: Sequence[Column]
 ) -> WrittenRows:
-    sink, lineage = pipeline.sink, pipeline.lineage_of_results
-    results = sink.result_columns(columns)
-    forward.check(sink.key_columns, results, lineage)
-    stored = sink.tables[-1].columns(cursor)
-    key = forward.key_columns(sink.key_columns)
+    traits, lineage = writer.traits, writer.traits.lineage_of_results
+    results = traits.result_columns(columns)
+    forward.check(traits.key_columns, results, lineage)
+    stored = writer.tables[-1].columns(cursor)
+    key = forward.key_columns(traits.key_columns)
     value = forward.value or tuple(column.name for column in results)
-    if sink.is_derived:
+    if traits.is_derived:
         for name in key:
             if not has_one_image(stored[name].type):
                 raise ConfigurationError(
-                    f"target {sink.target}, column {name}: equal values of its type, {stored[name].type}, can look "
+                    f"target {traits.target}, column {name}: equal values of its type, {stored[name].type}, can look "
                     f"different, so messages about one row would have several keys. Results with this key cannot be "
                     f"forwarded. Use a key of integers, text, uuid, date, timestamptz or numeric with a scale.",
                     column=name,
                 )
-    order = [] if sink.is_derived else [c.name for c in lineage if c.name.startswith("kafka_")]
+    order = [] if traits.is_derived else [c.name for c in lineage if c.name.startswith("kafka_")]
     found = pg_types(cursor, {(column.type_oid, column.modifier) for column in stored.values()})
     types = {name: found[column.type_oid, column.modifier] for name, column in stored.items()}
     return WrittenRows(
-        table=sink.tables[-1].name,
+        table=writer.tables[-1].name,
         columns=list(dict.fromkeys((*key, *value, *order))),
-        key=_text_of(key[0])
+        key=_encode_text(key[0])
         if forward.key_format == "text"
         else _object(key, types, forward)
         if key
@@ -194,7 +197,7 @@ def _written_rows(
     )
 
 
-def _text_of(name: str) -> sql.Composable:
+def _encode_text(name: str) -> sql.Composable:
     return sql.SQL("convert_to({}::text, 'UTF8')").format(sql.Identifier("w", name))
 
 

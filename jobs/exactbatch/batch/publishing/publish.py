@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
-from exactbatch.batch.publishing.early_inserts import EarlyInserts
 from exactbatch.batch.publishing.fences import check_publishable, check_topic_ids, lock_target
 from exactbatch.batch.publishing.insert_rows import check_staged, insert_rows
 from exactbatch.batch.publishing.outbox import noting
@@ -17,14 +16,15 @@ from exactbatch.batch.staging.task import Staged, StagedBatch
 from exactbatch.columns import Column
 from exactbatch.errors import Fenced, StagedRowsDiffer, TargetMismatch
 from exactbatch.failpoints import failpoint
-from exactbatch.ledger import Batch, Ledger, target_transaction
+from exactbatch.ledger import Batch, Ledger, find_parts, target_transaction
 from exactbatch.model import Covered
 from exactbatch.offsets import OffsetRange, merge
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.catalog import Fact
 from exactbatch.postgres.connection import Connection, Cursor, transaction
-from exactbatch.sinks.base import PartitionStaging
-from exactbatch.sinks.staged_rows import Place
+from exactbatch.sinks.capabilities import AttachesPartitions, PartitionStaging
+from exactbatch.sinks.staged_rows import Part, Place
+from exactbatch.sinks.writer import SinkWriter
 
 _FEWEST_REFUSED: Final = 100  # records that a search looks for, so that an error shows them
 _MOST_REFUSED: Final = 50_000  # records that an error holds; a later search finds others
@@ -51,6 +51,7 @@ class Published:
 def publish(
     connection: Connection,
     pipeline: Pipeline,
+    writer: SinkWriter,
     *,
     plan_id: UUID,
     tables: StagingTables,
@@ -58,7 +59,6 @@ def publish(
     staged: StagedBatch,
     topic_ids: Mapping[str, UUID],
     seen: Sequence[Fact],
-    early: EarlyInserts | None = None,
     staging: PartitionStaging | None = None,
     times: StageTimes | None = None,
     repeats: frozenset[Place] = frozenset(),
@@ -66,16 +66,13 @@ def publish(
 ) -> Published:
     """Commit a staged batch, all of it or nothing.
 
-    With `early`, which has inserted some rows of an advance in the open transaction of this connection, or none, the
-    others are inserted before the pipeline is locked. Otherwise the pipeline is locked first.
-
-    `plan_id` is the plan whose ranges were staged. `columns` are those of a row without its lineage. `staged`
-    is what the task attempts that Spark accepted have staged. `topic_ids` are the topics' ids that the broker
-    returned after the last record was read. `seen` is what facts_of() returned before rows were checked against
-    the target. `staging` is the table that becomes a part of the target, if rows were not staged to be inserted.
-    `times` is the clock of the launch, whose stages are recorded with the batch. `repeats` are staged records that are
-    known to repeat earlier ones of their partitions. If the target refuses rows, the error names one record more than
-    `may_reject`, or all of them.
+    `writer` has the epochs of positions. `plan_id` is the plan whose ranges were staged. `columns` are those of a row
+    without its lineage. `staged` is what the task attempts that Spark accepted have staged. `topic_ids` are the topics'
+    ids that the broker returned after the last record was read. `seen` is what read_sink_facts() returned before rows
+    were checked against the target. `staging` is the table that becomes a part of the target, if rows were not staged
+    to be inserted. `times` is the clock of the launch, whose stages are recorded with the batch. `repeats` are staged
+    records that are known to repeat earlier ones of their partitions. If the target refuses rows, the error names one
+    record more than `may_reject`, or all of them.
 
     Raises Fenced when another batch took this one's place, BatchLost when the ledger went back to before its
     plan, ReplayRefused below a horizon, TopicRecreated, StagedRowsDiffer, TargetMismatch when the target refuses rows,
@@ -87,58 +84,53 @@ def publish(
     ledger = Ledger(connection)
     with target_transaction(connection, pipeline) as cursor:
         let_search(cursor, may_reject)
-        rows = 0
-        if early is not None:
-            lock_target(cursor, pipeline.sink, seen)
-            rows += insert_rows(cursor, pipeline.sink, tables, early.rest_of(staged), columns)
-            rows += early.publishing(cursor)
         failpoint("publish.before_lock")
-        ledger.lock(pipeline)
-        batch = ledger.batch(tables.batch_id, plan_id, lock=True)
+        ledger.registry.lock(pipeline)
+        batch = ledger.batches.read(tables.batch_id, plan_id, lock="change")
         check_publishable(ledger, pipeline, batch)
         if batch.status == "committed":
-            connection.rollback()  # what has been inserted is in the target already
             return Published(batch, wrote=False)
-        ranges = ledger.ranges(batch.batch_id)
+        ranges = ledger.batches.read_ranges(batch.batch_id)
         check_topic_ids(ranges, topic_ids)
         _check_complete(batch, ranges, staged.pieces)
-        lock_target(cursor, pipeline.sink, seen)
-        with noting(cursor, pipeline, columns) as outbox:
+        lock_target(cursor, writer, seen)
+        with noting(cursor, pipeline, writer, columns) as outbox:
+            replaced: Sequence[Part] = ()
             dropped: Sequence[int] = ()
             if batch.kind == "advance":
                 _advance(ledger, pipeline, batch, ranges)
                 failpoint("publish.after_advance")
             else:
-                dropped = _retract(cursor, ledger, pipeline, batch, ranges)
+                replaced, dropped = retract(cursor, ledger, pipeline, writer, batch, ranges)
                 failpoint("publish.after_retract")
             check_staged(cursor, tables.batch_id, tables.rejects, {**staged.rejects, INTACT: 1})
             if staging is not None:
                 rows = publish_partition(cursor, tables, staging, staged)
-            elif early is None:
-                rows = insert_rows(cursor, pipeline.sink, tables, staged, columns, repeats)
-            if dropped:
-                pipeline.sink.drop_batches(cursor, dropped)
+            else:
+                rows = insert_rows(cursor, writer, tables, staged, columns, repeats, replaced)
+            if dropped and isinstance(writer, AttachesPartitions):
+                writer.drop_batches(cursor, dropped)
         if outbox is not None:
             outbox.write(batch)
-        rejected = ledger.insert_rejects(batch, identifier(tables.rejects), staged.attempts)
+        rejected = ledger.rejects.insert(batch, identifier(tables.rejects), staged.attempts)
         _check_inserted(pipeline, batch, staged, rows=rows, rejected=rejected)
         failpoint("publish.after_insert")
-        ledger.add_coverage(batch)
+        ledger.coverage.add(batch)
         _check_covered(ledger, batch, ranges)
-        ledger.mark_committed(
+        ledger.batches.mark_committed(
             batch,
             rows=rows,
             rejected=rejected,
             tombstones=staged.tombstones,
             dropped=staged.dropped,
             replaced=staged.replaced,
-            records=_records_of(ranges, staged.pieces),
+            records=_count_records(ranges, staged.pieces),
             stages=times.milliseconds() if times is not None else {},
         )
         failpoint("publish.before_commit")
     failpoint("publish.after_commit")
     with transaction(connection):
-        return Published(ledger.batch(tables.batch_id, plan_id), wrote=True)
+        return Published(ledger.batches.read(tables.batch_id, plan_id), wrote=True)
 
 
 def let_search(cursor: Cursor, may_reject: int) -> None:
@@ -150,8 +142,8 @@ def let_search(cursor: Cursor, may_reject: int) -> None:
 def _advance(ledger: Ledger, pipeline: Pipeline, batch: Batch, ranges: Sequence[OffsetRange]) -> None:
     """Move the stored offsets to the ends of the ranges. Raises Fenced unless each was at the start of its
     range."""
-    moved = ledger.advance_stored_offsets(batch)
-    stored = {row.topic_partition: row.next_offset for row in ledger.stored_offsets(pipeline)}
+    moved = ledger.plans.advance_stored_offsets(batch)
+    stored = {row.topic_partition: row.next_offset for row in ledger.plans.read_stored_offsets(pipeline)}
     for range_ in ranges:
         if range_.topic_partition not in moved:
             raise Fenced(
@@ -162,43 +154,49 @@ def _advance(ledger: Ledger, pipeline: Pipeline, batch: Batch, ranges: Sequence[
             )
 
 
-def _retract(
-    cursor: Cursor, ledger: Ledger, pipeline: Pipeline, batch: Batch, ranges: Sequence[OffsetRange]
-) -> Sequence[int]:
+def retract(
+    cursor: Cursor,
+    ledger: Ledger,
+    pipeline: Pipeline,
+    writer: SinkWriter,
+    batch: Batch,
+    ranges: Sequence[OffsetRange],
+) -> tuple[Sequence[Part], Sequence[int]]:
     """Remove the earlier results of the ranges: rows, rejects and coverage.
 
-    Returns the batches that have no results left, and whose rows the sink has yet to drop.
+    Returns the ranges with the batches that had written for them, and the batches that have no results left, and whose
+    rows the sink has yet to drop.
     """
-    covered = ledger.coverage_of(batch)
+    covered = ledger.coverage.read_batch(batch)
     _check_not_pruned(pipeline, batch, covered)
-    parts = ledger.parts(cursor, pipeline, ranges, covered)
+    parts = find_parts(cursor, pipeline, ranges, covered)
     if any(row.kind == "pruned" for row in covered):
-        ledger.mark_partly({batch_id for _, batch_ids in parts for batch_id in batch_ids})
+        ledger.batches.mark_partly({batch_id for _, batch_ids in parts for batch_id in batch_ids})
     replaced = sorted({row.batch_id for row in covered if row.batch_id is not None})
-    pipeline.sink.check_replay(cursor)
-    ledger.delete_rejects(pipeline, parts)
-    ledger.cut_coverage(batch)
-    remaining = ledger.batches_with_coverage(pipeline, replaced)
+    writer.check_replay(cursor)
+    ledger.rejects.delete(pipeline, parts)
+    ledger.coverage.cut(batch)
+    remaining = ledger.coverage.find_batches(pipeline, replaced)
     dropped: Sequence[int] = ()
     # Rows that go with their partition could not be noted as retracted.
-    if pipeline.sink.drops_batches and pipeline.forward is None:
+    if isinstance(writer, AttachesPartitions) and pipeline.forward is None:
         dropped = sorted({*replaced} - {*remaining})
         parts = [(range_, tuple(each for each in ids if each not in dropped)) for range_, ids in parts]
-    pipeline.sink.retract(cursor, parts)
-    if pipeline.sink.lineage == "batch" and remaining:
+    writer.retract(cursor, parts)
+    if pipeline.traits.lineage == "batch" and remaining:
         raise Fenced(
             f"batch {batch.batch_id} of pipeline {batch.pipeline!r} was planned to replace whole batches, "
             f"but batch {remaining[0]} has results beyond this replay's ranges: another replay has "
             f"committed since this one was planned. Nothing was written; plan the replay again.",
             batch_id=batch.batch_id,
         )
-    return dropped
+    return parts, dropped
 
 
 def _check_not_pruned(pipeline: Pipeline, batch: Batch, covered: Sequence[Covered]) -> None:
     """Raise Fenced if whole batches were to be replaced, and some of them were folded since: it is not known which."""
     for row in covered:
-        if row.kind == "pruned" and pipeline.sink.lineage == "batch":
+        if row.kind == "pruned" and pipeline.traits.lineage == "batch":
             raise Fenced(
                 f"batch {batch.batch_id} of pipeline {batch.pipeline!r} was planned to replace whole batches, but "
                 f"exactbatch prune has folded those of {row.topic}[{row.partition}] {row.from_offset}.."
@@ -216,7 +214,7 @@ def _check_covered(ledger: Ledger, batch: Batch, ranges: Sequence[OffsetRange]) 
     tables may alter a row as well."""
     covered = {
         (row.topic, row.partition, row.from_offset, row.until_offset, row.batch_id)
-        for row in ledger.coverage_of(batch)
+        for row in ledger.coverage.read_batch(batch)
     }
     expected = {
         (range_.topic, range_.partition, range_.from_offset, range_.until_offset, batch.batch_id)
@@ -238,7 +236,7 @@ def _check_inserted(
     expected = sum(staged.rows.values()), staged.rejected
     if (rows, rejected) != expected:
         raise TargetMismatch(
-            f"target {pipeline.sink.target}: {expected[0]} rows and {expected[1]} rejected records were staged, but "
+            f"target {pipeline.traits.target}: {expected[0]} rows and {expected[1]} rejected records were staged, but "
             f"{rows} and {rejected} arrived. Nothing was written. Does a trigger or a rule discard "
             f"rows? Remove it: rows that are not in the target cannot be accounted for.",
             batch_id=batch.batch_id,
@@ -256,7 +254,7 @@ def _check_complete(batch: Batch, ranges: Sequence[OffsetRange], staged: Sequenc
         )
 
 
-def _records_of(ranges: Sequence[OffsetRange], staged: Sequence[Staged]) -> list[tuple[OffsetRange, int]]:
+def _count_records(ranges: Sequence[OffsetRange], staged: Sequence[Staged]) -> list[tuple[OffsetRange, int]]:
     """Return how many records the pieces of each range had."""
     in_order = sorted(ranges, key=_start)
     starts = [_start(range_) for range_ in in_order]

@@ -10,18 +10,21 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from exactbatch.batch.rows.binary_copy import EncodedRows
-from exactbatch.batch.rows.rejects import REJECT_SCHEMA, SHOWN_REJECTS, PendingRejects, stored_reason
+from exactbatch.batch.rows.copy import EncodedRows
+from exactbatch.batch.rows.rejected import REJECT_SCHEMA, SHOWN_REJECTS, PendingRejects, stored_reason
 from exactbatch.errors import ExactbatchError
 from exactbatch.errors.translation import unexpected
-from exactbatch.formats import Decoded, Format, WithMessage, as_changes, headers_as_json, with_epochs
+from exactbatch.formats import Format
 from exactbatch.formats.bounds import InParts
-from exactbatch.formats.enveloped_nulls import with_nulls
-from exactbatch.formats.format import LeavesValuesOut, gives_several_rows
-from exactbatch.formats.replaced_text import Messages, decode_replacing
-from exactbatch.formats.schema_id_headers import VALUE_HEADER, framed
+from exactbatch.formats.decoded import Decoded
+from exactbatch.formats.decoders import find_decoder
+from exactbatch.formats.json.enveloped_nulls import with_nulls
+from exactbatch.formats.message.decoder import RecordDecoder
+from exactbatch.formats.message.record_headers import headers_as_json
+from exactbatch.formats.replaced_text import WholeMessages, decode_replacing
+from exactbatch.formats.upsert_changes import as_changes, with_epochs
 from exactbatch.kafka.reader import read_range
-from exactbatch.kafka.records import Records
+from exactbatch.kafka.records import Int64s, Records
 from exactbatch.kafka.shared_reads import SharedReads
 from exactbatch.offsets import OffsetRange
 
@@ -62,7 +65,7 @@ class ReadTask(Protocol):
     @property
     def slot_offsets(self) -> int: ...
     @property
-    def value(self) -> Format | WithMessage: ...
+    def value(self) -> Format: ...
     @property
     def changes(self) -> Changes | None: ...
     @property
@@ -112,7 +115,10 @@ class RangeReader:
         self._reads, self._decoder = reads, decoder
         self.records = self.rows = self.taken = self.rejects = self.tombstones = self.dropped = 0
         self.replaced = 0
-        self._several = gives_several_rows(task.value)
+        self._several = task.value.gives_several_rows
+        self._value = RecordDecoder(task.value)
+        key = None if task.changes is None else task.changes.key
+        self._key = None if key is None else find_decoder(key)
         self._in_parts = InParts()
         self.pending = PendingRejects() if pending is None else pending
         self.first: list[str] = []
@@ -127,7 +133,7 @@ class RangeReader:
                 for records, decoded in self._decode(block):
                     if self.rejects > self._task.max_rejects:
                         return
-                    yield self._with_lineage(records, decoded)
+                    yield self._with_lineage(records, decoded, _offsets_of_rows(records, decoded))
         except ExactbatchError:
             raise
         except Exception as error:
@@ -145,13 +151,15 @@ class RangeReader:
                     self.records += taken.rows
                     self.rows += taken.rows
                     self.taken += taken.rows
-                    yield EncodedRows(taken.data, taken.rows)
+                    offsets = block.offset_array
+                    yield EncodedRows(taken.data, taken.rows, np.delete(offsets, taken.declined))
                     if len(taken.declined) < len(block):
                         block = block.take(taken.declined.tolist())
                 for records, decoded in self._decode(block):
                     if self.rejects > self._task.max_rejects:
                         return
-                    yield encoder.encode(self._with_lineage(records, decoded))
+                    offsets = _offsets_of_rows(records, decoded)
+                    yield encoder.encode(self._with_lineage(records, decoded, offsets), offsets)
         except ExactbatchError:
             raise
         except Exception as error:
@@ -190,7 +198,7 @@ class RangeReader:
     def _strictly(self, records: Records) -> Decoded:
         value, changes = self._task.value, self._task.changes
         decoded = decode_replacing(
-            lambda some: _decode(value, changes, some),
+            self._decode_records,
             records,
             value,
             None if changes is None else changes.key,
@@ -200,22 +208,41 @@ class RangeReader:
             return decoded
         return with_epochs(decoded, records.offsets(), changes.epochs)
 
+    def _decode_records(self, records: WholeMessages) -> Decoded:
+        value, changes = self._task.value, self._task.changes
+        values = with_nulls(value, records.values())
+        keeps_unchanged = changes is not None and changes.keeps_unchanged
+        decoded = self._value.decode(values, records, keeps_unchanged=keeps_unchanged)
+        if changes is None:
+            return decoded
+        return as_changes(
+            decoded,
+            values,
+            records,
+            self._key,
+            changes.key_columns,
+            tombstones_delete=value.tombstone_deletes,
+            keeps_unchanged=keeps_unchanged,
+        )
+
     def _reject(self, records: Records, decoded: Decoded) -> None:
-        batch = rejects_of(self._task.range, records, decoded, self._attempt)
+        batch = build_rejects(self._task.range, records, decoded, self._attempt)
         self.pending.add(batch)
-        first = batch.slice(0, SHOWN_REJECTS - len(self.first)).to_pylist()
+        # Only these two columns: a reject's value may be large.
+        first = batch.select(["offset", "reason"]).slice(0, SHOWN_REJECTS - len(self.first)).to_pylist()
         self.first += [f"offset {row['offset']}: {row['reason']}" for row in first]
 
-    def _with_lineage(self, records: Records, decoded: Decoded) -> pa.RecordBatch:
+    def _with_lineage(self, records: Records, decoded: Decoded, offsets: Int64s) -> pa.RecordBatch:
+        """Return the rows with their lineage; `offsets` is what _offsets_of_rows() returned."""
         range_ = self._task.range
-        offsets, timestamps = records.offsets(), records.timestamps()
-        if not is_row_each(decoded, len(records)):
-            offsets, timestamps = offsets.take(decoded.kept), timestamps.take(decoded.kept)
+        timestamps = records.timestamps()
+        if offsets is not records.offset_array:
+            timestamps = timestamps.take(decoded.kept)
         rows = len(offsets)
         columns = {
             "kafka_topic": pa.repeat(range_.topic, rows),
             "kafka_partition": pa.repeat(pa.scalar(range_.partition, pa.int32()), rows),
-            "kafka_offset": offsets,
+            "kafka_offset": pa.array(offsets),
             "kafka_timestamp": timestamps.cast(pa.timestamp("us", "UTC")),
         }
         for name, constant in self._constants.items():
@@ -224,6 +251,12 @@ class RangeReader:
         # Not with schema=…, which would cast: RecordBatchReader.from_batches() refuses a column of another type.
         names = self.schema.names
         return pa.RecordBatch.from_arrays([columns[name] for name in names], names)
+
+
+def _offsets_of_rows(records: Records, decoded: Decoded) -> Int64s:
+    """Return the offset of each row's record: the records' own array if each of them gave one row."""
+    offsets = records.offset_array
+    return offsets if is_row_each(decoded, len(records)) else offsets[decoded.kept.to_numpy()]
 
 
 def is_row_each(decoded: Decoded, records: int) -> bool:
@@ -246,29 +279,7 @@ def shared_reads(tasks: Sequence[ReadTask]) -> SharedReads | None:
     return SharedReads(ranges, task.kafka, timeout=task.read_timeout, cluster_id=task.cluster_id)
 
 
-def _decode(value: Format | WithMessage, changes: Changes | None, records: Messages) -> Decoded:
-    values = with_nulls(value, records.values())
-    if isinstance(value, WithMessage):
-        decoded = value.decode(values, records)
-    else:
-        decode = value.decode
-        if changes is not None and changes.keeps_unchanged and isinstance(value, LeavesValuesOut):
-            decode = value.decode_with_unchanged
-        decoded = framed(value, VALUE_HEADER, values, records).decode(decode)
-    if changes is None:
-        return decoded
-    return as_changes(
-        decoded,
-        values,
-        records,
-        changes.key,
-        changes.key_columns,
-        tombstones_delete=value.tombstone_deletes,
-        keeps_unchanged=changes.keeps_unchanged,
-    )
-
-
-def rejects_of(range_: OffsetRange, records: Records, decoded: Decoded, attempt: int) -> pa.RecordBatch:
+def build_rejects(range_: OffsetRange, records: Records, decoded: Decoded, attempt: int) -> pa.RecordBatch:
     """Return the records of a range that did not decode, with the columns of REJECT_SCHEMA."""
     indexes, reasons = zip(*decoded.rejects, strict=True)
     refused = records.take(indexes)

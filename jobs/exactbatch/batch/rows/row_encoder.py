@@ -1,71 +1,70 @@
 """The rows of a range as bytes of a binary COPY: by the compiled loop over JSON, or from decoded columns."""
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from exactbatch.batch.rows.binary_copy import EncodedRows
+from exactbatch.batch.rows.copy import ArrowEncoder, EncodedRows
 from exactbatch.batch.rows.decode import ReadTask
-from exactbatch.batch.rows.json_loop import JsonLoop, json_loop
-from exactbatch.batch.rows.rejects import REJECT_SCHEMA
-from exactbatch.compiled.arrow_rows import ArrowRows
-from exactbatch.compiled.json_kernel import TakenRows
-from exactbatch.compiled.row_formats import is_encodable
+from exactbatch.batch.rows.fast_path import reads_fast
+from exactbatch.columns import LINEAGE_NAMES
 from exactbatch.compiled.row_frame import copied_names
-from exactbatch.kafka.records import Records
-from exactbatch.sinks import CheckedJson
+from exactbatch.kafka.records import Int64s, Records
+from exactbatch.sinks.staged_rows import CheckedJson
 
-# Of a column that ArrowRows only writes null into.
-_CHECKED_TYPE: Final = pa.binary()
+if TYPE_CHECKING:
+    from exactbatch.batch.rows.json_loop import JsonLoop
+    from exactbatch.compiled.json_kernel import TakenRows
 
 
 class RowEncoder:
-    """Encodes the rows of one range.
+    """Encodes the rows of a range, or of several. `names` are the columns, in the order in which rows have them."""
 
-    schema: the columns, in the order in which rows have them
-    """
+    def __init__(
+        self, schema: pa.Schema, loop: "JsonLoop | None" = None, checked: Sequence[str] = ()
+    ) -> None:
+        """`checked` are the columns of the schema that only the loop fills."""
+        self.names: list[str] = schema.names
+        self._loop, self._checked = loop, {name: schema.field(name).type for name in checked}
+        self._arrow = ArrowEncoder(schema)
 
-    def __init__(self, schema: pa.Schema, loop: JsonLoop | None, checked: Sequence[str] = ()) -> None:
-        """`checked` are the columns of the schema that only the loop fills.
-
-        Raises ValueError for a type that row_format() does not know.
-        """
-        self.schema = schema
-        self._loop, self._checked = loop, checked
-        self._rows, self._rejects = ArrowRows(schema), ArrowRows(REJECT_SCHEMA)
-
-    def take(self, records: Records) -> TakenRows | None:
+    def take(self, records: Records) -> "TakenRows | None":
         """Encode the records that the compiled loop takes; None if it is not worth trying."""
         return None if self._loop is None else self._loop.take(records)
 
-    def encode(self, batch: pa.RecordBatch) -> EncodedRows:
-        """Encode decoded rows with their lineage."""
-        for name in self._checked:
-            batch = batch.append_column(name, pa.nulls(len(batch), _CHECKED_TYPE))
-        return EncodedRows(self._rows.write(batch), len(batch))
-
-    def encode_rejects(self, batch: pa.RecordBatch) -> EncodedRows:
-        """Encode rejects with the columns of REJECT_SCHEMA."""
-        return EncodedRows(self._rejects.write(batch), len(batch))
+    def encode(self, batch: pa.RecordBatch, offsets: Int64s) -> EncodedRows:
+        """Encode decoded rows with their lineage; `offsets` are those of their records."""
+        for name, type_ in self._checked.items():
+            batch = batch.append_column(name, pa.nulls(len(batch), type_))
+        return self._arrow.encode(batch, offsets)
 
 
 def row_encoder(
-    task: ReadTask, schema: pa.Schema, constants: Mapping[str, int], checked: Sequence[CheckedJson] = ()
-) -> RowEncoder | None:
-    """Return the encoder of a range whose rows have these columns; None if a column has a type without one.
+    task: ReadTask,
+    schema: pa.Schema,
+    constants: Mapping[str, int],
+    checked: Sequence[CheckedJson] = (),
+    *,
+    shares_reads: bool = False,
+) -> RowEncoder:
+    """Return the encoder of a range whose rows have the columns of `schema`.
 
     `constants` are the values of bigint columns of the schema that are the same for all rows. `checked` are columns
-    that the rows also have.
+    that the rows may also have: the compiled loop fills them. `shares_reads` is True if the range shares reads with
+    others, which the loop cannot take; the encoder is then that of all of them.
     """
-    if not is_encodable(schema):
-        return None
+    if shares_reads or not reads_fast(task) or not set(LINEAGE_NAMES).issubset(schema.names):
+        return RowEncoder(schema)
+    from exactbatch.batch.rows.json_loop import json_loop  # needs the extra `fast`
+
     names = copied_names(schema.names, constants)
-    added = {each.column: pa.field(each.name, _CHECKED_TYPE) for each in checked}
+    added = {each.column: pa.field(each.name, pa.binary()) for each in checked}
+    if (loop := json_loop(task, names, constants, added)) is None:
+        return RowEncoder(schema)
     fields: list[pa.Field] = []
     for name in names:
         fields.append(schema.field(name))
         if name in added:
             fields.append(added[name])
-    loop = json_loop(task, names, constants, added)
     return RowEncoder(pa.schema(fields), loop, [each.name for each in checked])

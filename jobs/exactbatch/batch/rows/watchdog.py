@@ -1,6 +1,6 @@
 """Give up waiting for a Postgres that does not respond.
 
-ADBC has no timeout, and TCP does not notice a server, or a proxy in front of it, that accepts data and never
+libpq has no timeout, and TCP does not notice a server, or a proxy in front of it, that accepts data and never
 answers. So the work runs in a thread, and is abandoned when it has waited for Postgres alone for too long.
 """
 

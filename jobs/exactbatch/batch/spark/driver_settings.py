@@ -5,9 +5,9 @@ import os
 
 from pyspark import SparkContext
 
+from exactbatch.batch.spark.yarn_credentials import ALIAS
 from exactbatch.errors import ConfigurationError
 from exactbatch.settings import KAFKA, Settings
-from exactbatch.yarn_credentials import ALIAS
 
 
 def driver_settings() -> Settings:

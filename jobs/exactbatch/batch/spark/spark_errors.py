@@ -120,6 +120,6 @@ def may_be_of_a_record(error: PySparkException | Py4JJavaError) -> bool:
     return not _OWN.search(text) and not _OF_NO_RECORD.search(_QUOTED.sub("", text))
 
 
-def settings_of(spark: Any) -> dict[str, str]:
+def read_settings(spark: Any) -> dict[str, str]:
     """Return the Spark properties of a session's context."""
     return dict(spark.sparkContext.getConf().getAll())

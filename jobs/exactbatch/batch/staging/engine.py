@@ -32,14 +32,10 @@ class Executors(Protocol):
         *,
         limit: int,
         verb: str,
-        finished: Callable[[list[Outcome]], None] | None = None,
     ) -> list[Outcome]:
         """Run `work` over groups of tasks and their Spark task attempt, at most `limit` at a time; return the outcomes.
 
-        `finished` is called while Spark works, with the outcomes of the Spark tasks that Spark has accepted since the
-        last call; it need not have received all outcomes at the end. What it raises, and an error among the outcomes,
-        cancels the other tasks. Without it, an error among the outcomes ends no other task: with commit="partition",
-        these commit.
+        An error among the outcomes ends no other task: with commit="partition", these commit.
 
         `verb` says in an error what a task does with its range. Raises the first error that a task has returned,
         TasksFailed, and ConfigurationError if a setting of Spark is at fault.

@@ -4,18 +4,19 @@ from collections.abc import Sequence
 
 from psycopg2 import sql
 
-from exactbatch.batch.rows.rejects import note_attempt
+from exactbatch.batch.rows.rejected import note_attempt
 from exactbatch.batch.staging.staging_tables import StagingTables, identifier
 from exactbatch.batch.staging.task import StagedBatch
 from exactbatch.columns import Column
-from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Cursor
-from exactbatch.sinks import StagedRows
+from exactbatch.sinks.capabilities import FindsUnknown
+from exactbatch.sinks.staged_rows import StagedRows
+from exactbatch.sinks.writer import SinkWriter
 
 
 def note_unknown(
     cursor: Cursor,
-    pipeline: Pipeline,
+    writer: SinkWriter,
     tables: StagingTables,
     staged: StagedBatch,
     columns: Sequence[Column],
@@ -26,11 +27,13 @@ def note_unknown(
 
     A row that becomes a reject does not supply its values to others, so that the search goes on until it finds none.
     """
+    if not isinstance(writer, FindsUnknown) or not writer.traits.keeps_unchanged:
+        return
     noted = sql.SQL('select topic, partition, "offset" from {} where task_attempt = any({})').format(
         identifier(tables.rejects), sql.Literal([note_attempt(attempt) for attempt in staged.attempts])
     )
     rows = StagedRows(identifier(tables.rows), tables.batch_id, staged.rows, tables.checked)
-    while (unknown := pipeline.sink.find_unknown(cursor, rows, columns, without=noted)) is not None:
+    while (unknown := writer.find_unknown(cursor, rows, columns, without=noted)) is not None:
         cursor.execute(
             sql.SQL(
                 'insert into {} (task_attempt, topic, partition, "offset", reason) '

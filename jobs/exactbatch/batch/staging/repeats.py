@@ -22,6 +22,7 @@ from exactbatch.ledger import Batch
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
 from exactbatch.settings import Settings
+from exactbatch.sinks.sink import SinkTraits
 from exactbatch.sinks.staged_rows import Place
 
 logger = logging.getLogger(__name__)
@@ -34,6 +35,7 @@ _PLACE: Final = frozenset({*LINEAGE_NAMES, POSITION_EPOCH})
 def check_repeats(
     places: Mapping[Place, int],
     pipeline: Pipeline,
+    traits: SinkTraits,
     batch: Batch,
     ranges: Sequence[OffsetRange],
     settings: Settings,
@@ -62,7 +64,7 @@ def check_repeats(
             f"{len(offsets):,}",
         )
         any_range = next(range_ for range_ in ranges if range_.topic_partition == topic_partition)
-        search = _Search(pipeline, any_range, settings, cluster_id)
+        search = _Search(pipeline, traits, any_range, settings, cluster_id)
         until, size = offsets[0], _READ_BACK
         search.look_for(befores)
         while search.missing and until > earliest[topic_partition]:
@@ -84,6 +86,7 @@ class _Search:
     """
 
     pipeline: Pipeline
+    traits: SinkTraits
     any_range: OffsetRange
     settings: Settings
     cluster_id: str | None
@@ -129,7 +132,7 @@ class _Search:
 
     def _position(self, shown: tuple[object, ...]) -> tuple[Any, ...]:
         """A position that orders as Postgres orders it: null is less than any value."""
-        parts = shown[len(self.pipeline.sink.key_columns) :]
+        parts = shown[len(self.traits.key_columns) :]
         return tuple((part is not None, part if part is not None else 0) for part in parts)
 
     def _rows(self, begin: int, until: int) -> Iterator[tuple[int, bytes, tuple[object, ...]]]:
@@ -138,9 +141,9 @@ class _Search:
             return
         range_ = replace(self.any_range, from_offset=begin, until_offset=until)
         tasks = stage_tasks(
-            self.pipeline, [range_], {}, StagingTables(0, 0), self.settings, 1, self.cluster_id
+            self.pipeline, self.traits, [range_], {}, StagingTables(0, 0), self.settings, 1, self.cluster_id
         )
-        schema = decoded_schema(self.pipeline.sink.staged_columns(self.pipeline.value.columns))
+        schema = decoded_schema(self.traits.staged_columns(self.pipeline.value.columns))
         names = [name for name in schema.names if name not in _PLACE]
         shown = [names.index(name) for name in self.shown]
         compared = [at for at, name in enumerate(names) if name not in self._changeable]
@@ -161,13 +164,13 @@ class _Search:
         before the second one, it writes the position of the last change that it had processed instead
         (PostgresOffsetContext.Loader). lsn, the position of the change itself, stays.
         """
-        return frozenset({"commit_lsn"} if "lsn" in self.pipeline.sink.position_columns else ())
+        return frozenset({"commit_lsn"} if "lsn" in self.traits.position_columns else ())
 
     @property
     def shown(self) -> list[str]:
         """The columns of the key and the position."""
-        versions = self.pipeline.sink.position_columns
-        return [*self.pipeline.sink.key_columns, *versions]
+        versions = self.traits.position_columns
+        return [*self.traits.key_columns, *versions]
 
 
 def _raise(

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Final
 
-from exactbatch.batch.rows.rejects import Rejected
+from exactbatch.batch.rows.rejected import Rejected
 from exactbatch.errors import LogEndedEarly
 from exactbatch.kafka.reader import read_range
 from exactbatch.offsets import OffsetRange
@@ -48,7 +48,7 @@ def read_noted(
                 range_,
                 settings.kafka,
                 leader_epoch=None,
-                timeout=pipeline.read_timeout,
+                timeout=pipeline.tuning.read_seconds,
                 cluster_id=cluster_id,
             ):
                 for index, offset in enumerate(read.offset_array.tolist()):

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 from psycopg2 import sql
 
-from exactbatch.batch.rows.rejects import note_attempt
+from exactbatch.batch.rows.rejected import note_attempt
 from exactbatch.batch.staging.staging_tables import StagingTables, identifier
 from exactbatch.batch.staging.task import StagedBatch
 from exactbatch.columns import LINEAGE_NAMES
 from exactbatch.errors import StagedRowsDiffer, TransformRefused
-from exactbatch.ledger import Ledger
+from exactbatch.ledger import count_staged_records
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Connection, transaction
 
@@ -74,18 +74,15 @@ def check_staged_lineage(
 def records_with_rows(connection: Connection, tables: StagingTables, staged: StagedBatch) -> int:
     """Return how many records the staged rows, and those that could not be staged, come from. Raises
     TransformRefused for a record that was not read."""
-    records, foreign = 0, None
     with transaction(connection):
-        # All rows of a record are in one part: those of one Spark task.
-        for part, of_part in staged.by_part():
-            in_part, foreign_in_part = Ledger(connection).staged_records(
-                tables.batch_id,
-                rows=identifier(tables.of_part(part).rows),
-                rejects=identifier(tables.rejects),
-                attempts=of_part.attempts,
-                notes=list(map(note_attempt, of_part.attempts)),
-            )
-            records, foreign = records + in_part, foreign or foreign_in_part
+        records, foreign = count_staged_records(
+            connection,
+            tables.batch_id,
+            rows=identifier(tables.rows),
+            rejects=identifier(tables.rejects),
+            attempts=staged.attempts,
+            notes=list(map(note_attempt, staged.attempts)),
+        )
     decoded = sum(piece.decoded for piece in staged.pieces)
     if foreign is not None or records > decoded:
         raise TransformRefused(

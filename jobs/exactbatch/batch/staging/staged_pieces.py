@@ -7,28 +7,24 @@ holds. Both tables are logged: a crash of the server, or a failover, keeps or lo
 """
 
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import psycopg2
 from psycopg2 import sql
 
-from exactbatch.batch.staging.staging_tables import SCHEMA, StagingTables, identifier
+from exactbatch.batch.staging.staging_tables import StagingTables, identifier
 from exactbatch.batch.staging.task import Staged, StagedBatch
 from exactbatch.errors import StagedRowsDiffer
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Connection, Cursor, transaction
-from exactbatch.sinks.base import PartitionStaging
+from exactbatch.sinks.capabilities import PartitionStaging
 
 # Takes the fields of a piece in their order.
-_ENTER: Final = (
-    "with entered as (insert into {} values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) "
-    "on conflict do nothing returning 1) select count(*) from entered"
-)
+_ENTER: Final = "insert into {} values (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s) on conflict do nothing"
 _ENTERED: Final = (
-    "select task_attempt, records, rows, rejects, tombstones, 0, replaced from {} "
-    "where topic = $1 and partition = $2 and from_offset = $3"
+    "select task_attempt, records, rows, rejects, tombstones, 0 as dropped, replaced from {} "
+    "where topic = %s and partition = %s and from_offset = %s"
 )
 _PIECES: Final = (
     "select topic, partition, from_offset, until_offset, task_attempt, records, rows, rejects, tombstones, "
@@ -41,8 +37,6 @@ where l.relation = to_regclass(%s) and l.locktype = 'relation' and l.granted and
   and a.usesysid = (select oid from pg_roles where rolname = current_user) and a.application_name = 'exactbatch task'
 """
 _LOCK_WAIT: Final = "1s"
-# Runs a statement, whose parameters are $1, $2, …, in the transaction of a COPY, and returns its rows.
-Query = Callable[[str, Sequence[object]], list[tuple[Any, ...]]]
 
 
 def create_partition(cursor: Cursor, tables: StagingTables, staging: PartitionStaging) -> None:
@@ -57,14 +51,14 @@ def create_partition(cursor: Cursor, tables: StagingTables, staging: PartitionSt
     )
 
 
-def enter_piece(query: Query, tables: StagingTables, piece: Staged) -> bool:
+def enter_piece(cursor: Cursor, tables: StagingTables, piece: Staged) -> bool:
     """Enter a piece in the transaction of its rows; return False if another attempt has entered it.
 
     Waits for an attempt that is about to commit.
     """
     range_ = piece.range
-    [(entered,)] = query(
-        _ENTER.format(_quoted(tables)),
+    cursor.execute(
+        sql.SQL(_ENTER).format(identifier(tables.pieces)),
         (
             range_.topic,
             range_.partition,
@@ -78,13 +72,15 @@ def enter_piece(query: Query, tables: StagingTables, piece: Staged) -> bool:
             piece.replaced,
         ),
     )
-    return bool(entered)
+    return cursor.rowcount == 1
 
 
-def entered_piece(query: Query, tables: StagingTables, range_: OffsetRange) -> Staged | None:
+def entered_piece(cursor: Cursor, tables: StagingTables, range_: OffsetRange) -> Staged | None:
     """Return what the attempt did that entered a piece; None if none has."""
-    rows = query(_ENTERED.format(_quoted(tables)), (range_.topic, range_.partition, range_.from_offset))
-    return Staged(range_, *rows[0]) if rows else None
+    place = range_.topic, range_.partition, range_.from_offset
+    cursor.execute(sql.SQL(_ENTERED).format(identifier(tables.pieces)), place)
+    row = cursor.fetchone()
+    return None if row is None else Staged(range_, *row)
 
 
 def close_partition(connection: Connection, pipeline: Pipeline, tables: StagingTables) -> None:
@@ -94,7 +90,7 @@ def close_partition(connection: Connection, pipeline: Pipeline, tables: StagingT
     table from being attached for as long as it runs.
     """
     rows = identifier(tables.rows)
-    deadline = time.monotonic() + pipeline.publish_timeout
+    deadline = time.monotonic() + pipeline.tuning.lock_seconds
     while True:
         with transaction(connection) as cursor:
             cursor.execute("savepoint close")
@@ -158,7 +154,3 @@ def _missing(tables: StagingTables) -> StagedRowsDiffer:
         f"dropped the table as a leftover. Nothing was written; the retry reads the same ranges again.",
         batch_id=tables.batch_id,
     )
-
-
-def _quoted(tables: StagingTables) -> str:
-    return f'"{SCHEMA}"."{tables.pieces}"'

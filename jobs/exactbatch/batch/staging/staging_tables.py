@@ -9,7 +9,7 @@ import logging
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import psycopg2
@@ -17,17 +17,18 @@ import psycopg2.errors
 import pyarrow as pa
 from psycopg2 import sql
 
-from exactbatch.batch.rows.rejects import REJECT_SCHEMA
+from exactbatch.batch.rows.rejected import REJECT_SCHEMA
 from exactbatch.columns import LINEAGE_NAMES, Column
-from exactbatch.ledger import Ledger, ledger_session
+from exactbatch.ledger import ledger_session, list_staging_tables
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Connection, Cursor, clear_errors, transaction
 from exactbatch.settings import Settings
-from exactbatch.sinks import CheckedJson
+from exactbatch.sinks.staged_rows import CheckedJson
 
 logger = logging.getLogger(__name__)
 
 SCHEMA: Final = "exactbatch_staging"
+# Earlier versions had several tables of rows, with numbers.
 _NAME: Final = re.compile(r"batch_\d+_([0-9a-f]+)_(?:rows(?:_\d+)?|rejects|lineage|pieces|partition)")
 _REJECTS: Final = "_rejects"
 _DROP_LOCK_TIMEOUT: Final = "2s"
@@ -58,21 +59,15 @@ _SQL_TYPES: Final = {
 class StagingTables:
     """The names of a launch's tables: rows, rejects and, for some transforms, lineage.
 
-    Rows may be in several tables, one for each Spark task: `part` is the number of the task, and None if all rows
-    are in one table. `checked` are the second columns of columns of JSON.
+    `checked` are the second columns of columns of JSON.
     """
 
     batch_id: int
     launch: int
-    part: int | None = None
     checked: tuple[CheckedJson, ...] = ()
 
-    def of_part(self, part: int | None) -> "StagingTables":
-        """Return the tables; each holds the rows of one part."""
-        return replace(self, part=part)
-
     @staticmethod
-    def launch_of(table: str) -> int | None:
+    def parse_launch(table: str) -> int | None:
         """Return the launch that a staging table belongs to; None if the name is not that of a staging table."""
         match = _NAME.fullmatch(table)
         return int(match[1], 16) if match else None
@@ -80,8 +75,7 @@ class StagingTables:
     @property
     def rows(self) -> str:
         """The table of decoded rows."""
-        part = "" if self.part is None else f"_{self.part}"
-        return f"batch_{self.batch_id}_{self.launch:x}_rows{part}"
+        return f"batch_{self.batch_id}_{self.launch:x}_rows"
 
     @property
     def rejects(self) -> str:
@@ -177,11 +171,11 @@ def hold_launch(
     with ledger_session(settings.postgres, "exactbatch launch", pipeline) as lock_connection:
         try:
             with clear_errors(lock_connection):
-                drop_leftovers(lock_connection, Ledger(lock_connection))
+                drop_leftovers(lock_connection)
             _begin_launch(connection, lock_connection, tables)
             yield
         finally:
-            _drop(lock_connection, *_tables_of(lock_connection, tables))
+            _drop(lock_connection, *_list_tables(lock_connection, tables))
 
 
 def _begin_launch(connection: Connection, lock_connection: Connection, tables: StagingTables) -> None:
@@ -202,22 +196,22 @@ def _begin_launch(connection: Connection, lock_connection: Connection, tables: S
         return
 
 
-def _tables_of(lock_connection: Connection, tables: StagingTables) -> list[str]:
+def _list_tables(lock_connection: Connection, tables: StagingTables) -> list[str]:
     """Return the names of a launch's tables that exist, and end the open transaction."""
     try:
         lock_connection.rollback()
         with lock_connection:
-            names = Ledger(lock_connection).staging_tables()
+            names = list_staging_tables(lock_connection)
     except psycopg2.Error:  # _drop() fails as well, and says what remains
         return [tables.rows, tables.rejects]
-    return [name for name in names if StagingTables.launch_of(name) == tables.launch]
+    return [name for name in names if StagingTables.parse_launch(name) == tables.launch]
 
 
-def drop_leftovers(lock_connection: Connection, ledger: Ledger) -> None:
+def drop_leftovers(lock_connection: Connection) -> None:
     """Drop the tables of launches whose transaction has ended."""
     by_launch: dict[int, list[str]] = {}
-    for table in ledger.staging_tables():
-        if (launch := StagingTables.launch_of(table)) is not None:
+    for table in list_staging_tables(lock_connection):
+        if (launch := StagingTables.parse_launch(table)) is not None:
             by_launch.setdefault(launch, []).append(table)
     for names in by_launch.values():
         lock_connection.rollback()

@@ -8,13 +8,12 @@ from typing import Final
 import psycopg2
 import pyarrow as pa
 import pyarrow.compute as pc
-from adbc_driver_manager import Error as AdbcError
 
-from exactbatch.batch.rows.rejects import REJECT_SCHEMA, PendingRejects, note_attempt
+from exactbatch.batch.rows.rejected import REJECT_SCHEMA, PendingRejects, note_attempt
 from exactbatch.columns import LINEAGE_NAMES
 from exactbatch.errors import TransformFailed
 from exactbatch.errors.sqlstates import DATA_EXCEPTION
-from exactbatch.errors.translation import adbc_detail, refusal_of
+from exactbatch.errors.translation import psycopg2_message
 from exactbatch.formats.postgres_limits import NUL, check_storable
 
 # Where Postgres says that an error in a COPY occurred.
@@ -106,7 +105,7 @@ class RecordsOfRows:
         """Add the rows that are copied next."""
         if len(batch):
             self._rows += len(batch)
-            first, last = _record_of(batch, 0), _record_of(batch, len(batch) - 1)
+            first, last = _describe_record(batch, 0), _describe_record(batch, len(batch) - 1)
             self._batches.append((self._rows, first if first == last else f"{first} to {last}"))
 
     def of(self, row: int) -> str:
@@ -114,21 +113,19 @@ class RecordsOfRows:
         return next((records for last_row, records in self._batches if row <= last_row), "")
 
 
-def _record_of(batch: pa.RecordBatch, row: int) -> str:
+def _describe_record(batch: pa.RecordBatch, row: int) -> str:
     topic, partition, offset = (batch.column(name)[row].as_py() for name in LINEAGE_NAMES[:3])
     return "" if topic is None else f"{topic}[{partition}] offset {offset}"
 
 
-def raise_refused_value(error: AdbcError | psycopg2.DataError, records: RecordsOfRows) -> None:
+def raise_refused_value(error: psycopg2.DataError, records: RecordsOfRows) -> None:
     """Raise TransformFailed if Postgres has refused a value; it names the column and the records of the row."""
-    sqlstate, message = refusal_of(error)
-    if not (sqlstate or "").startswith(DATA_EXCEPTION):
+    if not (error.pgcode or "").startswith(DATA_EXCEPTION):
         return
-    context = error.diag.context or "" if isinstance(error, psycopg2.Error) else adbc_detail(error, "CONTEXT")
-    line = _LINE.search(context)
+    line = _LINE.search(error.diag.context or "")
     record = records.of(int(line[1])) if line else ""
     column = f"column {line[2]!r}: " if line and line[2] else ""
     raise TransformFailed(
         f"{column}Postgres cannot store a value that the transform returns{f', from {record}' if record else ''}: "
-        f"{message} (SQLSTATE {sqlstate}). Nothing was written. Let the transform remove it."
+        f"{psycopg2_message(error)} (SQLSTATE {error.pgcode}). Nothing was written. Let the transform remove it."
     ) from error

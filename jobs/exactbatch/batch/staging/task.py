@@ -1,16 +1,16 @@
 """The input of Spark tasks that stage, and the outcomes that they return to the driver."""
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from exactbatch.batch.rows.arrow_copy import PostgresAccess
+from exactbatch.batch.rows.copy import PostgresAccess
 from exactbatch.batch.rows.decode import Changes, RangeReader
 from exactbatch.batch.staging.outcomes import declare_outcome
 from exactbatch.batch.staging.staging_tables import StagingTables
 from exactbatch.columns import Column
-from exactbatch.formats import Format, WithMessage
+from exactbatch.formats import Format
 from exactbatch.offsets import OffsetRange
 
 
@@ -29,7 +29,7 @@ class StageTask:
     tables: StagingTables
     kafka: Mapping[str, Any] = field(repr=False)
     postgres: PostgresAccess
-    value: Format | WithMessage
+    value: Format
     columns: tuple[Column, ...]
     changes: Changes | None
     max_rejects: int
@@ -82,41 +82,20 @@ class StagedBatch:
 
     The ranges of `pieces` are together those of the batch. `rows` and `rejects` hold how many each task attempt
     has staged. `dropped` counts the records that decoded and gave no row, or for which the transform returned none.
-    `part_of` has the part of the staging tables in which the rows of a task attempt are; it is empty if there is
-    only one.
     """
 
     pieces: tuple[Staged, ...]
     rows: Mapping[int, int]
     rejects: Mapping[int, int]
     dropped: int = 0
-    part_of: Mapping[int, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, pieces: Iterable[Staged], part_of: Mapping[int, int] | None = None) -> "StagedBatch":
+    def of(cls, pieces: Iterable[Staged]) -> "StagedBatch":
         """Return a batch whose tasks staged what they read."""
         pieces = tuple(pieces)
         rows, rejects = by_attempt(pieces, "rows"), by_attempt(pieces, "rejects")
         dropped = sum(piece.dropped for piece in pieces)
-        return cls(pieces, rows, rejects, dropped, part_of or {})
-
-    def of_attempts(self, attempts: Collection[int]) -> "StagedBatch":
-        """Return what some of the task attempts did, of a batch whose tasks staged what they read."""
-        return replace(
-            self,
-            pieces=tuple(piece for piece in self.pieces if piece.attempt in attempts),
-            rows={attempt: rows for attempt, rows in self.rows.items() if attempt in attempts},
-            rejects={attempt: rejects for attempt, rejects in self.rejects.items() if attempt in attempts},
-        )
-
-    def by_part(self) -> "list[tuple[int | None, StagedBatch]]":
-        """Return what is in each part of the staging tables; all of it as the part None if there are no parts."""
-        if not self.part_of:
-            return [(None, self)]
-        attempts_in: dict[int, list[int]] = defaultdict(list)
-        for attempt in self.attempts:
-            attempts_in[self.part_of[attempt]].append(attempt)
-        return [(part, self.of_attempts(attempts)) for part, attempts in attempts_in.items()]
+        return cls(pieces, rows, rejects, dropped)
 
     @property
     def attempts(self) -> list[int]:

@@ -7,7 +7,7 @@ read again, because a reject keeps the key, the value and the headers, and a sta
 """
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -16,8 +16,8 @@ from typing import Final
 import psycopg2
 from psycopg2 import sql
 
-from exactbatch.batch.rows.arrow_copy import PostgresAccess
-from exactbatch.batch.rows.rejects import Rejected, note_attempt, reject_batches
+from exactbatch.batch.rows.copy import PostgresAccess
+from exactbatch.batch.rows.rejected import Rejected, note_attempt, reject_batches
 from exactbatch.batch.staging.note_unknown import note_unknown
 from exactbatch.batch.staging.reread import NotedRecord, read_noted
 from exactbatch.batch.staging.stage import stage_rejects
@@ -27,14 +27,17 @@ from exactbatch.columns import Column
 from exactbatch.errors import RefusedRecord, TargetMismatch
 from exactbatch.errors.sqlstates import NOT_OF_A_VALUE
 from exactbatch.ledger import target_transaction
+from exactbatch.model import Evolve
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Connection, Cursor, transaction
 from exactbatch.postgres.row_alias import ROW
 from exactbatch.settings import Settings
-from exactbatch.sinks import RejectRule, StagedRows
-from exactbatch.sinks.tables.target_definition import Evolve
+from exactbatch.sinks.capabilities import ChecksStaged
+from exactbatch.sinks.staged_rows import StagedRows
+from exactbatch.sinks.values.cast import RejectRule
 from exactbatch.sinks.values.checks import check_rules
+from exactbatch.sinks.writer import SinkWriter
 
 # The errors that the functions of a type may raise for a value.
 _VALUE_ERRORS: Final = (
@@ -53,6 +56,7 @@ DELETED_IS_NULL: Final = "column 'deleted' is null: a change is a delete (true) 
 def reject_uncastable(
     connection: Connection,
     pipeline: Pipeline,
+    writer: SinkWriter,
     *,
     tables: StagingTables,
     columns: Sequence[Column],
@@ -73,29 +77,29 @@ def reject_uncastable(
     rejected_before = staged.rejected
     with target_transaction(connection, pipeline) as cursor:
         too_many = False
-        if rules := rules_of(cursor, pipeline, columns, tables.batch_id):
-            for part, of_part in staged.by_part():
-                noted = note_uncastable(cursor, rules, tables.of_part(part), of_part, limit=limit)
-                too_many = too_many or noted > limit
+        if rules := list_rules(cursor, pipeline, writer, columns, tables.batch_id):
+            too_many = note_uncastable(cursor, rules, tables, staged, limit=limit) > limit
         # The search for unknown values casts keys and versions of all rows but those that are noted.
-        for part, of_part in () if too_many else staged.by_part():
-            note_unknown(cursor, pipeline, tables.of_part(part), of_part, columns, limit=limit)
+        if not too_many:
+            note_unknown(cursor, writer, tables, staged, columns, limit=limit)
         any_noted = is_any_noted(cursor, tables, staged)
     if any_noted:
         staged = _rejected(connection, pipeline, tables, ranges, staged, limit, settings, cluster_id)
-    if staged.rejected - rejected_before <= limit and staged.has_several_rows_of_a_record:
+    if (
+        isinstance(writer, ChecksStaged)
+        and staged.rejected - rejected_before <= limit
+        and staged.has_several_rows_of_a_record
+    ):
         with target_transaction(connection, pipeline) as cursor:
-            for part, of_part in staged.by_part():
-                rows = identifier(tables.of_part(part).rows)
-                pipeline.sink.check_staged(
-                    cursor, StagedRows(rows, tables.batch_id, of_part.rows, tables.checked), columns
-                )
+            rows = StagedRows(identifier(tables.rows), tables.batch_id, staged.rows, tables.checked)
+            writer.check_staged(cursor, rows, columns)
     return staged
 
 
 def reject_refused(
     connection: Connection,
     pipeline: Pipeline,
+    writer: SinkWriter,
     *,
     tables: StagingTables,
     columns: Sequence[Column],
@@ -109,9 +113,8 @@ def reject_refused(
     """Move staged rows whose records the target has refused, and what needs their values, into the staged rejects;
     return what is staged then. `limit` and the errors are those of reject_uncastable()."""
     with target_transaction(connection, pipeline) as cursor:
-        for part, of_part in staged.by_part():
-            _note_refused(cursor, tables.of_part(part), of_part, refused)
-            note_unknown(cursor, pipeline, tables.of_part(part), of_part, columns, limit=limit)
+        _note_refused(cursor, tables, staged, refused)
+        note_unknown(cursor, writer, tables, staged, columns, limit=limit)
     return _rejected(connection, pipeline, tables, ranges, staged, limit, settings, cluster_id)
 
 
@@ -135,14 +138,12 @@ def _rejected(
             yield record
 
     stage_rejects(
-        PostgresAccess(settings.postgres, pipeline.publish_timeout, pipeline.statement_timeout),
+        PostgresAccess(settings.postgres, pipeline.tuning.lock_seconds, pipeline.tuning.statement_seconds),
         tables,
         reject_batches(records()),
     )
-    deleted: dict[int, int] = defaultdict(int)
     with transaction(connection) as cursor:
-        for part, of_part in staged.by_part():
-            deleted.update(_delete(cursor, tables.of_part(part), of_part))
+        deleted = _delete(cursor, tables, staged)
         # The target may refuse others later, which are noted then.
         cursor.execute(
             sql.SQL("delete from {} where task_attempt = any({})").format(
@@ -151,30 +152,31 @@ def _rejected(
         )
     return replace(
         staged,
-        rows={attempt: rows - deleted[attempt] for attempt, rows in staged.rows.items()},
+        rows={attempt: rows - deleted.get(attempt, 0) for attempt, rows in staged.rows.items()},
         rejects=rejects,
     )
 
 
-def rules_of(
+def list_rules(
     cursor: Cursor,
     pipeline: Pipeline,
+    writer: SinkWriter,
     columns: Sequence[Column],
     batch_id: int,
     *,
     evolve: Evolve | None = None,
 ) -> list[RejectRule]:
     """Return rules for staged rows that the tables of the pipeline's sink cannot hold; with `evolve`, as
-    Sink.reject_rules() has it, for a batch to come."""
-    rules = pipeline.sink.reject_rules(cursor, columns, batch_id=batch_id, evolve=evolve)
-    if pipeline.is_transformed and pipeline.sink.keeps_deletes:
+    SinkWriter.reject_rules() has it, for a batch to come."""
+    rules = writer.reject_rules(cursor, columns, batch_id=batch_id, evolve=evolve)
+    if pipeline.is_transformed and pipeline.traits.keeps_deletes:
         # Without a transform the decoder ensures this.
         rules += [
             RejectRule(
                 sql.SQL("{} is null").format(sql.Identifier(name)),
                 sql.Literal(key_is_null(name)),
             )
-            for name in pipeline.sink.key_columns
+            for name in pipeline.traits.key_columns
         ]
         rules.append(
             RejectRule(
@@ -182,7 +184,7 @@ def rules_of(
                 sql.Literal(DELETED_IS_NULL),
             )
         )
-    keeps_deletes = pipeline.sink.keeps_deletes
+    keeps_deletes = pipeline.traits.keeps_deletes
     return [*rules, *check_rules(cursor, columns, pipeline.checks, keeps_deletes=keeps_deletes)]
 
 
@@ -194,30 +196,6 @@ def is_of_a_value(error: psycopg2.Error) -> bool:
 def key_is_null(column: str) -> str:
     """Return the reason of a reject whose row lacks a part of its key."""
     return f"column {column!r}: the key is null"
-
-
-def may_reject(
-    cursor: Cursor, rules: Sequence[RejectRule], tables: StagingTables, staged: StagedBatch
-) -> bool:
-    """True if reject_uncastable() rejects a record of these task attempts, or if only that can decide it."""
-    if rules:
-        cursor.execute("savepoint uncastable")
-        try:
-            cursor.execute(
-                sql.SQL("select exists (select from {} where task_attempt = any({}) and ({}))").format(
-                    identifier(tables.rows), sql.Literal(staged.attempts), _any_of(rules)
-                )
-            )
-            found = bool(cursor.fetchone()[0])
-        except psycopg2.Error as error:
-            if not is_of_a_value(error):
-                raise
-            cursor.execute("rollback to savepoint uncastable")
-            found = True
-        cursor.execute("release savepoint uncastable")
-        if found:
-            return True
-    return is_any_noted(cursor, tables, staged)
 
 
 def note_uncastable(
@@ -340,12 +318,12 @@ def _all_at_once(
         reasons=_cases(rules),
         staging=identifier(tables.rows),
         attempts=sql.Literal(staged.attempts),
-        conditions=_any_of(rules),
+        conditions=_join_rules(rules),
         limit=sql.Literal(limit + 1),
     )
 
 
-def _any_of(rules: Sequence[RejectRule]) -> sql.Composable:
+def _join_rules(rules: Sequence[RejectRule]) -> sql.Composable:
     return sql.SQL(" or ").join(sql.SQL("({})").format(rule.condition) for rule in rules)
 
 

@@ -68,13 +68,8 @@ def decoded_in_one_pass(
         tasks: Sequence[StageTask], attempt: int, hand_over: HandOver
     ) -> Iterator[pa.RecordBatch]:
         outcomes: list[Staged | ExactbatchError] = []
-        try:
-            packing = one_pass.packing(tasks[0].slot_offsets)
-        except ExactbatchError as error:
-            hand_over.finish([error])
-            return
         for task, reads in _with_reads(tasks):
-            for decoded in decode_range(task, attempt, hand_over.keep, reads, packing):
+            for decoded in decode_range(task, attempt, hand_over.keep, reads):
                 if not isinstance(decoded, pa.RecordBatch):
                     outcomes.append(decoded)
                 elif len(decoded):

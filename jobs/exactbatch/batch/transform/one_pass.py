@@ -18,12 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import SparkFiles
 
-from exactbatch.batch.rows.fast_path import Packing, is_fast
-from exactbatch.batch.rows.rejects import REJECT_SCHEMA
+from exactbatch.batch.rows.rejected import REJECT_SCHEMA
 from exactbatch.batch.staging.outcomes import declare_outcome, dump, load
 from exactbatch.batch.staging.task import Staged, StagedBatch, by_attempt
-from exactbatch.columns import LINEAGE_NAMES
-from exactbatch.compiled.row_formats import PACKED, is_encodable
 from exactbatch.errors import ExactbatchError, StagedRowsDiffer
 from exactbatch.offsets import OffsetRange, TopicPartition
 
@@ -39,48 +36,15 @@ class OnePass:
     launch: the launch of the batch, as text
     unchanged: the columns of the rows that the workers that stage take from files, with their names in the records
     used: the columns of the records that go through the JVM
-    packs: True if the unchanged columns of values may be packed, as can_pack() says
     """
 
     launch: str
     unchanged: Mapping[str, str]
     used: tuple[str, ...]
-    packs: bool = False
-
-    @property
-    def of_values(self) -> dict[str, str]:
-        """The unchanged columns but for those of the lineage."""
-        return {name: of for name, of in self.unchanged.items() if of not in LINEAGE_NAMES}
-
-    def packing(self, slot_offsets: int) -> Packing | None:
-        """Return how a worker packs the unchanged columns of a batch; None if it keeps them as they are. Each slot of
-        Spark reads `slot_offsets` offsets.
-
-        Raises ConfigurationError if EXACTBATCH_FAST_PATH has another value than it may have.
-        """
-        if not (self.packs and is_fast(slot_offsets, reload=True)):
-            return None
-        return Packing(tuple(self.of_values.values()), self.used)
 
     def kept(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return what the worker that decodes keeps of decoded rows, in a file."""
-        return rows.select(list(dict.fromkeys([*_added_columns(self.unchanged, rows).values(), *PLACE])))
-
-
-def _added_columns(unchanged: Mapping[str, str], rows: pa.RecordBatch) -> Mapping[str, str]:
-    """Return the columns to add to rows of a transform, with their names in `rows`; some may be packed."""
-    if PACKED not in rows.schema.names:
-        return unchanged
-    return {PACKED: PACKED, **{name: of for name, of in unchanged.items() if of in LINEAGE_NAMES}}
-
-
-def can_pack(unchanged: Mapping[str, str], records: pa.Schema, rows: pa.Schema) -> bool:
-    """True if compiled code can write the rows, and each unchanged column has the type that it has in the records."""
-    return (
-        bool(unchanged)
-        and is_encodable(rows)
-        and all(rows.field(name).type == records.field(of).type for name, of in unchanged.items())
-    )
+        return rows.select(list(dict.fromkeys([*self.unchanged.values(), *PLACE])))
 
 
 @declare_outcome
@@ -88,15 +52,13 @@ def can_pack(unchanged: Mapping[str, str], records: pa.Schema, rows: pa.Schema) 
 class Passed:
     """The work of one task attempt: what it read, how many rows it staged, and how many records these come from.
 
-    `records` is None if the rows did not come in the order of the log, so that their records were not counted. `part`
-    is the part of the staging tables in which the rows are; None if there is only one.
+    `records` is None if the rows did not come in the order of the log, so that their records were not counted.
     """
 
     attempt: int
     pieces: tuple[Staged, ...]
     rows: int
     records: int | None
-    part: int | None
 
 
 class HandOver:
@@ -172,7 +134,7 @@ def _private(path: Path) -> Any:
 
 
 class UnchangedColumns:
-    """Adds the columns to the rows of a transform that are unchanged columns of their records, or PACKED for them."""
+    """Adds the columns to the rows of a transform that are unchanged columns of their records."""
 
     def __init__(
         self, hand_over: HandOver, unchanged: Mapping[str, str], only: TopicPartition | None = None
@@ -231,9 +193,8 @@ class UnchangedColumns:
             of_records = self._rows.slice(first, count)
         else:
             of_records = self._rows.take(pa.array(indexes))
-        added = _added_columns(self._unchanged, of_records)
-        columns = [*rows.columns, *map(of_records.column, added.values())]
-        return pa.RecordBatch.from_arrays(columns, [*rows.schema.names, *added])
+        columns = [*rows.columns, *map(of_records.column, self._unchanged.values())]
+        return pa.RecordBatch.from_arrays(columns, [*rows.schema.names, *self._unchanged])
 
 
 def _not_decoded(topic: str, partition: int, offset: int) -> StagedRowsDiffer:
@@ -319,7 +280,6 @@ def staged_batch(passed: Iterable[Passed]) -> StagedBatch:
         tuple(pieces),
         {each.attempt: each.rows for each in passed},
         by_attempt(pieces, "rejects"),
-        part_of={each.attempt: each.part for each in passed if each.part is not None},
     )
 
 
@@ -328,7 +288,6 @@ def passed(
     attempt: int,
     rows: int,
     records: int | None,
-    part: int | None,
 ) -> Passed | ExactbatchError:
     """Return what a task attempt did that has read `outcomes` and staged rows; the first error if it could not read."""
     pieces = []
@@ -336,4 +295,4 @@ def passed(
         if isinstance(outcome, ExactbatchError):
             return outcome
         pieces.append(outcome)
-    return Passed(attempt, tuple(pieces), rows, records, part)
+    return Passed(attempt, tuple(pieces), rows, records)

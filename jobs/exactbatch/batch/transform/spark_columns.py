@@ -42,12 +42,12 @@ _JSON_OPTIONS: Final = {
 _JSON_KEYS: Final = (T.StringType, T.IntegralType, T.FractionalType, T.BooleanType)
 
 
-def columns_of(pipeline: Pipeline, transformed: DataFrame) -> tuple[Column, ...]:
+def find_columns(pipeline: Pipeline, transformed: DataFrame) -> tuple[Column, ...]:
     """Return the columns of a row without its lineage, with Postgres types.
 
     Raises TransformRefused for a type that Postgres cannot store, or that JSON cannot represent.
     """
-    others = {*LINEAGE_NAMES, "deleted"} if pipeline.sink.keeps_deletes else set(LINEAGE_NAMES)
+    others = {*LINEAGE_NAMES, "deleted"} if pipeline.traits.keeps_deletes else set(LINEAGE_NAMES)
     # To Spark a uuid, for example, is text: a column that keeps its name keeps its type.
     as_text = {column.name: column for column in pipeline.value.columns if column.arrow_type == pa.string()}
     columns = []

@@ -15,7 +15,7 @@ from exactbatch.batch.transform.spark_columns import repeated_names
 from exactbatch.columns import LINEAGE_NAMES
 from exactbatch.errors import ExactbatchError, TransformRefused
 from exactbatch.pipeline import Pipeline
-from exactbatch.transforms.refused_expressions import Finding
+from exactbatch.transforms.refused_expressions import UnrepeatableExpression
 from exactbatch.transforms.refused_plan import findings, marked
 
 VIEW: Final = "records"
@@ -49,10 +49,10 @@ def plan_transform(pipeline: Pipeline, decoded: DataFrame) -> DataFrame:
 def _transformed(pipeline: Pipeline, decoded: DataFrame) -> DataFrame:
     decoded = marked(decoded)
     try:
-        if pipeline.sql is not None:
+        if isinstance(pipeline.transform, str):
             check_query(pipeline, decoded.sparkSession)
             decoded.createOrReplaceTempView(VIEW)
-            return decoded.sparkSession.sql(pipeline.sql)
+            return decoded.sparkSession.sql(pipeline.transform)
         assert pipeline.transform is not None
         transformed = pipeline.transform(decoded)
     except PySparkException as error:
@@ -69,15 +69,17 @@ def _transformed(pipeline: Pipeline, decoded: DataFrame) -> DataFrame:
 
 
 def check_query(pipeline: Pipeline, session: SparkSession) -> None:
-    """Raise TransformRefused unless the pipeline's `sql` is a query. Spark's plan of a script shows its rows,
-    not how they were made; a command would run at each try."""
-    assert pipeline.sql is not None
-    query = pipeline.sql.rstrip().rstrip(";")  # which Spark allows at the end
+    """Raise TransformRefused unless the transform of the pipeline, which is text, is a query.
+
+    Spark's plan of a script shows its rows, not how they were made; a command would run at each try.
+    """
+    assert isinstance(pipeline.transform, str)
+    query = pipeline.transform.rstrip().rstrip(";")  # which Spark allows at the end
     try:
         session._jsparkSession.sessionState().sqlParser().parseQuery(query)
     except PySparkException as error:
         raise TransformRefused(
-            f"pipeline {pipeline.name!r}: expected sql to be one query over {VIEW}, found: {cause(error)}. "
+            f"pipeline {pipeline.name!r}: expected the transform to be one query over {VIEW}, found: {cause(error)}. "
             f"Nothing was written. A script or a command cannot be a transform."
         ) from error
 
@@ -89,8 +91,8 @@ def check_transform(pipeline: Pipeline, transformed: DataFrame) -> None:
             f"pipeline {pipeline.name!r}: the transform returns the columns {repeated}, which are the same name "
             f"to Spark. Rename or drop one of them."
         )
-    needed: dict[str, T.DataType] = dict(_LINEAGE_TYPES) if pipeline.sink.needs_lineage else {}
-    if pipeline.sink.keeps_deletes:
+    needed: dict[str, T.DataType] = dict(_LINEAGE_TYPES) if pipeline.traits.needs_lineage else {}
+    if pipeline.traits.keeps_deletes:
         needed["deleted"] = T.BooleanType()
     types = {field.name: field.dataType for field in transformed.schema}
     wrong = [
@@ -101,11 +103,11 @@ def check_transform(pipeline: Pipeline, transformed: DataFrame) -> None:
     if wrong:
         raise TransformRefused(
             f"pipeline {pipeline.name!r}: expected the transform to keep the columns that say which record a row "
-            f"comes from{' and whether it deletes' if pipeline.sink.keeps_deletes else ''}, {', '.join(needed)}, "
+            f"comes from{' and whether it deletes' if pipeline.traits.keeps_deletes else ''}, {', '.join(needed)}, "
             f"found {', '.join(wrong)}. Keep them, or use a sink that works by batch: Append(…, lineage='batch')."
         )
     try:
-        refusable = findings(transformed, by_record=pipeline.sink.needs_lineage)
+        refusable = findings(transformed, by_record=pipeline.traits.needs_lineage)
     except Py4JNetworkError:
         raise  # the JVM is gone
     except Py4JError as error:
@@ -119,7 +121,7 @@ def check_transform(pipeline: Pipeline, transformed: DataFrame) -> None:
         raise TransformRefused(_refusal(pipeline, refused))
 
 
-def _refusal(pipeline: Pipeline, refused: Sequence[Finding]) -> str:
+def _refusal(pipeline: Pipeline, refused: Sequence[UnrepeatableExpression]) -> str:
     """Return the message for a transform whose rows may differ in a retry or a replay."""
     reasons = "; ".join(f"{finding.name} {finding.reason.why}" for finding in refused)
     instead = " ".join(dict.fromkeys(finding.reason.instead for finding in refused))

@@ -16,6 +16,12 @@ select {Batch}
 from exactbatch.batch where batch_id = :batch_id
 for no key update;
 
+-- name: share_batch^
+-- One batch that no other transaction can supersede before this one ends.
+select {Batch}
+from exactbatch.batch where batch_id = :batch_id
+for share;
+
 -- name: is_standby$
 -- True on a standby, which may be behind its primary.
 select pg_is_in_recovery();
@@ -207,3 +213,13 @@ select batch_id, kind, sum(failures)::bigint as failures, min(first_failed_at) a
 from failing
 group by batch_id, kind
 order by batch_id;
+
+-- name: folded_batches
+-- Those of the batches that are folded and belong to the pipeline.
+select batch_id from exactbatch.batch
+where batch_id = any(:batch_ids::bigint[]) and pipeline = :pipeline and pruned is not null
+order by batch_id;
+
+-- name: mark_partly!
+-- Record that the results of folded batches stand for a part of their offsets only.
+update exactbatch.batch set pruned = 'part' where batch_id = any(:batch_ids::bigint[]) and pruned = 'whole';

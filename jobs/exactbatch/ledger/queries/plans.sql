@@ -95,7 +95,7 @@ set status = 'superseded',
 where pipeline = :pipeline and dag_id = :dag_id and run_id = :run_id and status = 'planned'
 returning batch_id;
 
--- name: begin_incarnation!
+-- name: begin_run!
 -- Record that a DAG run was created under the ID of a deleted one, whose batches are not its own.
 insert into exactbatch.run_life (pipeline, dag_id, run_id, generation)
 select :pipeline, :dag_id, :run_id, max(generation) + 1 from exactbatch.batch
@@ -119,8 +119,8 @@ delete from exactbatch.empty_run where pipeline = :pipeline and dag_id = :dag_id
 select clear_number, planned_at from exactbatch.empty_run
 where pipeline = :pipeline and dag_id = :dag_id and run_id = :run_id;
 
--- name: incarnation_of_run$
--- The generation with which the current incarnation of a DAG run began, or 0 if that is not known.
+-- name: first_generation$
+-- The generation at which the plans of a DAG run begin, after those of deleted runs; 0 if that is not known.
 select coalesce(max(generation), 0) from exactbatch.run_life
 where pipeline = :pipeline and dag_id = :dag_id and run_id = :run_id;
 

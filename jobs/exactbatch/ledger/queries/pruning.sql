@@ -153,25 +153,3 @@ where ctid = any(array(
     select ctid from exactbatch.empty_run where pipeline = :pipeline and planned_at < :before
     order by planned_at limit :limit
 ));
-
--- name: folded_batches
--- Those of the batches that are folded and belong to the pipeline.
-select batch_id from exactbatch.batch
-where batch_id = any(:batch_ids::bigint[]) and pipeline = :pipeline and pruned is not null
-order by batch_id;
-
--- name: mark_partly!
--- Record that the results of folded batches stand for a part of their offsets only.
-update exactbatch.batch set pruned = 'part' where batch_id = any(:batch_ids::bigint[]) and pruned = 'whole';
-
--- name: batches_of_rejects
--- The batches of the rejects in each range; ranges are numbered from 0.
-select distinct r.number - 1 as number, j.batch_id
-from unnest(:topic_id::uuid[], :partition::integer[], :from_offset::bigint[], :until_offset::bigint[])
-    with ordinality r (topic_id, partition, from_offset, until_offset, number)
-cross join lateral (
-    select j.batch_id from exactbatch.rejected_record j
-    where j.pipeline = :pipeline and j.topic_id = r.topic_id and j.partition = r.partition
-      and j."offset" >= r.from_offset and j."offset" < r.until_offset
-    offset 0
-) j;

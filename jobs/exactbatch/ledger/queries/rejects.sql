@@ -57,3 +57,15 @@ from ranges r join exactbatch.rejected_record j on j.pipeline = :pipeline and j.
     and j.partition = r.partition and j."offset" >= r.first and j."offset" < r.until and j."offset" <@ r.offsets
 where j.batch_id = any(:batch_ids::bigint[])
 group by 1;
+
+-- name: batches_of_rejects
+-- The batches of the rejects in each range; ranges are numbered from 0.
+select distinct r.number - 1 as number, j.batch_id
+from unnest(:topic_id::uuid[], :partition::integer[], :from_offset::bigint[], :until_offset::bigint[])
+    with ordinality r (topic_id, partition, from_offset, until_offset, number)
+cross join lateral (
+    select j.batch_id from exactbatch.rejected_record j
+    where j.pipeline = :pipeline and j.topic_id = r.topic_id and j.partition = r.partition
+      and j."offset" >= r.from_offset and j."offset" < r.until_offset
+    offset 0
+) j;

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from exactbatch.local.errors import LocalStackError
+from exactbatch.local.stack_error import LocalStackError
 
 COUNT: Final = 336_776
 _TEXTS: Final = frozenset({"carrier", "tailnum", "origin", "dest", "time_hour"})

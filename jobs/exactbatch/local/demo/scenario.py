@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 import psutil
 import typer
 
-from exactbatch.audit.audit import audit
+from exactbatch.audit.run_audit import audit
 from exactbatch.cli import render
 from exactbatch.cli.console import out
 from exactbatch.discovery import load_pipeline
@@ -20,8 +20,8 @@ from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger, ledger_session, migrate
 from exactbatch.local.airflow import LocalAirflow
 from exactbatch.local.demo.flights import COUNT, find_archive, flights
-from exactbatch.local.errors import LocalStackError
 from exactbatch.local.stack import LocalStack
+from exactbatch.local.stack_error import LocalStackError
 from exactbatch.local.topics import create_topic, send
 from exactbatch.local.waiting import wait_until
 from exactbatch.operations.report import load_report
@@ -101,7 +101,7 @@ def _register(pipeline: Pipeline, settings: Settings) -> None:
     with ledger_session(settings.postgres, "exactbatch demo") as connection:
         migrate(connection)
         with transaction(connection):
-            Ledger(connection).register(pipeline)
+            Ledger(connection).registry.register(pipeline)
 
 
 def _process(
@@ -115,7 +115,7 @@ def _process(
         _say("[red]SIGKILL[/red] to the Spark driver in the middle of the batch; Airflow retries")
     airflow.wait_for_run(pipeline.name, run_id)
     with ledger_session(settings.postgres, "exactbatch demo") as connection, transaction(connection):
-        newest = Ledger(connection).batches(pipeline, limit=1)[0]
+        newest = Ledger(connection).batches.read_page(pipeline.name, limit=1)[0]
     # The schedule may have been faster than the trigger, so read from the batch which run it belongs to.
     assert newest.run_id is not None
     state = airflow.wait_for_run(pipeline.name, newest.run_id)
@@ -177,7 +177,7 @@ def _verdict(pipeline: Pipeline, settings: Settings, status: Any) -> bool:
         rows = cursor.fetchone()[0]
     out.print(render.audit_table(pipeline, report))
     out.print(render.verdict(report))
-    _say(f"{COUNT} flights sent, {rows} rows in {pipeline.sink.target}")
+    _say(f"{COUNT} flights sent, {rows} rows in {pipeline.traits.target}")
     return rows == COUNT == report.records and report.is_exact
 
 

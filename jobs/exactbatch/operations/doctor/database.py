@@ -4,15 +4,15 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
+from exactbatch.batch.tested_versions import REMEDY, of_postgres, untested
 from exactbatch.errors import NotRegistered
 from exactbatch.ledger import check_schema
 from exactbatch.operations.doctor.finding import Finding, Level, of_error
 from exactbatch.postgres.connection import Connection, transaction
-from exactbatch.tested_versions import REMEDY, of_postgres, untested
 
 SKEW: Final = 2.0  # seconds
-# Of the sessions that one batch may need: 32 tasks (max_connections of a pipeline) and 3 of the driver.
-SESSIONS: Final = 35
+# Of the sessions that one batch may need: 8 tasks (max_connections of a pipeline) and 3 of the driver.
+SESSIONS: Final = 11
 # What exactbatch_job has in docs/roles.sql: a table, its columns or none for all, and a privilege.
 _LEDGER_PRIVILEGES: Final = (
     ("pipeline", "registered_at", "update"),
@@ -114,7 +114,7 @@ def check_privileges(connection: Connection) -> Iterator[Finding]:
             "privileges",
             "problem",
             f"login {login!r} cannot plan and process batches: it lacks {', '.join(missing)}",
-            f"Run the statements of `exactbatch explain roles`, and grant exactbatch_job to {login!r}, unless this "
+            f"Run the statements of `exactbatch roles`, and grant exactbatch_job to {login!r}, unless this "
             f"login only reads.",
         )
     else:

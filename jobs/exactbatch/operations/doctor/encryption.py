@@ -6,9 +6,7 @@ from typing import Final
 
 from psycopg2.extensions import parse_dsn
 
-from exactbatch.formats import registries_of
-from exactbatch.formats.registry_limits import LOOPBACK
-from exactbatch.formats.schema_registry import sends_password_openly
+from exactbatch.formats.registry.addresses import LOOPBACK, list_registries, sends_password_openly
 from exactbatch.operations.doctor.finding import Finding
 from exactbatch.pipeline import Pipeline
 from exactbatch.settings import KAFKA, POSTGRES, Settings
@@ -54,14 +52,14 @@ def _members(pipeline: Pipeline | Tables) -> Iterator[Pipeline]:
     """Yield the pipelines of a reference. Topics of a pattern are left out: only Kafka knows them."""
     if isinstance(pipeline, Pipeline):
         yield pipeline
-    elif isinstance(pipeline.topics, tuple):
-        yield from filter(None, map(pipeline.member, pipeline.topics))
+    elif isinstance(pipeline.topic_names, tuple):
+        yield from filter(None, map(pipeline.member, pipeline.topic_names))
 
 
 def _of_registries(settings: Settings, pipelines: Mapping[str, Pipeline | Tables]) -> Iterator[Finding]:
     members = [member for each in pipelines.values() for member in _members(each)]
-    formats = [each for member in members for each in (member.value, member.key)]
-    registries = sorted({registry for each in formats for registry in registries_of(each)})
+    formats = [each for member in members for each in (member.value, member.message_key)]
+    registries = sorted({registry for each in formats for registry in list_registries(each)})
     for registry in registries:
         if (address := sends_password_openly(registry, settings.kafka)) is not None:
             yield Finding(

@@ -15,7 +15,6 @@ from exactbatch.model import StoredOffset
 from exactbatch.operations.doctor import database, machine
 from exactbatch.operations.doctor.encryption import check_encryption
 from exactbatch.operations.doctor.finding import DEADLINE, Finding, not_checked, of_error, run_check
-from exactbatch.operations.doctor.forwarding import check_forwarding
 from exactbatch.operations.doctor.pools import check_pools
 from exactbatch.operations.doctor.registrations import (
     check_registrations,
@@ -23,19 +22,20 @@ from exactbatch.operations.doctor.registrations import (
     find_pipelines,
     with_members,
 )
+from exactbatch.operations.doctor.result_topics import check_forwarding
 from exactbatch.operations.doctor.servers import (
     check_kafka,
     check_postgres,
     connection_finding,
     postgres_connection,
 )
-from exactbatch.operations.doctor.topics import (
+from exactbatch.operations.doctor.source_topics import (
     check_freshness,
     check_open_transactions,
     check_retention,
     check_topics,
 )
-from exactbatch.operations.lag import PipelineLag, lag_of
+from exactbatch.operations.lag import PipelineLag, measure_lag
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Connection, transaction
 from exactbatch.settings import POSTGRES, Settings
@@ -157,8 +157,10 @@ def _of_log(
         with transaction(connection):
             ledger = Ledger(connection)
             chosen = {pipeline.name for pipeline in pipelines.values()}
-            definitions = [each for each in ledger.registered() if not references or each.name in chosen]
-            registered.extend([(each, ledger.stored_offsets(each)) for each in definitions])
+            definitions = [
+                each for each in ledger.registry.read_all() if not references or each.name in chosen
+            ]
+            registered.extend([(each, ledger.plans.read_stored_offsets(each)) for each in definitions])
         return ()
 
     topics = run("topics", partial(_connected, settings, load))
@@ -200,7 +202,7 @@ def _lags(
 
     def look(definition: Definition, stored: Sequence[StoredOffset]) -> Iterable[Finding]:
         with translate_all_errors():
-            lags.append(lag_of(broker, definition, stored))
+            lags.append(measure_lag(broker, definition, stored))
         return ()
 
     left = DEADLINE

@@ -11,11 +11,11 @@ from typing import Final
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from exactbatch.class_archive import archive_file, archive_folder, find_java
+from exactbatch.batch.spark.class_archive import archive_file, archive_folder, find_java
+from exactbatch.batch.spark.pyspark_packages import check_pyspark
+from exactbatch.batch.tested_versions import REMEDY, TESTED, installed, untested
 from exactbatch.compiled.availability import VARIABLE
 from exactbatch.operations.doctor.finding import Finding
-from exactbatch.pyspark_packages import check_pyspark
-from exactbatch.tested_versions import REMEDY, TESTED, installed, untested
 
 OLDEST_JAVA: Final = 17
 _INSTALL: Final = (

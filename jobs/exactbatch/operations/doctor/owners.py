@@ -7,6 +7,7 @@ from exactbatch.operations.doctor.finding import Finding
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Connection, transaction
 from exactbatch.sinks.tables.code_of_others import REACHED, WRITTEN_PARTS
+from exactbatch.sinks.writers import find_writer
 
 # The owner of the ledger, of the database, and superusers have more rights than the job anyway.
 _OWNERS: Final = f"""
@@ -38,7 +39,7 @@ group by r.rolname order by r.rolname
 def check_owners(connection: Connection, pipeline: Pipeline) -> Iterator[Finding]:
     """Look for logins whose code runs as this login when a batch writes, unless this login is for some pipelines."""
     with transaction(connection) as cursor:
-        for table in pipeline.sink.tables:
+        for table in find_writer(pipeline.traits).tables:
             name = table.identifier.as_string(cursor)
             cursor.execute(_OWNERS, {"tables": [name], "parts": list(WRITTEN_PARTS)})
             if found := cursor.fetchall():

@@ -6,7 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
-from exactbatch.airflow_api import airflow_api, airflow_url, pool_slots
+import httpx
+
+from exactbatch.operations.airflow_api import airflow_api, airflow_url, pool_slots
 from exactbatch.operations.doctor.finding import Finding
 
 _DEFAULT: Final = "default_pool"
@@ -29,8 +31,6 @@ def check_pools(connection_id: str | None, names: Sequence[str]) -> Iterator[Fin
             f"Set {variable} to the URI of Airflow's REST API.",
         )
         return
-    import httpx
-
     url, login, password = _access(text)
     try:
         with airflow_api(url, login, password) as client:

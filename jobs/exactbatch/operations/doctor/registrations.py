@@ -4,8 +4,8 @@ import importlib
 import pkgutil
 from collections.abc import Iterator, Mapping, Sequence
 
-from exactbatch.discovery import load_named, split_table
-from exactbatch.errors import ExactbatchError, IdentityChanged, NotRegistered
+from exactbatch.discovery import WrongName, load_named, split_table
+from exactbatch.errors import ConfigurationError, ExactbatchError, IdentityChanged, NotRegistered
 from exactbatch.ledger import Ledger
 from exactbatch.operations.doctor.finding import Finding, of_error
 from exactbatch.operations.doctor.owners import check_owners
@@ -13,7 +13,9 @@ from exactbatch.operations.freshness import differing_freshness
 from exactbatch.pipeline import Pipeline
 from exactbatch.planning.members import registered_members
 from exactbatch.postgres.connection import Connection, transaction
+from exactbatch.sinks.capabilities import ChecksShared
 from exactbatch.sinks.tables.code_of_others import refuse_code_of_others
+from exactbatch.sinks.writers import find_writer
 from exactbatch.tables import Tables
 from exactbatch.topic_pattern import TopicPattern
 
@@ -35,6 +37,8 @@ def find_pipelines(references: Sequence[str]) -> tuple[dict[str, Pipeline | Tabl
     for reference in references:
         try:
             pipelines[reference], _ = load_named(reference)
+        except WrongName as error:
+            findings.append(of_error("pipelines", ConfigurationError(str(error))))
         except ExactbatchError as error:
             findings.append(of_error("pipelines", error))
     if references:
@@ -85,8 +89,8 @@ def with_members(
         try:
             members = (
                 registered_members(connection, each)
-                if isinstance(each.topics, TopicPattern)
-                else each.members(each.topics)
+                if isinstance(each.topic_names, TopicPattern)
+                else each.members(each.topic_names)
             )
         except ExactbatchError as error:
             findings.append(of_error("pipelines", error))
@@ -100,7 +104,7 @@ def with_members(
                     "pipelines",
                     "warning",
                     f"{which} of the tables {each.name!r} is registered",
-                    f"Run `exactbatch init {reference}` once.",
+                    f"Run `exactbatch register {reference}` once.",
                 )
             )
         pipelines |= {f"{whole}.{member.name.removeprefix(each.prefix)}": member for member in members}
@@ -112,13 +116,13 @@ def check_registrations(
 ) -> Iterator[Finding]:
     """Compare pipelines with the ledger; with `all_of_them`, each registered pipeline should be among them."""
     with transaction(connection):
-        registered = {definition.name for definition in Ledger(connection).registered()}
+        registered = {definition.name for definition in Ledger(connection).registry.read_all()}
     for reference, pipeline in pipelines.items():
         try:
             with transaction(connection):
-                registration = Ledger(connection).check_registered(pipeline)
+                registration = Ledger(connection).registry.check(pipeline)
         except NotRegistered as error:
-            yield of_error("pipelines", error, f"Run `exactbatch init {reference}` once.")
+            yield of_error("pipelines", error, f"Run `exactbatch register {reference}` once.")
         except IdentityChanged as error:
             yield of_error(
                 "pipelines",
@@ -128,13 +132,13 @@ def check_registrations(
         except ExactbatchError as error:
             yield of_error("pipelines", error)
         else:
-            difference = differing_freshness(pipeline.freshness, registration.freshness)
+            difference = differing_freshness(pipeline.fresh_for, registration.freshness)
             if difference is not None:
                 yield Finding(
                     "pipelines",
                     "warning",
                     f"pipeline {pipeline.name!r}: {difference.removesuffix('.')}",
-                    f"Store the new value in the ledger: exactbatch init {reference}",
+                    f"Store the new value in the ledger: exactbatch register {reference}",
                 )
             else:
                 yield Finding("pipelines", "ok", f"{pipeline.name} is registered as it is now")
@@ -144,7 +148,7 @@ def check_registrations(
                 "pipelines",
                 "warning",
                 f"pipeline {name!r} is registered, and no module of the package {_PACKAGE!r} has it",
-                f"Add its module, or if it has a new name, run `exactbatch init … --rename {name}`.",
+                f"Add its module, or if it has a new name, run `exactbatch register … --rename {name}`.",
             )
 
 
@@ -159,9 +163,9 @@ def check_targets(connection: Connection, pipelines: dict[str, Pipeline]) -> Ite
 
 
 def _check_target(connection: Connection, pipeline: Pipeline) -> Iterator[Finding]:
-    sink, missing = pipeline.sink, []
+    writer, missing = find_writer(pipeline.traits), []
     with transaction(connection) as cursor:
-        for table in sink.tables:
+        for table in writer.tables:
             name = table.identifier.as_string(cursor)
             cursor.execute(_MISSING, (name, name))
             if lacks := [row[0] for row in cursor.fetchall()]:
@@ -176,22 +180,25 @@ def _check_target(connection: Connection, pipeline: Pipeline) -> Iterator[Findin
     if missing:
         yield from missing
         return
-    columns = None if pipeline.transform or pipeline.sql else pipeline.value.columns
+    columns = None if pipeline.is_transformed else pipeline.value.columns
     if columns is None:
         yield Finding(
-            "targets", "ok", f"{sink.target}: privileges only, because a transform decides on its columns"
+            "targets",
+            "ok",
+            f"{pipeline.traits.target}: privileges only, because a transform decides on its columns",
         )
         return
     try:
         with transaction(connection) as cursor:
-            refuse_code_of_others(cursor, sink.tables)
+            refuse_code_of_others(cursor, writer.tables)
             ledger = Ledger(connection)
-            sink.prepare(cursor, columns, evolve=pipeline.evolve)
-            sink.check_shared(cursor, columns, ledger.sharing(pipeline))
-            sink.check_replay(cursor)
+            writer.prepare(cursor, columns, evolve=pipeline.evolve)
+            if isinstance(writer, ChecksShared):
+                writer.check_shared(cursor, columns, ledger.registry.find_sharing(pipeline))
+            writer.check_replay(cursor)
             raise _RollBack
     except _RollBack:
-        yield Finding("targets", "ok", f"{sink.target} can hold the rows of {pipeline.name}")
+        yield Finding("targets", "ok", f"{pipeline.traits.target} can hold the rows of {pipeline.name}")
 
 
 class _RollBack(Exception):

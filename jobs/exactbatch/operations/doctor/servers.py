@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from exactbatch.batch.tested_versions import of_postgres
 from exactbatch.errors import ExactbatchError
 from exactbatch.kafka.admin import admin_client, describe_cluster
 from exactbatch.operations.doctor.finding import Finding
 from exactbatch.postgres.connection import Connection, connect
 from exactbatch.settings import KAFKA, POSTGRES, Settings
-from exactbatch.tested_versions import of_postgres
 
 TIMEOUT: Final = 3.0  # seconds that a statement waits for a lock
 _STATEMENT_TIMEOUT: Final = 10.0  # seconds

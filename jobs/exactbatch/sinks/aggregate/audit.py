@@ -8,14 +8,15 @@ from typing import Final
 
 from psycopg2 import sql
 
-from exactbatch.columns import Column
+from exactbatch.columns import LINEAGE, Column
 from exactbatch.errors import TargetMismatch
+from exactbatch.sinks.aggregate.function_sql import over_partials, over_rows
 from exactbatch.sinks.aggregate.functions import AggregateFunction, Sum
 from exactbatch.sinks.aggregate.window import Window
 from exactbatch.sinks.aggregate.window_finality import WindowFinality
-from exactbatch.sinks.base import Comparison
+from exactbatch.sinks.aggregate.window_sql import find_start
+from exactbatch.sinks.capabilities import Comparison
 from exactbatch.sinks.ledger_conditions import committed_batches, has_committed_replay, has_topic_without
-from exactbatch.sinks.tables.lineage_table import LINEAGE
 from exactbatch.sinks.tables.target import TargetTable
 from exactbatch.sinks.values.audited_casts import lost
 from exactbatch.sinks.values.null_safe_groups import column_list, same_group
@@ -45,7 +46,7 @@ def compare_with_partials(
             f"Add it, or correct the pipeline."
         )
     results = {
-        name: function.over_partials(sql.Identifier(name), types[name])
+        name: over_partials(function, sql.Identifier(name), types[name])
         for name, function in aggregates.items()
     }
     losses = [
@@ -113,15 +114,16 @@ def compare_partials_with_records(
     exact = {
         name: function
         for name, function in aggregates.items()
-        if not (isinstance(function, Sum) and function.type_of(values_of) == "double precision")
+        if not (isinstance(function, Sum) and function.find_type(values_of) == "double precision")
     }
     groups = [
-        group.of_row if isinstance(group, Window) else _of_record(values_of[group]) for group in group_by
+        find_start(group) if isinstance(group, Window) else _of_record(values_of[group]) for group in group_by
     ]
     values = [
-        function.over_rows(
+        over_rows(
+            function,
             sql.SQL("*") if function.column is None else _of_record(values_of[function.column]),
-            function.type_of(values_of),
+            function.find_type(values_of),
         )
         for function in exact.values()
     ]

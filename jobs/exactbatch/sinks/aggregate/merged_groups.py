@@ -10,9 +10,8 @@ from exactbatch.columns import Column
 from exactbatch.errors import TargetMismatch
 from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.aggregate.group_key import group_key
-from exactbatch.sinks.aggregate.partial_results import MERGED, PartialResults
+from exactbatch.sinks.aggregate.partial_results import PartialResults
 from exactbatch.sinks.aggregate.window_finality import WindowFinality
-from exactbatch.sinks.tables.affected_keys import AFFECTED
 from exactbatch.sinks.tables.counted_writes import delete_rows, write_rows
 from exactbatch.sinks.tables.target import TargetTable
 from exactbatch.sinks.values.byte_equality import differs, has_one_image
@@ -30,24 +29,26 @@ class MergedGroups:
     partials: PartialResults
     finality: WindowFinality | None
 
-    def derive(self, cursor: Cursor, columns: Sequence[Column]) -> None:
-        """Bring the rows of the affected groups up to date; partials.merge() has merged them.
+    def derive(
+        self, cursor: Cursor, columns: Sequence[Column], merged: sql.Identifier, affected: sql.Identifier
+    ) -> None:
+        """Bring the rows of the affected groups up to date; `merged` is what partials.merge() has returned.
 
         Raises TargetMismatch if the target refuses or alters a row, or cannot hold a result.
         """
-        results = self.partials.result_columns(columns)
-        self._check_fit(cursor, results)
-        group_columns = self.partials.group_columns
+        results = self.partials.sink.aggregated_columns(columns)
+        self._check_fit(cursor, results, merged, affected)
+        group_columns = self.partials.sink.group_columns
         # Equal values of a group can look different; the row has the one that represents them all.
         written = [
             column.name
             for column in results
-            if column.name in self.partials.aggregates or not has_one_image(column.type)
+            if column.name in self.partials.sink.aggregates or not has_one_image(column.type)
         ]
         parts = {
             "target": self.target.identifier,
-            "affected": AFFECTED,
-            "merged": MERGED,
+            "affected": affected,
+            "merged": merged,
             "obsolete": _OBSOLETE,
             "groups": column_list(group_columns),
         }
@@ -78,11 +79,11 @@ class MergedGroups:
         self.write(
             cursor,
             columns,
-            sql.SQL("select * from {}").format(MERGED),
+            sql.SQL("select * from {}").format(merged),
             {name: sql.Identifier("excluded", name) for name in written},
         )
         if triggers:
-            self._check_written(cursor, results, triggers)
+            self._check_written(cursor, results, merged, triggers)
 
     def write(
         self,
@@ -113,26 +114,34 @@ class MergedGroups:
                 "on conflict ({groups}) do update set {changes} where {differs}"
             ).format(
                 target=self.target.identifier,
-                results=column_list([column.name for column in self.partials.result_columns(columns)]),
+                results=column_list(
+                    [column.name for column in self.partials.sink.aggregated_columns(columns)]
+                ),
                 own=own,
                 own_values=own_values,
                 rows=rows,
-                groups=group_key(self.partials.group_columns_of(columns)),
+                groups=group_key(self.partials.find_group_columns(columns)),
                 changes=sql.SQL(", ").join(changes),
                 differs=differs(column_list(values, of="t"), sql.SQL(", ").join(values.values())),
             ),
         )
 
-    def _check_fit(self, cursor: Cursor, results: Sequence[Column]) -> None:
+    def _check_fit(
+        self,
+        cursor: Cursor,
+        results: Sequence[Column],
+        merged: sql.Identifier,
+        affected: sql.Identifier,
+    ) -> None:
         """Raise TargetMismatch if the target cannot hold a result, because the partial results have wider types."""
         partial = self.partials.table.table
         kept = {cast.column.name: cast.target for cast in partial.casts(cursor, results)}
         rules = kept_rules(kept, self.target.casts(cursor, results))
-        groups = self.partials.group_columns
+        groups = self.partials.sink.group_columns
         # A group without a result any more is deleted, and must not become another one either.
         for rows, checked in (
-            (MERGED, rules),
-            (AFFECTED, [rule for rule in rules if rule.column in groups]),
+            (merged, rules),
+            (affected, [rule for rule in rules if rule.column in groups]),
         ):
             if not checked:
                 continue
@@ -166,7 +175,9 @@ class MergedGroups:
                     column=column,
                 )
 
-    def _check_written(self, cursor: Cursor, results: Sequence[Column], triggers: str) -> None:
+    def _check_written(
+        self, cursor: Cursor, results: Sequence[Column], merged: sql.Identifier, triggers: str
+    ) -> None:
         """Check that the affected groups' rows are as they were computed: a trigger may alter or drop them."""
         casts = self.target.casts(cursor, results)
         names = [cast.column.name for cast in casts]
@@ -181,9 +192,9 @@ class MergedGroups:
                     sql.SQL("{0}::{1} as {0}").format(sql.Identifier(cast.column.name), sql.SQL(cast.type))
                     for cast in casts
                 ),
-                merged=MERGED,
+                merged=merged,
                 target=self.target.identifier,
-                same=same_group(self.partials.group_columns, "t", "m"),
+                same=same_group(self.partials.sink.group_columns, "t", "m"),
                 differs=differs(column_list(names, of="t"), column_list(names, of="m")),
             )
         )

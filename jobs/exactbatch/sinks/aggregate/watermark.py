@@ -10,9 +10,9 @@ from exactbatch.columns import Column
 from exactbatch.postgres.connection import Cursor
 from exactbatch.postgres.creation import create_named
 from exactbatch.sinks.aggregate.window import TIMESTAMPTZ
-from exactbatch.sinks.staged_rows import StagedRows
+from exactbatch.sinks.staged_rows import Part, StagedRows
 from exactbatch.sinks.tables.counted_writes import write_rows
-from exactbatch.sinks.tables.lineage_table import LineageTable, Part
+from exactbatch.sinks.tables.lineage_table import LineageTable
 from exactbatch.sinks.tables.target import TargetTable
 from exactbatch.sinks.tables.target_checks import check_companion
 from exactbatch.sinks.tables.target_definition import prepare_table

@@ -6,19 +6,18 @@ from typing import Final
 
 from psycopg2 import sql
 
-from exactbatch.columns import Column
 from exactbatch.errors import TargetMismatch
 from exactbatch.postgres.connection import Cursor
 from exactbatch.postgres.creation import create_named
+from exactbatch.sinks.aggregate.spec import FINAL, REVISIONS
 from exactbatch.sinks.aggregate.watermark import Watermark
 from exactbatch.sinks.aggregate.window import Window
+from exactbatch.sinks.aggregate.window_sql import find_start, fits
 from exactbatch.sinks.ledger_conditions import earlier_reason, is_advance
 from exactbatch.sinks.tables.counted_writes import write_rows
 from exactbatch.sinks.tables.target import TargetTable
 from exactbatch.sinks.values.cast import RejectRule
 
-FINAL: Final = Column("final", "boolean")
-REVISIONS: Final = Column("revisions", "bigint")
 # The reason of a late reject starts with this: a replay rejects the record again.
 _LATE: Final = "late: "
 
@@ -88,9 +87,9 @@ class WindowFinality:
         replayed ranges is retracted, and with it the watermark for which these came too late.
         """
         parts = {
-            "fits": self.window.fits,
-            "is_final": self._is_final(self.window.of_row, self.watermark.reached),
-            "start": self.window.of_row,
+            "fits": fits(self.window),
+            "is_final": self._is_final(find_start(self.window), self.watermark.reached),
+            "start": find_start(self.window),
             "length": sql.Literal(self.window.length),
             "reached": self.watermark.reached,
             "late": sql.Literal(_LATE),

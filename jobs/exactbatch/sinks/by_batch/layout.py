@@ -18,8 +18,8 @@ from exactbatch.sinks.by_batch.partitions import (
     covering,
     detach_and_drop,
     end_before,
-    partitions_of,
     range_from,
+    read_partitions,
 )
 from exactbatch.sinks.by_batch.staged_partition import StagedPartition, create_partition
 from exactbatch.sinks.staged_rows import StagedRows
@@ -39,20 +39,20 @@ _LARGEST_SCAN: Final = 64 * 1024 * 1024
 class ByBatch:
     """A target that is partitioned by ranges of batch IDs.
 
-    A batch of at least `smallest_partition` offsets, or rows, gets a partition to itself. A smaller one opens a
+    A batch of at least `min_offsets` offsets, or rows, gets a partition to itself. A smaller one opens a
     partition for the batch IDs that follow, in which later batches find a place.
     """
 
     target: TargetTable
-    smallest_partition: int
+    min_offsets: int
 
     def partition_staging(
         self, cursor: Cursor, columns: tuple[Column, ...], *, batch_id: int, offsets: int
     ) -> StagedPartition | None:
         """Return the future partition of a batch; None if its rows are inserted. `columns` include the lineage."""
-        if offsets < self.smallest_partition:
+        if offsets < self.min_offsets:
             return None
-        other = covering(partitions_of(cursor, self.target), batch_id)
+        other = covering(read_partitions(cursor, self.target), batch_id)
         if other is not None and self._end_before(cursor, other, batch_id):
             other = None
         obstacle = (
@@ -96,7 +96,7 @@ class ByBatch:
 
         The caller has locked the definition of the target.
         """
-        partitions = partitions_of(cursor, self.target)
+        partitions = read_partitions(cursor, self.target)
         if covering(partitions, staged.batch_id) is None:
             batches = 1 if self._is_large(cursor, staged) else OPEN_PARTITION
             create_partition(cursor, self.target, *range_from(partitions, staged.batch_id, batches))
@@ -104,7 +104,7 @@ class ByBatch:
     def _is_large(self, cursor: Cursor, staged: StagedRows) -> bool:
         cursor.execute(
             sql.SQL("select count(*) >= {limit} from (select from {} where {} limit {limit}) staged").format(
-                staged.table, staged.accepted, limit=sql.Literal(self.smallest_partition)
+                staged.table, staged.accepted, limit=sql.Literal(self.min_offsets)
             )
         )
         return bool(cursor.fetchone()[0])
@@ -112,7 +112,7 @@ class ByBatch:
     def drop_batches(self, cursor: Cursor, batch_ids: Sequence[int]) -> None:
         """Drop the partitions of batches, as many as one transaction may; delete the rows of the others."""
         retracted = {*batch_ids}
-        partitions = [each for each in partitions_of(cursor, self.target) if each.only_batch in retracted]
+        partitions = [each for each in read_partitions(cursor, self.target) if each.only_batch in retracted]
         partitions = partitions[:MOST_DROPPED]
 
         def drop() -> bool:

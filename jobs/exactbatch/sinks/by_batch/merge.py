@@ -13,24 +13,24 @@ from psycopg2 import sql
 
 from exactbatch.errors import PostgresUnavailable, TargetMismatch
 from exactbatch.postgres.connection import Cursor
-from exactbatch.sinks.base import MergeGroup
 from exactbatch.sinks.by_batch.parent import publications
 from exactbatch.sinks.by_batch.partitions import (
     MOST_DROPPED,
     Partition,
     attach,
+    build_partition,
     change_alone,
     detach_and_drop,
-    partition_of,
-    partitions_of,
+    read_partitions,
 )
 from exactbatch.sinks.by_batch.staged_partition import (
     BOUND,
-    bound_of,
+    build_bound,
     build_indexes,
     create_like,
     give_to_owner,
 )
+from exactbatch.sinks.capabilities import MergeGroup
 from exactbatch.sinks.tables.target import TargetTable
 
 _TRIES: Final = 4
@@ -69,11 +69,11 @@ class PartitionMerger:
         merging would have an effect beyond the target.
         """
         self._check(cursor)
-        partitions = partitions_of(cursor, self.target)
+        partitions = read_partitions(cursor, self.target)
         cursor.execute(_SIZES, ([partition.oid for partition in partitions],))
         bytes_of = {row.oid: int(row.bytes) for row in cursor.fetchall()}
         sizes = [(partition, bytes_of[partition.oid]) for partition in partitions]
-        return groups_of(sizes, planned=planned, below=below, max_bytes=max_bytes)
+        return group_neighbours(sizes, planned=planned, below=below, max_bytes=max_bytes)
 
     def copy(self, cursor: Cursor, group: MergeGroup) -> int | None:
         """Copy the rows of a group into a new table; return how many, or None if the partitions have changed."""
@@ -87,8 +87,8 @@ class PartitionMerger:
         )
         if self._members(cursor, group) != members:  # another merge, or a replay, had the lock before
             return None
-        merged = partition_of(self.target, group.lower, group.upper)
-        create_like(cursor, self.target, merged.identifier, bound_of(merged))
+        merged = build_partition(self.target, group.lower, group.upper)
+        create_like(cursor, self.target, merged.identifier, build_bound(merged))
         target = (self.target.identifier.as_string(cursor),)
         cursor.execute(_COLUMNS, target)
         names = sql.SQL(", ").join(sql.Identifier(row.attname) for row in cursor.fetchall())
@@ -117,7 +117,7 @@ class PartitionMerger:
         """Let the new table take the place of the partitions. Raises PostgresUnavailable if others use the target."""
         members = self._members(cursor, group)
         assert members is not None  # copy() has locked them
-        merged = partition_of(self.target, group.lower, group.upper)
+        merged = build_partition(self.target, group.lower, group.upper)
 
         def exchange() -> bool:
             for member in members:
@@ -137,7 +137,7 @@ class PartitionMerger:
         """Return the partitions of a group; None if they are not the same as when it was formed."""
         members = [
             each
-            for each in partitions_of(cursor, self.target)
+            for each in read_partitions(cursor, self.target)
             if each.lower is not None
             and each.upper is not None
             and each.lower < group.upper
@@ -161,7 +161,7 @@ class PartitionMerger:
                 )
 
 
-def groups_of(
+def group_neighbours(
     sizes: Sequence[tuple[Partition, int]], *, planned: Collection[int], below: int, max_bytes: int
 ) -> list[MergeGroup]:
     """Return which of neighbouring partitions, with their sizes in bytes, to merge. Pure; see PartitionMerger."""

@@ -7,7 +7,7 @@ from psycopg2 import sql
 
 from exactbatch.columns import Column
 from exactbatch.errors import TargetMismatch
-from exactbatch.postgres.catalog import triggers_of
+from exactbatch.postgres.catalog import name_triggers
 from exactbatch.postgres.connection import Cursor
 from exactbatch.postgres.server_version import PUBLISHED_SCHEMAS, Since
 from exactbatch.sinks.tables.target import TargetTable
@@ -121,7 +121,7 @@ def attach_obstacle(cursor: Cursor, table: TargetTable, columns: Sequence[Column
                 f"the column {column.name} is {stored[column.name].type} in the target, and its values are staged as "
                 f"{column.staged_type}"
             )
-    if triggers := triggers_of(table.facts(cursor)):
+    if triggers := name_triggers(table.facts(cursor)):
         return f"{triggers} would not see the rows"
     parameters = (table.identifier.as_string(cursor),)
     cursor.execute(_IDENTITY, parameters)

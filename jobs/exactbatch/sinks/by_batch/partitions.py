@@ -69,7 +69,7 @@ class Partition:
         return sql.SQL("for values from ({}) to ({})").format(lower, upper)
 
 
-def partitions_of(cursor: Cursor, table: TargetTable) -> list[Partition]:
+def read_partitions(cursor: Cursor, table: TargetTable) -> list[Partition]:
     """Return the partitions of a table, by their bounds. A default partition is left out."""
     cursor.execute(_PARTITIONS, (table.identifier.as_string(cursor),))
     found = []
@@ -91,7 +91,7 @@ def range_from(partitions: Sequence[Partition], batch_id: int, batches: int) -> 
     return batch_id, min([batch_id + batches, *following])
 
 
-def partition_of(table: TargetTable, lower: int, upper: int) -> Partition:
+def build_partition(table: TargetTable, lower: int, upper: int) -> Partition:
     """Return a partition for a range of batch IDs in the schema of its table, named after both.
 
     A batch ID belongs to one pipeline, so that no other target has a partition of this name, however much of the
@@ -160,7 +160,7 @@ def end_before(cursor: Cursor, table: TargetTable, partition: Partition, batch_i
     cursor.execute(
         sql.SQL("alter table {} detach partition {}").format(table.identifier, partition.identifier)
     )
-    shorter = partition_of(table, partition.lower, batch_id)
+    shorter = build_partition(table, partition.lower, batch_id)
     cursor.execute(
         sql.SQL("alter table {} rename to {}").format(partition.identifier, sql.Identifier(shorter.name))
     )

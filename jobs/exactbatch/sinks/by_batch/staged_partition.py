@@ -20,10 +20,10 @@ from exactbatch.sinks.by_batch.parent import attach_obstacle
 from exactbatch.sinks.by_batch.partitions import (
     Partition,
     attach,
+    build_partition,
     covering,
     name_taken,
-    partition_of,
-    partitions_of,
+    read_partitions,
 )
 from exactbatch.sinks.tables.target import TargetTable
 
@@ -64,11 +64,11 @@ class StagedPartition:
 
     @property
     def _partition(self) -> Partition:
-        return partition_of(self.target, self.batch_id, self.batch_id + 1)
+        return build_partition(self.target, self.batch_id, self.batch_id + 1)
 
     def create(self, cursor: Cursor, table: sql.Identifier) -> None:
         """Create the table, without indexes."""
-        create_like(cursor, self.target, table, bound_of(self._partition))
+        create_like(cursor, self.target, table, build_bound(self._partition))
         # While autovacuum works on a table, nobody can attach it.
         cursor.execute(sql.SQL("alter table {} set (autovacuum_enabled = false)").format(table))
 
@@ -82,7 +82,7 @@ class StagedPartition:
         Raises StagedRowsDiffer, retryable, if the target has changed so that the rows must be inserted instead.
         """
         partition = self._partition
-        other = covering(partitions_of(cursor, self.target), self.batch_id)
+        other = covering(read_partitions(cursor, self.target), self.batch_id)
         obstacle = (
             attach_obstacle(cursor, self.target, self.columns)
             if other is None
@@ -103,7 +103,7 @@ class StagedPartition:
         )
 
 
-def bound_of(partition: Partition) -> sql.Composable:
+def build_bound(partition: Partition) -> sql.Composable:
     """Return the constraint from which Postgres concludes that all rows of a table belong into a partition."""
     return sql.SQL("constraint {} check (batch_id is not null and batch_id >= {} and batch_id < {})").format(
         BOUND, sql.Literal(partition.lower), sql.Literal(partition.upper)
@@ -194,7 +194,7 @@ def give_to_owner(cursor: Cursor, target: TargetTable, partition: Partition) -> 
 
 def create_partition(cursor: Cursor, target: TargetTable, lower: int, upper: int) -> Partition:
     """Create an empty partition for the batch IDs [lower, upper). The caller has locked the target's definition."""
-    partition = partition_of(target, lower, upper)
+    partition = build_partition(target, lower, upper)
     try:
         create_like(cursor, target, partition.identifier)
         build_indexes(cursor, target, partition.identifier)

@@ -6,24 +6,29 @@ from typing import Final
 from psycopg2 import sql
 
 from exactbatch.postgres.connection import Cursor
+from exactbatch.sinks.staged_rows import Part
 from exactbatch.sinks.tables.counted_writes import delete_rows
-from exactbatch.sinks.tables.lineage_table import LineageTable, Part
+from exactbatch.sinks.tables.lineage_table import LineageTable
 from exactbatch.sinks.values.null_safe_groups import column_list
 
-AFFECTED: Final = sql.Identifier("exactbatch_affected")
+_AFFECTED: Final = sql.Identifier("exactbatch_affected")
 # The last column of the table: true if a staged truncate affects the key, and null if what the transaction retracts
 # does, or a staged row.
 BY_TRUNCATE: Final = sql.Identifier("exactbatch_by_truncate")
 
 
-def create_affected_keys(cursor: Cursor, lineage_table: LineageTable, key: Sequence[str]) -> None:
-    """Create the table of affected keys, which may hold a key several times, unless it exists already."""
+def create_affected_keys(cursor: Cursor, lineage_table: LineageTable, key: Sequence[str]) -> sql.Identifier:
+    """Return the table of affected keys, which may hold a key several times; create it unless it exists already.
+
+    What a transaction retracts and what it then inserts affect keys of one table.
+    """
     cursor.execute(
         sql.SQL(
             "create temporary table if not exists {} on commit drop as "
             "select {}, null::boolean as {} from {} with no data"
-        ).format(AFFECTED, column_list(key), BY_TRUNCATE, lineage_table.identifier)
+        ).format(_AFFECTED, column_list(key), BY_TRUNCATE, lineage_table.identifier)
     )
+    return _AFFECTED
 
 
 def retract_affecting(
@@ -31,14 +36,13 @@ def retract_affecting(
     lineage_table: LineageTable,
     parts: Sequence[Part],
     key: Sequence[str],
-    *,
-    count: sql.Composable,
+    affected: sql.Identifier,
 ) -> int:
     """Delete the rows that batches have written for ranges, and add their keys to the affected ones.
 
-    Returns `count`, an aggregate, over the deleted rows.
+    Returns how many staged rows the deleted ones stand for.
     """
-    if (rows := lineage_table.rows_of(parts)) is None:
+    if (rows := lineage_table.select_rows(parts)) is None:
         return 0
     source, condition = rows
     statement = sql.SQL(
@@ -50,8 +54,8 @@ def retract_affecting(
         source=source,
         condition=condition,
         key=column_list(key),
-        affected=AFFECTED,
-        count=count,
+        affected=affected,
+        count=lineage_table.row_count,
     )
     remaining = sql.SQL("select count(*) from {} t, {} where {}").format(
         lineage_table.identifier, source, condition

@@ -13,10 +13,11 @@ from psycopg2 import sql
 from exactbatch.errors import TargetMismatch
 from exactbatch.errors.sqlstates import is_refusal
 from exactbatch.postgres.connection import CHECK_CONSTRAINTS, Cursor
+from exactbatch.sinks.table_name import quoted
 from exactbatch.sinks.tables.candidates import Candidates
 from exactbatch.sinks.tables.constraint_errors import constraint_error
-from exactbatch.sinks.tables.target import TargetTable, quoted
-from exactbatch.sinks.tables.write_counts import PSYCOPG2_WRITES, WriteCounts
+from exactbatch.sinks.tables.target import TargetTable
+from exactbatch.sinks.tables.write_counts import WRITES_OF, WriteCounts
 
 
 def write_rows(
@@ -51,7 +52,7 @@ def write_rows(
         rows_of_error = None if error.pgcode in retried else candidates
         raise constraint_error(cursor, table, error, rows_of_error) from error
     cursor.execute("release savepoint write")
-    if before is not None and not (done := counts_of(cursor, table) - before).is_insert_of(rows):
+    if before is not None and not (done := count_writes(cursor, table) - before).is_insert_of(rows):
         raise _other_rows_changed(cursor, table, f"a statement wrote {rows} rows", done)
     return written
 
@@ -88,7 +89,7 @@ def delete_rows(
     cursor.execute("release savepoint write")
     if remaining is not None:
         _check_deleted(cursor, table, remaining)
-    if before is not None and not (done := counts_of(cursor, table) - before).is_delete_of(rows):
+    if before is not None and not (done := count_writes(cursor, table) - before).is_delete_of(rows):
         raise _other_rows_changed(cursor, table, f"a statement deleted {rows} rows", done)
     return deleted
 
@@ -99,9 +100,9 @@ def forbid_changes(cursor: Cursor, table: TargetTable, *, while_writing: TargetT
 
     Triggers of the other table can do so, at once or when their constraint is checked.
     """
-    before = counts_of(cursor, table) if _counts_if_watched(cursor, while_writing) is not None else None
+    before = count_writes(cursor, table) if _counts_if_watched(cursor, while_writing) is not None else None
     yield
-    if before is not None and not (done := counts_of(cursor, table) - before).is_insert_of(0):
+    if before is not None and not (done := count_writes(cursor, table) - before).is_insert_of(0):
         row_changers = while_writing.row_changers(cursor)
         raise TargetMismatch(
             f"target {table.spec}: while the batch wrote into {while_writing.spec}, Postgres counts {done} here, "
@@ -136,9 +137,9 @@ def _check_deleted(cursor: Cursor, table: TargetTable, query: sql.Composable) ->
         )
 
 
-def counts_of(cursor: Cursor, table: TargetTable) -> WriteCounts:
+def count_writes(cursor: Cursor, table: TargetTable) -> WriteCounts:
     """Return what this transaction has done to a table, as far as Postgres counts it: see track_counts."""
-    cursor.execute(PSYCOPG2_WRITES, (table.identifier.as_string(cursor),) * 2)
+    cursor.execute(WRITES_OF, (table.identifier.as_string(cursor),) * 2)
     return WriteCounts(*cursor.fetchone())
 
 
@@ -153,7 +154,7 @@ def _counts_if_watched(cursor: Cursor, table: TargetTable) -> WriteCounts | None
             f"does not count them, because track_counts is off. Nothing was written. Switch "
             f"track_counts on (the default), or drop {row_changers}."
         )
-    return counts_of(cursor, table)
+    return count_writes(cursor, table)
 
 
 def _other_rows_changed(

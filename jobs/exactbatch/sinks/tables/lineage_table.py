@@ -7,30 +7,21 @@ from typing import Final, Literal
 
 from psycopg2 import sql
 
-from exactbatch.columns import Column, renamed
-from exactbatch.errors import ConfigurationError
+from exactbatch.columns import LINEAGE, Column
+from exactbatch.model import Evolve
 from exactbatch.offsets import OffsetRange
 from exactbatch.postgres.array_literals import bigint_array
 from exactbatch.postgres.connection import Cursor
 from exactbatch.postgres.creation import create_named
-from exactbatch.sinks.staged_rows import CheckedJson, StagedRows
+from exactbatch.sinks.staged_rows import CheckedJson, Part, StagedRows
 from exactbatch.sinks.tables.candidates import appended
 from exactbatch.sinks.tables.check_stored_rows import check_stored_rows
 from exactbatch.sinks.tables.counted_writes import delete_rows, write_rows
 from exactbatch.sinks.tables.target import TargetTable
 from exactbatch.sinks.tables.target_checks import check_cascades, check_lineage
-from exactbatch.sinks.tables.target_definition import Evolve, prepare_table
+from exactbatch.sinks.tables.target_definition import prepare_table
 from exactbatch.sinks.values.cast import Cast
 
-# A range, and the IDs of the batches whose results stand for some of its offsets.
-Part = tuple[OffsetRange, Sequence[int]]
-LINEAGE: Final = (
-    Column("kafka_topic", "text"),
-    Column("kafka_partition", "integer"),
-    Column("kafka_offset", "bigint"),
-    Column("kafka_timestamp", "timestamp with time zone"),
-    Column("batch_id", "bigint"),
-)
 _MOST_COLUMNS: Final = 1_600  # of a table of Postgres
 # A block-range index does not cover new pages until autovacuum has processed them: by default when a fifth of the table
 # is new. Until then each replay and each slice of an audit reads them all: 200 million rows of a billion.
@@ -41,12 +32,16 @@ _INDEXED_SOON: Final = sql.SQL(
 
 @dataclass(frozen=True)
 class LineageTable:
-    """A table with the columns of LINEAGE, if lineage="record"; with `batch_id` alone, if lineage="batch"."""
+    """A table with the columns of LINEAGE, if lineage="record"; with `batch_id` alone, if lineage="batch".
+
+    With `is_attached`, rows arrive by attaching partitions. `counted_by` is the column with the number of staged rows
+    that a row stands for; None if each stands for one.
+    """
 
     table: TargetTable
     lineage: Literal["record", "batch"] = "record"
-    # True if rows arrive by attaching partitions.
     is_attached: bool = False
+    counted_by: str | None = None
 
     @property
     def identifier(self) -> sql.Composable:
@@ -70,18 +65,16 @@ class LineageTable:
         )
 
     @property
+    def row_count(self) -> sql.Composable:
+        """An aggregate over rows of the table: how many staged rows they stand for."""
+        if self.counted_by is None:
+            return sql.SQL("count(*)")
+        return sql.SQL("coalesce(sum({}), 0)").format(sql.Identifier(self.counted_by))
+
+    @property
     def lineage_columns(self) -> tuple[Column, ...]:
         """The columns that say where a row came from."""
         return LINEAGE if self.lineage == "record" else LINEAGE[-1:]
-
-    def check(self, columns: Sequence[Column]) -> None:
-        """Raise ConfigurationError if a column of the pipeline has a name that staging or lineage uses."""
-        lineage = {column.name for column in LINEAGE}  # all of it: the staging table always has it
-        if taken := {"task_attempt", *lineage} & {column.name for column in columns}:
-            raise ConfigurationError(
-                f"target {self.table.spec}: the pipeline's columns {', '.join(sorted(taken))} have names that "
-                f"lineage and staging use. {renamed(min(taken))}"
-            )
 
     def prepare(
         self,
@@ -180,7 +173,7 @@ class LineageTable:
 
         With lineage="batch" all rows of these batches are deleted.
         """
-        if (rows := self.rows_of(parts)) is None:
+        if (rows := self.select_rows(parts)) is None:
             return 0
         source, condition = rows
         # One statement for all ranges: without an index each would read the whole table.
@@ -193,16 +186,18 @@ class LineageTable:
             ),
         )
 
-    def aggregate(self, cursor: Cursor, parts: Sequence[Part], count: sql.Composable) -> int:
-        """Return `count`, an aggregate, over the rows that batches have written for ranges.
+    def count(self, cursor: Cursor, parts: Sequence[Part]) -> int:
+        """Return how many staged rows the rows stand for that batches have written for ranges.
 
         Returns 0 if there is no such row, and if the table does not exist yet.
         """
-        if (rows := self.rows_of(parts)) is None or not self.table.exists(cursor):
+        if (rows := self.select_rows(parts)) is None or not self.table.exists(cursor):
             return 0
         source, condition = rows
         cursor.execute(
-            sql.SQL("select {} from {} t, {} where {}").format(count, self.identifier, source, condition)
+            sql.SQL("select {} from {} t, {} where {}").format(
+                self.row_count, self.identifier, source, condition
+            )
         )
         return int(cursor.fetchone()[0])
 
@@ -211,7 +206,7 @@ class LineageTable:
         if self.lineage == "batch":
             return [None] * len(parts)
         counts: list[int | None] = [0] * len(parts)
-        if (rows := self.rows_of(parts)) is None or not self.table.exists(cursor):
+        if (rows := self.select_rows(parts)) is None or not self.table.exists(cursor):
             return counts
         source, condition = rows
         starts = _Starts([(position, range_) for position, (range_, ids) in enumerate(parts) if ids])
@@ -257,7 +252,7 @@ class LineageTable:
             found[starts.position(topic, partition, number)].add(batch_id)
         return found
 
-    def rows_of(self, parts: Sequence[Part]) -> tuple[sql.Composable, sql.Composable] | None:
+    def select_rows(self, parts: Sequence[Part]) -> tuple[sql.Composable, sql.Composable] | None:
         """Return a relation to join and a condition that find the rows `t` that batches have written for ranges.
 
         Returns None if no part has a batch. The condition is that of conditions(), for all ranges at once.

@@ -24,7 +24,7 @@ from exactbatch.sinks.tables.candidates import PLACE, Candidates
 from exactbatch.sinks.tables.exclusive_indexes import sharing_a_key
 from exactbatch.sinks.tables.row_rules import row_rules
 from exactbatch.sinks.tables.target import TargetTable
-from exactbatch.sinks.values.null_safe_groups import column_list
+from exactbatch.sinks.values.null_safe_groups import column_list, same_values
 
 _WRITTEN: Final = sql.Identifier("exactbatch_written")  # all rows that replace others
 _JUDGED: Final = sql.Identifier("exactbatch_judged")  # those that are inserted
@@ -142,7 +142,7 @@ class _Trial:
                 size = max(1, (first - max(found, default=0)) // 2)
                 found[first] = _reason(refused)
                 first = last + 1
-        return self._records_of(found)
+        return self._read_records(found)
 
     def _judge(self, *, only_sharing: bool) -> int:
         """Number the rows by their records, and make room for them in the table; return how many records there are."""
@@ -246,7 +246,7 @@ class _Trial:
         cursor.execute("release savepoint portion")
         return left_out
 
-    def _records_of(self, found: dict[int, str]) -> list[RefusedRecord]:
+    def _read_records(self, found: dict[int, str]) -> list[RefusedRecord]:
         """Return records by their numbers; none if one of these is that of rows which no record of the batch gives."""
         self._cursor.execute(
             sql.SQL(
@@ -271,9 +271,7 @@ class _Trial:
             "identity": column_list(self._candidates.identity),
             "place": column_list(PLACE),
             "of_batch": sql.SQL("{} is not null").format(sql.Identifier(PLACE[0])),
-            "same": sql.SQL(" and ").join(
-                sql.SQL("l.{0} = t.{0}").format(sql.Identifier(name)) for name in self._candidates.identity
-            ),
+            "same": same_values(self._candidates.identity, "l", "t"),
         }
 
 

@@ -1,23 +1,20 @@
 """A table that a sink writes to: its name, its columns, and what the catalog says about it."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from psycopg2 import sql
 
-from exactbatch.columns import MAX_NAME_BYTES, Column
-from exactbatch.errors import ConfigurationError, TargetMismatch
-from exactbatch.postgres.catalog import Fact, read_facts, row_changers_of, triggers_of
+from exactbatch.columns import Column
+from exactbatch.errors import TargetMismatch
+from exactbatch.model import Evolve
+from exactbatch.postgres.catalog import Fact, name_row_changers, name_triggers, read_facts
 from exactbatch.postgres.connection import Cursor
 from exactbatch.postgres.types import SQL_NAME, SQL_NAME_FROM, pg_types, refusal_of_null
+from exactbatch.sinks.table_name import TableName
 from exactbatch.sinks.values.cast import Cast, own_casts
 
-if TYPE_CHECKING:
-    from exactbatch.sinks.tables.target_definition import Evolve
-
-_IDENTIFIER: Final = re.compile(r'"((?:[^"]|"")+)"|([a-z_][a-z0-9_$]*)')
 _TABLE_KINDS: Final = ("r", "p")  # pg_class.relkind: tables and partitioned tables
 # The columns of a table, with placeholders for its schema and name.
 _COLUMNS: Final = f"""
@@ -58,62 +55,18 @@ class StoredColumn:
 
 
 @dataclass(frozen=True)
-class TargetTable:
-    """A table that `spec` names: `schema.table`; a part that is not lower-case goes in double quotes.
+class TargetTable(TableName):
+    """A table of that name, and what the catalog says about it.
 
     With `changes_partitions`, the program adds and drops its partitions: a lock of its definition leaves them out.
-
-    Raises ConfigurationError if `spec` is not such a name.
     """
 
-    spec: str
     changes_partitions: bool = False
-
-    def __post_init__(self) -> None:
-        if not _is_table_name(self.spec):
-            raise ConfigurationError(
-                f"expected a target as 'schema.table', lower-case or in double quotes, found {self.spec!r}"
-            )
-
-    @property
-    def name(self) -> tuple[str, str]:
-        """Schema and table as Postgres stores them, which cuts long names; the schema is public if `spec` has none."""
-        parts = [part.encode()[:MAX_NAME_BYTES].decode(errors="ignore") for part in self._parts]
-        return (parts[0], parts[1]) if len(parts) > 1 else ("public", parts[0])
-
-    @property
-    def _parts(self) -> list[str]:
-        return [
-            match[1].replace('""', '"') if match[1] else match[2] for match in _IDENTIFIER.finditer(self.spec)
-        ]
-
-    def check_length(self) -> None:
-        """Raise ConfigurationError if Postgres would cut the name: two long names could be one table."""
-        for part in self._parts:
-            if (size := len(part.encode())) > MAX_NAME_BYTES:
-                raise ConfigurationError(
-                    f"target {self.spec}: the name {part!r} is too long. It has {size} bytes, and Postgres stores "
-                    f"{MAX_NAME_BYTES}. Choose a shorter name."
-                )
 
     @property
     def identifier(self) -> sql.Composable:
         """The table as an SQL identifier."""
         return sql.Identifier(*self.name)
-
-    def sibling(self, suffix: str) -> "TargetTable":
-        """Return the table in the same schema whose name is this one's plus a suffix.
-
-        Raises ConfigurationError if Postgres cannot store a name of that length.
-        """
-        schema, name = self.name[0], self.name[1] + suffix
-        # Postgres cuts a longer name with no more than a notice, down to the target's own.
-        if len(name.encode()) > MAX_NAME_BYTES:
-            raise ConfigurationError(
-                f"target {self.spec}: the name is too long. exactbatch keeps the table {name!r} in the same "
-                f"schema: {len(name.encode())} bytes, and Postgres stores {MAX_NAME_BYTES}. Choose a shorter name."
-            )
-        return TargetTable(f"{quoted(schema)}.{quoted(name)}")
 
     def lock(self, cursor: Cursor) -> None:
         """Lock this table's name in the ledger until the transaction ends; wait for others that hold it.
@@ -122,19 +75,16 @@ class TargetTable:
         """
         cursor.execute("select exactbatch.take_lock(%s)", (".".join(self.name),))
 
-    def lock_definition(self, cursor: Cursor, *, wait: bool = True) -> None:
+    def lock_definition(self, cursor: Cursor) -> None:
         """Prevent changes to the table's definition until the transaction ends. Others may write rows.
 
         With `changes_partitions`, others do not add or drop partitions either. The lock must be the first on the
         table: a session that holds a weaker one and waits for this one is in the way of the session that has it.
-
-        Without `wait`, raises psycopg2's LockNotAvailable if another session holds or wants a conflicting lock.
         """
-        nowait = sql.SQL("" if wait else " nowait")
-        statement = sql.SQL("lock table {} in row exclusive mode{}")
+        statement = sql.SQL("lock table {} in row exclusive mode")
         if self.changes_partitions:
-            statement = sql.SQL("lock table only {} in share update exclusive mode{}")
-        cursor.execute(statement.format(self.identifier, nowait))
+            statement = sql.SQL("lock table only {} in share update exclusive mode")
+        cursor.execute(statement.format(self.identifier))
 
     def exists(self, cursor: Cursor) -> bool:
         """True if the table exists. Raises TargetMismatch if something else has its name."""
@@ -155,7 +105,7 @@ class TargetTable:
         return {name: StoredColumn(*row) for _, name, *row in rows}
 
     def casts(
-        self, cursor: Cursor, columns: Sequence[Column], *, evolve: "Evolve | None" = None
+        self, cursor: Cursor, columns: Sequence[Column], *, evolve: Evolve | None = None
     ) -> tuple[Cast, ...]:
         """Return how each staged column becomes a column of the table.
 
@@ -203,11 +153,11 @@ class TargetTable:
 
     def triggers(self, cursor: Cursor) -> str:
         """Name the triggers and rules that may alter what is written; empty if there are none."""
-        return triggers_of(self.unusual_facts(cursor))
+        return name_triggers(self.unusual_facts(cursor))
 
     def row_changers(self, cursor: Cursor) -> str:
         """Name the triggers, rules and foreign keys that may change other rows than those that a statement writes."""
-        return row_changers_of(self.unusual_facts(cursor))
+        return name_row_changers(self.unusual_facts(cursor))
 
     def missing_index(self, cursor: Cursor) -> str | None:
         """Return the statement that creates an index for replays; None if the table has one or does not exist.
@@ -229,13 +179,3 @@ class TargetTable:
         )
         row = cursor.fetchone()
         return None if row is None or row[0] else f"create index concurrently on {self.spec} (batch_id);"
-
-
-def quoted(name: str) -> str:
-    """Quote an identifier for a statement that a message suggests; own statements go through psycopg2.sql."""
-    return '"{}"'.format(name.replace('"', '""'))
-
-
-def _is_table_name(text: str) -> bool:
-    part = _IDENTIFIER.pattern
-    return re.fullmatch(rf"(?:{part})(?:\.(?:{part}))?", text) is not None

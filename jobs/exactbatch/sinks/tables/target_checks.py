@@ -14,7 +14,8 @@ from exactbatch.errors import TargetMismatch
 from exactbatch.postgres.catalog import check_copied_unaltered
 from exactbatch.postgres.connection import Cursor
 from exactbatch.postgres.server_version import HOLDS_NULLS_EQUAL, PUBLISHED_SCHEMAS, Since
-from exactbatch.sinks.tables.target import TargetTable, quoted
+from exactbatch.sinks.table_name import quoted
+from exactbatch.sinks.tables.target import TargetTable
 from exactbatch.sinks.values.cast import Cast
 
 # Two values of one of these types are equal in both or in neither.

@@ -2,22 +2,23 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Final, Literal
+from typing import Final
 
 import psycopg2
 from psycopg2 import sql
 
 from exactbatch.columns import Column, is_vector
 from exactbatch.errors import PostgresUnavailable, TargetMismatch
+from exactbatch.model import Evolve
 from exactbatch.postgres.catalog import check_kinds, check_schema
 from exactbatch.postgres.connection import Cursor
 from exactbatch.postgres.creation import create_named, create_schema
-from exactbatch.sinks.tables.target import StoredColumn, TargetTable, quoted
+from exactbatch.sinks.table_name import quoted
+from exactbatch.sinks.tables.target import StoredColumn, TargetTable
 from exactbatch.sinks.tables.target_checks import check_replicated
 from exactbatch.sinks.values.cast import Cast
 
 # What to do with columns that the pipeline has and its target lacks.
-Evolve = Literal["refuse", "add"]
 # A statement that changes the table waits for its lock no longer than readers that queue behind it can bear.
 _DDL_TRIES: Final = 4
 _DDL_LOCK_TIMEOUT: Final = "1s"

@@ -4,21 +4,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-# {0} and {1} are parameters, both with the table as text in double quotes. The counters are those of
+# The parameters are both the table as text in double quotes. The counters are those of
 # pg_stat_xact_all_tables (https://www.postgresql.org/docs/current/monitoring-stats.html). They may start with what
 # earlier transactions of the session did, so that only differences count. TRUNCATE resets them, and gives the
 # table another file.
 WRITES_OF: Final = """
 with family as (
-    select to_regclass({0})::oid as relid union select relid::oid from pg_partition_tree(to_regclass({1}))
+    select to_regclass(%s)::oid as relid union select relid::oid from pg_partition_tree(to_regclass(%s))
 )
 select coalesce(sum(pg_stat_get_xact_tuples_inserted(relid)), 0)::bigint as inserted,
        coalesce(sum(pg_stat_get_xact_tuples_updated(relid)), 0)::bigint as updated,
        coalesce(sum(pg_stat_get_xact_tuples_deleted(relid)), 0)::bigint as deleted,
-       coalesce(string_agg(format('%s %s', relid, pg_relation_filenode(relid)), ','), '') as files
+       coalesce(string_agg(format('%%s %%s', relid, pg_relation_filenode(relid)), ','), '') as files
 from family
 """
-PSYCOPG2_WRITES: Final = WRITES_OF.replace("%", "%%").format("%s", "%s")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ from typing import Final
 from psycopg2 import sql
 
 from exactbatch.columns import UNCHANGED_COLUMNS, Column
-from exactbatch.sinks.base import Comparison
+from exactbatch.sinks.capabilities import Comparison
 from exactbatch.sinks.values.audited_casts import lost
-from exactbatch.sinks.values.null_safe_groups import column_list
+from exactbatch.sinks.values.null_safe_groups import column_list, same_values
 
 # True of a change that the target's types cannot hold.
 _LOST: Final = sql.Identifier("exactbatch Lost")
@@ -90,7 +90,7 @@ def compare_with_changes(
         expected=expected,
         actual=sql.SQL("select {} from {}").format(column_list(types), target),
         actual_count=sql.SQL("select count(*) from {}").format(target),
-        same_row=sql.SQL(" and ").join(sql.SQL("m.{0} = t.{0}").format(sql.Identifier(name)) for name in key),
+        same_row=same_values(key, "m", "t"),
         compared=[*types],
         also_wrong=sql.SQL("m.{}").format(_LOST) if losses else None,
     )
@@ -144,8 +144,6 @@ def _with_older(
         name=sql.Literal(name),
         column=column,
         changes=changes,
-        same_key=sql.SQL(" and ").join(
-            sql.SQL("other.{0} = latest.{0}").format(sql.Identifier(each)) for each in key
-        ),
+        same_key=same_values(key, "other", "latest"),
         order=order,
     )

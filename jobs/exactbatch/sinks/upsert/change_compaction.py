@@ -9,11 +9,12 @@ from psycopg2 import sql
 
 from exactbatch.columns import POSITION_EPOCH
 from exactbatch.postgres.connection import Cursor
-from exactbatch.sinks.tables.lineage_table import LineageTable, Part
+from exactbatch.sinks.sink import UNCHANGED
+from exactbatch.sinks.staged_rows import Part
+from exactbatch.sinks.tables.lineage_table import LineageTable
 from exactbatch.sinks.upsert.change_order import latest_first
 from exactbatch.sinks.upsert.truncates import is_truncate, newest_first
-from exactbatch.sinks.upsert.unchanged_values import UNCHANGED
-from exactbatch.sinks.values.null_safe_groups import column_list
+from exactbatch.sinks.values.null_safe_groups import column_list, same_values
 
 _ITS_TABLE: Final = sql.Identifier("exactbatch its table")
 _ITS_ROW: Final = sql.Identifier("exactbatch its row")
@@ -33,7 +34,7 @@ class ChangeCompactor:
         The time of a change is its Kafka timestamp; a change without one may be from any time. Partitions without
         such a change are left out.
         """
-        if (in_parts := self._in_any_of(parts)) is None:
+        if (in_parts := self._match_any(parts)) is None:
             return {}
         cursor.execute(
             sql.SQL(
@@ -67,7 +68,7 @@ class ChangeCompactor:
     def _count(
         self, cursor: Cursor, parts: Sequence[Part], dropped: sql.Composable
     ) -> dict[tuple[str, int], tuple[int, int]]:
-        if (below := self._in_any_of(parts)) is None:
+        if (below := self._match_any(parts)) is None:
             return {}
         cursor.execute(
             sql.SQL(
@@ -81,7 +82,7 @@ class ChangeCompactor:
         )
         return {(topic, partition): (dropped, kept) for topic, partition, dropped, kept in cursor.fetchall()}
 
-    def _in_any_of(self, parts: Sequence[Part]) -> sql.Composable | None:
+    def _match_any(self, parts: Sequence[Part]) -> sql.Composable | None:
         """Return the condition of all changes that batches have written for ranges; None if there is no batch."""
         conditions = [sql.SQL("({})").format(condition) for condition in self.changes.conditions(parts)]
         return sql.SQL(" or ").join(conditions) if conditions else None
@@ -104,9 +105,7 @@ class ChangeCompactor:
                 "or o.kafka_offset <= b.kafka_offset and ({below}) is not true))"
             ).format(
                 change=self.changes.identifier,
-                same_key=sql.SQL(" and ").join(
-                    sql.SQL("o.{0} = b.{0}").format(sql.Identifier(name)) for name in self.key
-                ),
+                same_key=same_values(self.key, "o", "b"),
                 below=below,
             )
             if not self.version

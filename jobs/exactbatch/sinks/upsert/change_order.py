@@ -16,8 +16,9 @@ from psycopg2 import sql
 
 from exactbatch.errors import KeyOnTwoPartitions
 from exactbatch.postgres.connection import Cursor
+from exactbatch.sinks.sink import SinkTraits
 from exactbatch.sinks.staged_rows import Place
-from exactbatch.sinks.values.null_safe_groups import column_list
+from exactbatch.sinks.values.null_safe_groups import column_list, same_values
 
 PLACE: Final = ("kafka_topic", "kafka_partition", "kafka_offset")
 # The greatest offset of a staged change of the key in the partition.
@@ -142,8 +143,8 @@ class ChangeOrder:
                 place=column_list(PLACE),
                 latest_first=latest_first(self.version),
                 rank=_RANK,
-                same_key=_same(self.key),
-                same_place=_same(PLACE),
+                same_key=same_values(self.key, "l", "t"),
+                same_place=same_values(PLACE, "l", "t"),
             )
         )
 
@@ -178,6 +179,11 @@ class ChangeOrder:
             raise ChangesBehind(places)
 
 
+def find_order(traits: SinkTraits) -> ChangeOrder:
+    """Return what orders the changes of a key in an Upsert."""
+    return ChangeOrder(traits.key_columns, traits.ordering_columns, bool(traits.position_columns))
+
+
 def is_greater(version: Sequence[str], change: str, other: str) -> sql.Composable:
     """Return the condition that a change has a greater version than another; null is less than any value."""
     greater: sql.Composable = sql.SQL("false")
@@ -198,7 +204,3 @@ def latest_first(version: Sequence[str]) -> sql.Composable:
 
 def _descending(version: Sequence[str]) -> sql.Composable:
     return sql.SQL(", ").join(sql.SQL("{} desc nulls last").format(sql.Identifier(name)) for name in version)
-
-
-def _same(names: Sequence[str]) -> sql.Composable:
-    return sql.SQL(" and ").join(sql.SQL("l.{0} = t.{0}").format(sql.Identifier(name)) for name in names)

@@ -11,30 +11,40 @@ from typing import Final
 from psycopg2 import sql
 
 from exactbatch.columns import Column
-from exactbatch.errors import StagedRowsDiffer, TargetMismatch
+from exactbatch.errors import StagedRowsDiffer
 from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.staged_rows import StagedRows
-from exactbatch.sinks.tables.affected_keys import AFFECTED
 from exactbatch.sinks.tables.lineage_table import LineageTable
 from exactbatch.sinks.tables.target import TargetTable
 from exactbatch.sinks.upsert.change_order import LAST_OFFSET, PLACE, ChangeOrder, is_greater, latest_first
-from exactbatch.sinks.values.null_safe_groups import column_list
+from exactbatch.sinks.upsert.staged_changes import ROW, STAGED, find_latest_staged
+from exactbatch.sinks.values.null_safe_groups import column_list, same_values
 
-# The latest staged change of each key and partition, and then of each key, without the keys whose latest change is an
-# earlier one.
-STAGED: Final = sql.Identifier("exactbatch_staged")
 # The latest change of each affected key and partition that earlier batches left.
 _EARLIER: Final = sql.Identifier("exactbatch_earlier")
 # The changes of these that are the latest of their keys: their places, and then their columns.
 _KEPT_PLACES: Final = sql.Identifier("exactbatch_kept_places")
-KEPT: Final = sql.Identifier("exactbatch_kept")
-# Where a change is stored: the table, and the row.
+_KEPT: Final = sql.Identifier("exactbatch_kept")
+# The table in which a change is stored; ROW is its row there.
 _TABLE: Final = sql.Identifier("exactbatch stored table")
-ROW: Final = sql.Identifier("exactbatch stored row")
-_KEYS_SHOWN: Final = 5
 # From this number of affected keys on, it pays to look whether earlier batches left changes of some of them.
 MANY_KEYS: Final = 10_000
 _KEYS_LOOKED_UP: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Latest:
+    """The latest changes of the affected keys, in temporary tables of the transaction.
+
+    staged   those that are staged: their keys, versions and places, `deleted`, and ROW, their rows in the staging table
+    kept     the others, which earlier batches left, as whole rows of the table of changes
+    all_new  True if no affected key had a change before: one that an earlier batch left, or that this transaction has
+             retracted
+    """
+
+    staged: sql.Identifier
+    kept: sql.Identifier
+    all_new: bool
 
 
 @dataclass(frozen=True)
@@ -45,15 +55,18 @@ class LatestChanges:
     changes: LineageTable
     order: ChangeOrder
 
-    def find(self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column]) -> bool:
+    def find(
+        self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column], affected: sql.Identifier
+    ) -> Latest:
         """Find the latest change of each affected key, before the staged changes are inserted.
 
-        Returns whether all affected keys are new: without a change that an earlier batch left, or that this
-        transaction has retracted. Raises KeyOnTwoPartitions if the order of a key's changes is unknown, and
-        ChangesBehind if positions may have gone back.
+        `affected` is the table of the keys that are affected besides those of staged changes. Raises KeyOnTwoPartitions
+        if the order of a key's changes is unknown, and ChangesBehind if positions may have gone back.
         """
-        keys = self._find_staged(cursor, staged, columns)
-        cursor.execute(sql.SQL("select exists (select from {})").format(AFFECTED))
+        casts = self.changes.casts(cursor, columns)
+        keys = find_latest_staged(cursor, staged, self.order, casts, self.changes.table)
+        cursor.execute(sql.SQL("analyze {}").format(STAGED))
+        cursor.execute(sql.SQL("select exists (select from {})").format(affected))
         has_retracted = bool(cursor.fetchone()[0])
         later_only = (
             not has_retracted
@@ -61,7 +74,9 @@ class LatestChanges:
             and self._is_comparable(cursor)
             and self._is_any_known(cursor)
         )
-        has_earlier = self._find_earlier(cursor, with_retracted=has_retracted, later_only=later_only)
+        has_earlier = self._find_earlier(
+            cursor, retracted=affected if has_retracted else None, later_only=later_only
+        )
         if self.order.are_positions:
             self._check_positions(cursor, staged)
         if self.order.check(cursor, self.target.spec, *self._latest_by_partition(cursor, staged, columns)):
@@ -72,10 +87,10 @@ class LatestChanges:
             sql.SQL(
                 "create temporary table {kept} on commit drop as select c.* from {change} c "
                 "join {places} p on c.tableoid = p.{table} and c.ctid = p.{row}"
-            ).format(kept=KEPT, change=self.changes.identifier, places=_KEPT_PLACES, table=_TABLE, row=ROW)
+            ).format(kept=_KEPT, change=self.changes.identifier, places=_KEPT_PLACES, table=_TABLE, row=ROW)
             if kept
             else sql.SQL("create temporary table {} on commit drop as select * from {} with no data").format(
-                KEPT, self.changes.identifier
+                _KEPT, self.changes.identifier
             )
         )
         if kept and cursor.rowcount != kept:
@@ -84,68 +99,7 @@ class LatestChanges:
                 f"{cursor.rowcount}: another session rewrites the table. Nothing was written; try again.",
                 batch_id=staged.batch_id,
             )
-        return not (has_earlier or has_retracted or later_only)
-
-    def check_one_per_record(self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column]) -> None:
-        """Raise TargetMismatch if a staged record gives several changes of a key, and nothing orders them."""
-        ordered = self.order.ordered
-        casts = {cast.column.name: cast for cast in self.changes.casts(cursor, columns)}
-        # The first branch gives the types and collations by which the changes are compared.
-        cursor.execute(
-            sql.SQL(
-                "select {texts} as change, kafka_topic as topic, kafka_partition as partition, "
-                'kafka_offset as "offset" from ('
-                "select {names}, kafka_topic, kafka_partition, kafka_offset from {change} where false union all "
-                "select {values}, kafka_topic, kafka_partition, kafka_offset from {staging} "
-                "where {accepted}) staged "
-                "group by {names}, 2, 3, 4 having count(*) > 1 order by 2, 3, 4 limit {limit}"
-            ).format(
-                texts=sql.SQL(" || ', ' || ").join(
-                    sql.SQL("coalesce({}::text, 'null')").format(sql.Identifier(name)) for name in ordered
-                ),
-                names=column_list(ordered),
-                change=self.changes.identifier,
-                values=sql.SQL(", ").join(casts[name].expression for name in ordered),
-                staging=staged.table,
-                accepted=staged.accepted,
-                limit=sql.Literal(_KEYS_SHOWN),
-            )
-        )
-        if rows := cursor.fetchall():
-            shown = "; ".join(
-                f"{row.topic}[{row.partition}] offset {row.offset}: ({row.change})" for row in rows
-            )
-            raise TargetMismatch(
-                f"target {self.target.spec}: a record gives several changes of one key, and nothing says which of "
-                f"them is the latest. The first, as ({', '.join(ordered)}): {shown}. Nothing was written. Let the "
-                f"transform give one change for each key and record, or changes whose version differs.",
-                topic=rows[0].topic,
-                partition=rows[0].partition,
-                from_offset=rows[0].offset,
-                until_offset=rows[0].offset + 1,
-            )
-
-    def _find_staged(self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column]) -> int:
-        """Find the latest staged change of each key and partition; return how many there are."""
-        casts = {cast.column.name: cast for cast in self.changes.casts(cursor, columns)}
-        # The first branch gives the types and collations by which the changes are compared.
-        cursor.execute(
-            sql.SQL(
-                "create temporary table {staged} on commit drop as "
-                "select distinct on ({group}) {ordered}, {place}, deleted, {row}, {last_offset} from ("
-                "select {ordered}, {place}, deleted, null::tid as {row} from {change} where false union all "
-                "select {values}, {place}, deleted, ctid from {staging} where {accepted}) change order by {order}"
-            ).format(
-                **self._names,
-                last_offset=self.order.last_offset,
-                values=sql.SQL(", ").join(casts[name].expression for name in self.order.ordered),
-                staging=staged.table,
-                accepted=staged.accepted,
-            )
-        )
-        found = cursor.rowcount
-        cursor.execute(sql.SQL("analyze {}").format(STAGED))
-        return found
+        return Latest(STAGED, _KEPT, all_new=not (has_earlier or has_retracted or later_only))
 
     def _is_comparable(self, cursor: Cursor) -> bool:
         """True if `>` compares versions as `order by` does: for other types than Postgres's own, the login's search
@@ -168,18 +122,19 @@ class LatestChanges:
         )
         return bool(cursor.fetchone()[0])
 
-    def _find_earlier(self, cursor: Cursor, *, with_retracted: bool, later_only: bool) -> bool:
+    def _find_earlier(self, cursor: Cursor, *, retracted: sql.Identifier | None, later_only: bool) -> bool:
         """Find the latest change of each affected key and partition that earlier batches left; return whether there are
         any.
 
-        With `later_only`, changes are left out that a staged change in the same partition, or with a version, follows.
+        `retracted` is the table of the keys whose changes a replay has retracted. With `later_only`, changes are left
+        out that a staged change in the same partition, or with a version, follows.
         """
         keys: sql.Composable = sql.SQL("select {} from {}").format(self._names["key"], STAGED)
         condition: sql.Composable = sql.SQL("true")
         if later_only:
             keys, condition = self._staged_versions, self._is_not_followed
-        if with_retracted:
-            keys = sql.SQL("{} union select {} from {}").format(keys, self._names["key"], AFFECTED)
+        if retracted is not None:
+            keys = sql.SQL("{} union select {} from {}").format(keys, self._names["key"], retracted)
         # Each key is looked up once, so that a cache of results holds none that is asked for again; Postgres expects
         # otherwise, and would look up many keys one by one instead of merging them with the index.
         cursor.execute("set local enable_memoize to off")
@@ -292,7 +247,5 @@ class LatestChanges:
             "place": column_list(PLACE),
             "group": self.order.by_partition,
             "order": self.order.latest_first_by_partition,
-            "same_key": sql.SQL(" and ").join(
-                sql.SQL("l.{0} = t.{0}").format(sql.Identifier(name)) for name in self.order.key
-            ),
+            "same_key": same_values(self.order.key, "l", "t"),
         }

@@ -11,23 +11,20 @@ from typing import Final
 
 from psycopg2 import sql
 
-from exactbatch.columns import Column
+from exactbatch.columns import LINEAGE, Column
 from exactbatch.errors import TargetMismatch
 from exactbatch.postgres.connection import Cursor
-from exactbatch.sinks.staged_rows import StagedRows
+from exactbatch.sinks.staged_rows import Part, StagedRows
 from exactbatch.sinks.tables.candidates import PLACE_OF_LINEAGE, Candidates
 from exactbatch.sinks.tables.counted_writes import delete_rows, write_rows
-from exactbatch.sinks.tables.lineage_table import LINEAGE, Part
 from exactbatch.sinks.tables.target import TargetTable
 from exactbatch.sinks.upsert.change_order import LAST_OFFSET, PLACE, ChangeOrder, is_greater
-from exactbatch.sinks.upsert.moving_values import IN_THE_WAY, MovingValues
+from exactbatch.sinks.upsert.moving_values import MovingValues
+from exactbatch.sinks.upsert.staged_changes import ROW, STAGED, find_latest_staged
 from exactbatch.sinks.values.byte_equality import differs, has_one_image
 from exactbatch.sinks.values.cast import Cast
-from exactbatch.sinks.values.null_safe_groups import column_list
+from exactbatch.sinks.values.null_safe_groups import column_list, same_values
 
-# The latest staged change of each key and partition, and then of each key.
-_STAGED: Final = sql.Identifier("exactbatch_latest")
-_ROW: Final = sql.Identifier("exactbatch stored row")
 _STORED: Final = sql.Identifier("exactbatch stored")
 # The ranges that a replay processes again, and the batches whose rows and markers it may replace.
 _REPLAYED: Final = sql.Identifier("exactbatch_replayed")
@@ -44,40 +41,29 @@ class LatestOnly:
     markers: TargetTable
     order: ChangeOrder
 
-    def let_replace(self, cursor: Cursor, parts: Sequence[Part]) -> None:
-        """Let the next write() replace what these batches wrote for these ranges, even with an older change.
-
-        A record that gives a change of the same key again may have another version now, and its former one no longer
-        counts. If it gives none, its row or marker stays until a later change: nothing says which change came before.
-        """
-        cursor.execute(
-            sql.SQL(
-                "create temporary table {} (topic text, partition integer, first bigint, until bigint, "
-                "batch_ids bigint[]) on commit drop"
-            ).format(_REPLAYED)
-        )
-        for range_, batch_ids in parts:
-            cursor.execute(
-                sql.SQL("insert into {} values (%s, %s, %s, %s, %s)").format(_REPLAYED),
-                (range_.topic, range_.partition, range_.from_offset, range_.until_offset, list(batch_ids)),
-            )
-
     def write(self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column]) -> int:
         """Apply the latest staged change of each key if it is later than what is there; return how many changes
         are staged, which the caller has counted.
+
+        In a replay they replace what it replaces, even with an older change. A record that gives a change of the same
+        key again may have another version now, and its former one no longer counts. If it gives none, its row or marker
+        stays until a later change: nothing says which change came before.
 
         Raises KeyOnTwoPartitions if the order of a key's changes is unknown, ChangesBehind if positions may have gone
         back, and TargetMismatch if a table refuses, alters or drops a row.
         """
         casts = self.target.casts(cursor, columns)
-        self._find_staged(cursor, staged, casts)
+        find_latest_staged(cursor, staged, self.order, casts, self.target, _LINEAGE)
+        # Statements look for keys and deletes, and for nothing else of a change. Without statistics of `deleted`, a
+        # batch with few deletes would read the whole target for them.
+        cursor.execute(sql.SQL("analyze {} ({}, deleted)").format(STAGED, self._names["key"]))
         if self._check_staged(cursor, staged, casts):
             for table in (self.markers, self.target):
                 self._check_behind(cursor, staged, table)
-            self.order.forget_older(cursor, _STAGED)
-        cursor.execute("select to_regclass('pg_temp.exactbatch_replayed') is not null")
-        is_replay = bool(cursor.fetchone()[0])
+            self.order.forget_older(cursor, STAGED)
+        is_replay = bool(staged.replaced)
         if is_replay:
+            self._note_replaced(cursor, staged.replaced)
             self._find_again(cursor, staged, casts)
         later = self._is_later("l", is_replay=is_replay)
         # Looking up rows takes less time than Postgres expects, and compiling such a statement takes more.
@@ -98,28 +84,19 @@ class LatestOnly:
             self._check_written(cursor, staged, casts, later, written)
         return staged.count
 
-    def _find_staged(self, cursor: Cursor, staged: StagedRows, casts: Sequence[Cast]) -> None:
-        expressions = {cast.column.name: cast.expression for cast in casts}
-        # The first branch gives the types and collations by which the rows are compared.
+    def _note_replaced(self, cursor: Cursor, replaced: Sequence[Part]) -> None:
+        """Note the ranges that a replay processes again, with the batches whose rows and markers it may replace."""
         cursor.execute(
             sql.SQL(
-                "create temporary table {staged} on commit drop as "
-                "select distinct on ({group}) {ordered}, {lineage}, deleted, {row}, {last_offset} from ("
-                "select {ordered}, {lineage}, null::boolean as deleted, null::tid as {row} from {target} where false "
-                "union all select {values}, {lineage}, deleted, ctid from {staging} where {accepted}) change "
-                "order by {order}"
-            ).format(
-                **self._names,
-                last_offset=self.order.last_offset,
-                order=self.order.latest_first_by_partition,
-                values=sql.SQL(", ").join(expressions[name] for name in self.order.ordered),
-                staging=staged.table,
-                accepted=staged.accepted,
-            )
+                "create temporary table {} (topic text, partition integer, first bigint, until bigint, "
+                "batch_ids bigint[]) on commit drop"
+            ).format(_REPLAYED)
         )
-        # Statements look for keys and deletes, and for nothing else of a change. Without statistics of `deleted`, a
-        # batch with few deletes would read the whole target for them.
-        cursor.execute(sql.SQL("analyze {} ({}, deleted)").format(_STAGED, self._names["key"]))
+        for range_, batch_ids in replaced:
+            cursor.execute(
+                sql.SQL("insert into {} values (%s, %s, %s, %s, %s)").format(_REPLAYED),
+                (range_.topic, range_.partition, range_.from_offset, range_.until_offset, list(batch_ids)),
+            )
 
     def _find_again(self, cursor: Cursor, staged: StagedRows, casts: Sequence[Cast]) -> None:
         """Note the key and the place of each staged change, with an index: a replayed row looks for its own record."""
@@ -227,9 +204,6 @@ class LatestOnly:
             batch_id=sql.Literal(staged.batch_id),
             staging=staged.table,
         )
-        insert = sql.SQL("insert into {} as t ({}) {}").format(
-            self.target.identifier, column_list(names), rows
-        )
         update = sql.SQL("do update set {} where {}").format(
             sql.SQL(", ").join(
                 sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name))
@@ -238,18 +212,10 @@ class LatestOnly:
             ),
             excluded_later,
         )
-        cursor.execute(sql.SQL("select not exists (select from {})").format(self.target.identifier))
-        # An insert that allows for rows with the same keys takes half as long again.
-        if not cursor.fetchone()[0]:
-            insert += sql.SQL(" on conflict ({}) {}").format(self._names["key"], update)
-        try:
-            return write_rows(cursor, self.target, insert, candidates=candidates, retried=IN_THE_WAY)
-        except TargetMismatch as error:
-            if error.sqlstate not in IN_THE_WAY:
-                raise
-            all_rows = sql.SQL("({})").format(rows)
-            moving = MovingValues(self.target, self.order.key, names, all_rows, later, update, candidates)
-            return moving.write(cursor, error)
+        all_rows = sql.SQL("({})").format(rows)
+        moving = MovingValues(self.target, self.order.key, names, all_rows, later, update, candidates)
+        cursor.execute(sql.SQL("select exists (select from {})").format(self.target.identifier))
+        return moving.write(cursor, rows, may_conflict=bool(cursor.fetchone()[0]))
 
     def _candidates(self, staged: StagedRows, casts: Sequence[Cast], later: sql.Composable) -> Candidates:
         """Return the latest staged changes that are to be inserted, or are later than the row of their key."""
@@ -318,7 +284,7 @@ class LatestOnly:
             sql.SQL(
                 "select count(*) filter (where deleted) as deletes, "
                 "count(*) filter (where not deleted) as others from {}"
-            ).format(_STAGED)
+            ).format(STAGED)
         )
         deletes, others = cursor.fetchone()
         return deletes, others
@@ -368,13 +334,13 @@ class LatestOnly:
         if self.order.are_positions:
             behind = sql.SQL(
                 "select kafka_topic, kafka_partition, {last}, kafka_offset from {staged} where kafka_offset < {last}"
-            ).format(last=LAST_OFFSET, staged=_STAGED)
+            ).format(last=LAST_OFFSET, staged=STAGED)
             self.order.check_behind(cursor, behind, staged.repeats)
         changes = sql.SQL("select {ordered}, {place}, {row} from {staged}").format(**self._names)
         image = sql.SQL("(select row({values}, deleted)::text from {staging} where ctid = {row})").format(
             values=sql.SQL(", ").join(cast.expression for cast in casts),
             staging=staged.table,
-            row=_ROW,
+            row=ROW,
         )
         return self.order.check(cursor, self.target.spec, changes, image)
 
@@ -394,7 +360,7 @@ class LatestOnly:
             "case when {stored} is null then (select row({values}, deleted)::text from {staging} where ctid = {row}) "
             "else {of_stored} end"
         ).format(
-            row=_ROW,
+            row=ROW,
             stored=_STORED,
             values=sql.SQL(", ").join(cast.expression for cast in casts),
             staging=staged.table,
@@ -443,16 +409,14 @@ class LatestOnly:
         return {
             "target": self.target.identifier,
             "markers": self.markers.identifier,
-            "staged": _STAGED,
-            "row": _ROW,
+            "staged": STAGED,
+            "row": ROW,
             "key": column_list(self.order.key),
             "ordered": column_list(self.order.ordered),
             "place": column_list(PLACE),
             "lineage": column_list(_LINEAGE),
             "group": self.order.by_partition,
-            "same_key": sql.SQL(" and ").join(
-                sql.SQL("l.{0} = t.{0}").format(sql.Identifier(name)) for name in self.order.key
-            ),
+            "same_key": same_values(self.order.key, "l", "t"),
         }
 
 

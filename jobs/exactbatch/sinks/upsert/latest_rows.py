@@ -10,17 +10,17 @@ from exactbatch.columns import Column
 from exactbatch.errors import TargetMismatch
 from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.staged_rows import StagedRows
-from exactbatch.sinks.tables.affected_keys import AFFECTED
 from exactbatch.sinks.tables.candidates import PLACE_OF_LINEAGE, Candidates
-from exactbatch.sinks.tables.counted_writes import delete_rows, forbid_changes, write_rows
+from exactbatch.sinks.tables.counted_writes import delete_rows, forbid_changes
 from exactbatch.sinks.tables.lineage_table import LineageTable
 from exactbatch.sinks.tables.target import TargetTable
-from exactbatch.sinks.upsert.latest_changes import KEPT, ROW, STAGED
-from exactbatch.sinks.upsert.moving_values import IN_THE_WAY, MovingValues
+from exactbatch.sinks.upsert.latest_changes import Latest
+from exactbatch.sinks.upsert.moving_values import MovingValues
+from exactbatch.sinks.upsert.staged_changes import ROW
 from exactbatch.sinks.values.byte_equality import differs, has_one_image
 from exactbatch.sinks.values.cast import Cast
 from exactbatch.sinks.values.kept_values import kept_rules
-from exactbatch.sinks.values.null_safe_groups import column_list
+from exactbatch.sinks.values.null_safe_groups import column_list, same_values
 
 # The affected keys that have no row in the target any more.
 _OBSOLETE: Final = sql.Identifier("exactbatch_obsolete")
@@ -28,17 +28,20 @@ _OBSOLETE: Final = sql.Identifier("exactbatch_obsolete")
 
 @dataclass(frozen=True)
 class LatestRows:
-    """The target of an Upsert, which holds the latest change of each key."""
+    """The target of an Upsert, which holds the latest change of each key.
+
+    `affected` is the table of the keys that are affected besides those which have a latest change.
+    """
 
     target: TargetTable
     changes: LineageTable
     key: Sequence[str]
+    latest: Latest
+    affected: sql.Identifier
 
-    def write(self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column], *, all_new: bool) -> None:
-        """Write the rows of all affected keys as LatestChanges.find() has found them.
-
-        With `all_new`, no affected key had a change before: the target should have no row of it. Raises
-        TargetMismatch if the target refuses or alters a row, or cannot hold an earlier change.
+    def write(self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column]) -> None:
+        """Write the rows of all affected keys. Raises TargetMismatch if the target refuses or alters a row, or
+        cannot hold an earlier change.
         """
         casts = self.target.casts(cursor, columns)
         first = self.changes.casts(cursor, columns)
@@ -49,19 +52,20 @@ class LatestRows:
             self._find_obsolete(cursor)
             if cursor.rowcount:
                 self._delete(cursor, triggers)
-            latest = _latest_rows(first, casts, staged)
+            rows = self._latest_rows(first, casts, staged)
             # In the order of the keys: two sessions that write the same rows so wait for each other instead of
             # deadlocking, and the pages of the key's index are written one after another.
             in_order = (
-                _looked_up_in_order(self.key, first, casts, staged)
+                self._looked_up_in_order(first, casts, staged)
                 if _is_cached(cursor, staged)
-                else sql.SQL("select * from {} l order by {}").format(latest, self._names["key"])
+                else sql.SQL("select * from {} l order by {}").format(rows, self._names["key"])
             )
             # Looking up rows takes less time than Postgres expects, and compiling such a statement takes more.
             cursor.execute("set local jit to off")
-            self._write_rows(cursor, casts, latest, in_order, candidates, all_new=all_new and not triggers)
+            all_new = self.latest.all_new and not triggers
+            self._write_rows(cursor, casts, rows, in_order, candidates, all_new=all_new)
             if triggers:
-                self._check_written(cursor, casts, latest, triggers)
+                self._check_written(cursor, casts, rows, triggers)
 
     def _check_kept(self, cursor: Cursor, first: Sequence[Cast], casts: Sequence[Cast]) -> None:
         """Raise TargetMismatch if the target cannot hold an earlier change as it is kept.
@@ -85,7 +89,7 @@ class LatestRows:
                 reasons=sql.SQL(" ").join(
                     sql.SQL("when {} then {}").format(rule.condition, rule.reason) for rule in rules
                 ),
-                kept=KEPT,
+                kept=self.latest.kept,
                 conditions=sql.SQL(" or ").join(sql.SQL("({})").format(rule.condition) for rule in rules),
             )
         )
@@ -132,25 +136,9 @@ class LatestRows:
             if written
             else sql.SQL("do nothing")
         )
-        insert = sql.SQL("insert into {} as t ({}) {}").format(
-            self.target.identifier, column_list(names), in_order
-        )
-        # An insert that allows for rows with the same keys takes half as long again.
-        or_update = sql.SQL(" on conflict ({}) {}").format(self._names["key"], update)
-        try:
-            write_rows(
-                cursor,
-                self.target,
-                insert if all_new else insert + or_update,
-                candidates=candidates,
-                retried=IN_THE_WAY,
-            )
-        except TargetMismatch as error:
-            if error.sqlstate not in IN_THE_WAY:
-                raise
-            changes = differs(column_list(written, of="t"), column_list(written, of="l"))
-            moving = MovingValues(self.target, self.key, names, latest, changes, update, candidates)
-            moving.write(cursor, error)
+        changes = differs(column_list(written, of="t"), column_list(written, of="l"))
+        moving = MovingValues(self.target, self.key, names, latest, changes, update, candidates)
+        moving.write(cursor, in_order, may_conflict=not all_new)
 
     def _candidates(self, first: Sequence[Cast], casts: Sequence[Cast], staged: StagedRows) -> Candidates:
         """Return the rows of _latest_rows() with the records of this batch that they come from."""
@@ -159,7 +147,7 @@ class LatestRows:
             "select {of_staged}, {place} from {staging} join (select {row} from {staged} where not deleted) latest "
             "on {staging}.ctid = latest.{row} union all select {of_kept}, {no_place} from {kept} where not deleted"
         ).format(
-            **_names_of(first, casts, staged),
+            **self._build_names(first, casts, staged),
             place=PLACE_OF_LINEAGE,
             no_place=sql.SQL(", ").join(no_place),
         )
@@ -230,78 +218,77 @@ class LatestRows:
     def _names(self) -> dict[str, sql.Composable]:
         return {
             "target": self.target.identifier,
-            "affected": AFFECTED,
-            "staged": STAGED,
-            "kept": KEPT,
+            "affected": self.affected,
+            "staged": self.latest.staged,
+            "kept": self.latest.kept,
             "obsolete": _OBSOLETE,
             "key": column_list(self.key),
-            "same_key": sql.SQL(" and ").join(
-                sql.SQL("l.{0} = t.{0}").format(sql.Identifier(name)) for name in self.key
-            ),
+            "same_key": same_values(self.key, "l", "t"),
         }
 
+    def _latest_rows(
+        self, first: Sequence[Cast], casts: Sequence[Cast], staged: StagedRows
+    ) -> sql.Composable:
+        """Return the rows that the target must hold for the affected keys, in the columns of `casts` and their types.
 
-def _latest_rows(first: Sequence[Cast], casts: Sequence[Cast], staged: StagedRows) -> sql.Composable:
-    """Return the rows that the target must hold for the affected keys, in the columns of `casts` and their types.
+        `first` are the casts of the same columns into the table of changes: a staged value becomes a change, and then
+        a row.
+        """
+        return sql.SQL(
+            "(select {of_staged} from {staging} join (select {row} from {staged} where not deleted) latest "
+            "on {staging}.ctid = latest.{row} union all select {of_kept} from {kept} where not deleted)"
+        ).format(**self._build_names(first, casts, staged))
 
-    `first` are the casts of the same columns into the table of changes: a staged value becomes a change, and then
-    a row.
-    """
-    return sql.SQL(
-        "(select {of_staged} from {staging} join (select {row} from {staged} where not deleted) latest "
-        "on {staging}.ctid = latest.{row} union all select {of_kept} from {kept} where not deleted)"
-    ).format(**_names_of(first, casts, staged))
+    def _looked_up_in_order(
+        self, first: Sequence[Cast], casts: Sequence[Cast], staged: StagedRows
+    ) -> sql.Composable:
+        """Return _latest_rows() in the order of the keys: the places of the rows are ordered, which are narrow, and
+        then the rows are looked up one by one.
 
-
-def _looked_up_in_order(
-    key: Sequence[str], first: Sequence[Cast], casts: Sequence[Cast], staged: StagedRows
-) -> sql.Composable:
-    """Return _latest_rows() in the order of the keys: the places of the rows are ordered, which are narrow, and then
-    the rows looked up one by one.
-
-    `offset 0` keeps Postgres from joining before it orders.
-    """
-    aliases = [sql.Identifier(f"exactbatch_key_{number}") for number, _ in enumerate(key)]
-    return sql.SQL(
-        "select {names} from ("
-        "select {aliased}, {row}, null::tid as {kept_row} from {staged} where not deleted union all "
-        "select {key}, null, ctid from {kept} where not deleted order by {aliases} offset 0) latest "
-        "cross join lateral ("
-        "select {of_staged} from {staging} where ctid = latest.{row} union all "
-        "select {of_kept} from {kept} where ctid = latest.{kept_row} offset 0) looked_up order by {aliases}"
-    ).format(
-        **_names_of(first, casts, staged),
-        names=column_list(cast.column.name for cast in casts),
-        key=column_list(key),
-        aliased=sql.SQL(", ").join(
-            sql.SQL("{} as {}").format(sql.Identifier(name), alias)
-            for name, alias in zip(key, aliases, strict=True)
-        ),
-        aliases=sql.SQL(", ").join(aliases),
-        kept_row=sql.Identifier("exactbatch kept row"),
-    )
-
-
-def _names_of(first: Sequence[Cast], casts: Sequence[Cast], staged: StagedRows) -> dict[str, sql.Composable]:
-    """Return the tables of the latest changes, and the values of rows from either of them."""
-    as_changes = {cast.column.name: cast.expression for cast in first}
-
-    def values(changes: Mapping[str, sql.Composable]) -> sql.Composable:
-        return sql.SQL(", ").join(
-            sql.SQL("({})::{} as {}").format(
-                changes[cast.column.name], sql.SQL(cast.type), sql.Identifier(cast.column.name)
-            )
-            for cast in casts
+        `offset 0` keeps Postgres from joining before it orders.
+        """
+        aliases = [sql.Identifier(f"exactbatch_key_{number}") for number, _ in enumerate(self.key)]
+        return sql.SQL(
+            "select {names} from ("
+            "select {aliased}, {row}, null::tid as {kept_row} from {staged} where not deleted union all "
+            "select {key}, null, ctid from {kept} where not deleted order by {aliases} offset 0) latest "
+            "cross join lateral ("
+            "select {of_staged} from {staging} where ctid = latest.{row} union all "
+            "select {of_kept} from {kept} where ctid = latest.{kept_row} offset 0) looked_up order by {aliases}"
+        ).format(
+            **self._build_names(first, casts, staged),
+            names=column_list(cast.column.name for cast in casts),
+            key=column_list(self.key),
+            aliased=sql.SQL(", ").join(
+                sql.SQL("{} as {}").format(sql.Identifier(name), alias)
+                for name, alias in zip(self.key, aliases, strict=True)
+            ),
+            aliases=sql.SQL(", ").join(aliases),
+            kept_row=sql.Identifier("exactbatch kept row"),
         )
 
-    return {
-        "of_staged": values(as_changes),
-        "of_kept": values({cast.column.name: sql.Identifier(cast.column.name) for cast in casts}),
-        "staging": staged.table,
-        "staged": STAGED,
-        "kept": KEPT,
-        "row": ROW,
-    }
+    def _build_names(
+        self, first: Sequence[Cast], casts: Sequence[Cast], staged: StagedRows
+    ) -> dict[str, sql.Composable]:
+        """Return the tables of the latest changes, and the values of rows from either of them."""
+        as_changes = {cast.column.name: cast.expression for cast in first}
+
+        def values(changes: Mapping[str, sql.Composable]) -> sql.Composable:
+            return sql.SQL(", ").join(
+                sql.SQL("({})::{} as {}").format(
+                    changes[cast.column.name], sql.SQL(cast.type), sql.Identifier(cast.column.name)
+                )
+                for cast in casts
+            )
+
+        return {
+            "of_staged": values(as_changes),
+            "of_kept": values({cast.column.name: sql.Identifier(cast.column.name) for cast in casts}),
+            "staging": staged.table,
+            "staged": self.latest.staged,
+            "kept": self.latest.kept,
+            "row": ROW,
+        }
 
 
 def _is_cached(cursor: Cursor, staged: StagedRows) -> bool:

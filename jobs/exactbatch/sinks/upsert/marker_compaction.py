@@ -7,8 +7,9 @@ from datetime import datetime
 from psycopg2 import sql
 
 from exactbatch.postgres.connection import Cursor
+from exactbatch.sinks.staged_rows import Part
 from exactbatch.sinks.tables.counted_writes import delete_rows
-from exactbatch.sinks.tables.lineage_table import LineageTable, Part
+from exactbatch.sinks.tables.lineage_table import LineageTable
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class MarkerCompactor:
         The time of a marker is the Kafka timestamp of its delete; one without may be from any time. Partitions
         without such a marker are left out.
         """
-        if (rows := self.markers.rows_of(parts)) is None:
+        if (rows := self.markers.select_rows(parts)) is None:
             return {}
         source, condition = rows
         cursor.execute(
@@ -39,7 +40,7 @@ class MarkerCompactor:
 
     def preview(self, cursor: Cursor, parts: Sequence[Part]) -> dict[tuple[str, int], tuple[int, int]]:
         """Return what compact() would return. Writes nothing."""
-        if (rows := self.markers.rows_of(parts)) is None:
+        if (rows := self.markers.select_rows(parts)) is None:
             return {}
         source, condition = rows
         cursor.execute(
@@ -52,7 +53,7 @@ class MarkerCompactor:
     def compact(self, cursor: Cursor, parts: Sequence[Part]) -> dict[tuple[str, int], tuple[int, int]]:
         """Drop the markers in these parts; return how many were dropped, and none kept, by (topic, partition)."""
         dropped = self.preview(cursor, parts)
-        if (rows := self.markers.rows_of(parts)) is not None:
+        if (rows := self.markers.select_rows(parts)) is not None:
             source, condition = rows
             delete_rows(
                 cursor,

@@ -27,7 +27,7 @@ from exactbatch.sinks.tables.counted_writes import write_rows
 from exactbatch.sinks.tables.exclusive_indexes import ExclusiveIndex, exclusive_indexes
 from exactbatch.sinks.tables.target import TargetTable
 from exactbatch.sinks.upsert.release_order import order_releases
-from exactbatch.sinks.values.null_safe_groups import column_list
+from exactbatch.sinks.values.null_safe_groups import column_list, same_values
 
 # What Postgres answers if another row is in the way.
 IN_THE_WAY: Final = (UNIQUE_VIOLATION, EXCLUSION_VIOLATION)
@@ -62,7 +62,26 @@ class MovingValues:
     on_conflict: sql.Composable
     candidates: Candidates
 
-    def write(self, cursor: Cursor, refusal: TargetMismatch) -> int:
+    def write(self, cursor: Cursor, in_order: sql.Composable, *, may_conflict: bool) -> int:
+        """Write the rows, which the query `in_order` gives in the order of their keys; return how many.
+
+        If one of them is in the way of another, they are written in another order. Without `may_conflict`, the target
+        has no row of their keys. Raises TargetMismatch if the target refuses a row.
+        """
+        insert = sql.SQL("insert into {} as t ({}) {}").format(
+            self.target.identifier, column_list(self.names), in_order
+        )
+        # An insert that allows for rows with the same keys takes half as long again.
+        if may_conflict:
+            insert += sql.SQL(" on conflict ({}) {}").format(column_list(self.key), self.on_conflict)
+        try:
+            return write_rows(cursor, self.target, insert, candidates=self.candidates, retried=IN_THE_WAY)
+        except TargetMismatch as error:
+            if error.sqlstate not in IN_THE_WAY:
+                raise
+            return self._write_in_another_order(cursor, error)
+
+    def _write_in_another_order(self, cursor: Cursor, refusal: TargetMismatch) -> int:
         """Write the rows in an order in which no row is in the way of another; return how many.
 
         `refusal` is the error of writing them in the order of their keys. Raises TargetMismatch if the rows violate
@@ -278,12 +297,6 @@ class MovingValues:
 
     @property
     def _names(self) -> dict[str, sql.Composable]:
-        def same_key(one: str, other: str) -> sql.Composable:
-            return sql.SQL(" and ").join(
-                sql.SQL("{} = {}").format(sql.Identifier(one, name), sql.Identifier(other, name))
-                for name in self.key
-            )
-
         return {
             "target": self.target.identifier,
             "rows": self.rows,
@@ -296,6 +309,6 @@ class MovingValues:
             "key": column_list(self.key),
             "of_row": column_list(self.key, of="t"),
             "of_changing": column_list(self.key, of="c"),
-            "same_key": same_key("l", "t"),
-            "same_key_of_changing": same_key("l", "c"),
+            "same_key": same_values(self.key, "l", "t"),
+            "same_key_of_changing": same_values(self.key, "l", "c"),
         }

@@ -16,17 +16,17 @@ from psycopg2 import sql
 from exactbatch.columns import Column
 from exactbatch.errors import TargetMismatch
 from exactbatch.postgres.connection import Cursor
-from exactbatch.sinks.staged_rows import StagedRows
-from exactbatch.sinks.tables.affected_keys import AFFECTED, BY_TRUNCATE
-from exactbatch.sinks.tables.lineage_table import LineageTable, Part
+from exactbatch.sinks.staged_rows import Part, StagedRows
+from exactbatch.sinks.tables.affected_keys import BY_TRUNCATE
+from exactbatch.sinks.tables.lineage_table import LineageTable
 from exactbatch.sinks.tables.target import TargetTable
 from exactbatch.sinks.tables.target_checks import check_own_types
 from exactbatch.sinks.upsert.change_order import is_greater
-from exactbatch.sinks.upsert.latest_changes import KEPT, STAGED
-from exactbatch.sinks.values.null_safe_groups import column_list
+from exactbatch.sinks.upsert.latest_changes import Latest
+from exactbatch.sinks.values.null_safe_groups import column_list, same_values
 
 # The version of the newest truncate, if there is one, and whether it is staged.
-NEWEST_TRUNCATE: Final = sql.Identifier("exactbatch_truncate")
+_NEWEST: Final = sql.Identifier("exactbatch_truncate")
 _IS_STAGED: Final = sql.Identifier("exactbatch_is_staged")
 # The versions of the truncates that this transaction retracts.
 _RETRACTED: Final = sql.Identifier("exactbatch_retracted_truncate")
@@ -56,13 +56,15 @@ class Truncates:
                 column=required[0],
             )
 
-    def find(self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column]) -> bool:
-        """Find the newest truncate, before the staged changes are inserted; return whether there is one.
+    def find(
+        self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column], affected: sql.Identifier
+    ) -> sql.Identifier | None:
+        """Find the newest truncate, before the staged changes are inserted; return a table with its version, or None.
 
         If it is staged, all rows of the target are affected.
         """
         if not self.version:
-            return False
+            return None
         casts = {cast.column.name: cast for cast in self.changes.casts(cursor, columns)}
         cursor.execute(
             sql.SQL(
@@ -72,46 +74,45 @@ class Truncates:
                 "{newest_first}"
             ).format(
                 **self._names,
-                newest=NEWEST_TRUNCATE,
+                newest=_NEWEST,
                 values=sql.SQL(", ").join(casts[name].expression for name in self.version),
                 staging=staged.table,
                 accepted=staged.accepted,
             )
         )
-        cursor.execute(sql.SQL("select {} from {}").format(_IS_STAGED, NEWEST_TRUNCATE))
+        cursor.execute(sql.SQL("select {} from {}").format(_IS_STAGED, _NEWEST))
         if (row := cursor.fetchone()) is None:
-            return False
+            return None
         if row[0]:
             # A row without a change is none of the pipeline's.
             cursor.execute(
                 sql.SQL(
                     "insert into {affected} ({key}, {by_truncate}) select {key}, true from {target} t "
                     "where exists (select from {change} c where {same_key})"
-                ).format(**self._names)
+                ).format(**self._names, affected=affected)
             )
-        return True
+        return _NEWEST
 
-    def delete_older(self, cursor: Cursor) -> None:
-        """Make a delete of each latest change that LatestChanges.find() has found and that is not newer than the newest
-        truncate, which find() has found."""
-        for latest in (STAGED, KEPT):
+    def delete_older(self, cursor: Cursor, latest: Latest, newest: sql.Identifier) -> None:
+        """Make a delete of each latest change that is not newer than the newest truncate, which find() has found."""
+        for table in (latest.staged, latest.kept):
             cursor.execute(
                 sql.SQL(
                     "update {latest} c set deleted = true from {newest} t where not c.deleted and not {is_newer}"
-                ).format(latest=latest, newest=NEWEST_TRUNCATE, is_newer=is_greater(self.version, "c", "t"))
+                ).format(latest=table, newest=newest, is_newer=is_greater(self.version, "c", "t"))
             )
 
-    def note(self, cursor: Cursor, parts: Sequence[Part]) -> bool:
-        """Note the truncates that batches have written for ranges, before they are retracted; return whether there are
-        any."""
-        if not self.version or (rows := self.changes.rows_of(parts)) is None:
-            return False
+    def note(self, cursor: Cursor, parts: Sequence[Part]) -> sql.Identifier | None:
+        """Note the truncates that batches have written for ranges, before they are retracted; return a table with their
+        versions, or None if there are none."""
+        if not self.version or (rows := self.changes.select_rows(parts)) is None:
+            return None
         source, condition = rows
         cursor.execute(
             sql.SQL(
                 "create temporary table if not exists {retracted} on commit drop as "
                 "select {version} from {change} with no data"
-            ).format(**self._names)
+            ).format(**self._names, retracted=_RETRACTED)
         )
         cursor.execute(
             sql.SQL(
@@ -126,9 +127,9 @@ class Truncates:
                 condition=condition,
             )
         )
-        return cursor.rowcount > 0
+        return _RETRACTED if cursor.rowcount else None
 
-    def affect(self, cursor: Cursor) -> None:
+    def affect(self, cursor: Cursor, retracted: sql.Identifier, affected: sql.Identifier) -> None:
         """Add the keys to the affected ones that may have a row again without the truncates that note() has noted.
 
         Reads all changes.
@@ -142,6 +143,8 @@ class Truncates:
                 "and bool_or(not c.deleted and (t.is_there is null or {is_newer}))"
             ).format(
                 **{**self._names, "key": column_list(self.key, of="c")},
+                retracted=retracted,
+                affected=affected,
                 is_newer_than_retracted=is_greater(self.version, "c", "r"),
                 is_newer=is_greater(self.version, "c", "t"),
             )
@@ -166,20 +169,16 @@ class Truncates:
     @property
     def _names(self) -> dict[str, sql.Composable]:
         return {
-            "affected": AFFECTED,
             "by_truncate": BY_TRUNCATE,
             "target": self.target.identifier,
             "change": self.changes.identifier,
-            "retracted": _RETRACTED,
             "is_staged": _IS_STAGED,
             "are_staged": sql.Literal(self.are_staged),
             "key": column_list(self.key),
             "version": column_list(self.version),
             "is_truncate": is_truncate(self.key),
             "newest_first": newest_first(self.version),
-            "same_key": sql.SQL(" and ").join(
-                sql.SQL("c.{0} = t.{0}").format(sql.Identifier(name)) for name in self.key
-            ),
+            "same_key": same_values(self.key, "c", "t"),
         }
 
 

@@ -5,25 +5,25 @@ older change of the key has for it. Which one that is follows from the changes a
 they arrive does not matter: an older change that arrives later, or that a replay writes or retracts, changes the row.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from psycopg2 import sql
 
-from exactbatch.columns import UNCHANGED_COLUMNS, Column
+from exactbatch.columns import Column
 from exactbatch.errors import StagedRowsDiffer, TargetMismatch
 from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.ledger_conditions import is_replaced_by
+from exactbatch.sinks.sink import UNCHANGED
 from exactbatch.sinks.staged_rows import StagedRows
-from exactbatch.sinks.tables.affected_keys import AFFECTED, BY_TRUNCATE
+from exactbatch.sinks.tables.affected_keys import BY_TRUNCATE
 from exactbatch.sinks.tables.lineage_table import LineageTable
 from exactbatch.sinks.upsert.change_order import is_greater, latest_first
-from exactbatch.sinks.upsert.latest_changes import KEPT, STAGED
-from exactbatch.sinks.upsert.truncates import NEWEST_TRUNCATE, Truncates, is_truncate
-from exactbatch.sinks.values.null_safe_groups import column_list
+from exactbatch.sinks.upsert.latest_changes import Latest
+from exactbatch.sinks.upsert.truncates import Truncates, is_truncate
+from exactbatch.sinks.values.null_safe_groups import column_list, same_values
 
-UNCHANGED: Final = Column(UNCHANGED_COLUMNS, "text[]")
 _UNCHANGED: Final = sql.Identifier(UNCHANGED.name)
 # A key lives from one delete to the next; an epoch of all keys ends with a truncate.
 _LIFE: Final = sql.Identifier("exactbatch life")
@@ -160,14 +160,21 @@ class UnchangedValues:
         )
 
     def resolve(
-        self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column], *, are_truncated: bool
+        self,
+        cursor: Cursor,
+        staged: StagedRows,
+        columns: Sequence[Column],
+        latest: Latest,
+        *,
+        affected: sql.Identifier,
+        newest_truncate: sql.Identifier | None,
     ) -> None:
-        """Give the latest changes that LatestChanges.find() has found the values that were left out of them.
+        """Give the latest changes the values that were left out of them.
 
-        The staged changes have been inserted, and `are_truncated` is what Truncates.find() has returned. The latest
-        changes that lack a value are moved to KEPT, whose rows are complete then. Raises TargetMismatch if a replay
-        retracts the only change that has a value, and StagedRowsDiffer if another batch has done so since the staged
-        changes were checked.
+        The staged changes have been inserted, and `newest_truncate` is what Truncates.find() has returned. The staged
+        changes that lack a value are moved to those that are kept as whole rows, which are complete then. Raises
+        TargetMismatch if a replay retracts the only change that has a value, and StagedRowsDiffer if another batch has
+        done so since the staged changes were checked.
         """
         if UNCHANGED.name not in self.changes.table.columns(cursor):
             return
@@ -176,11 +183,11 @@ class UnchangedValues:
                 "insert into {kept} select c.* from {change} c join {staged} s on {same_key} and {same_place} "
                 "where not s.deleted and c.{unchanged} is not null and c.batch_id = {batch_id}"
             ).format(
-                kept=KEPT,
+                kept=latest.kept,
                 change=self.changes.identifier,
-                staged=STAGED,
-                same_key=_same(self.key, "c", "s"),
-                same_place=_same(_PLACE, "c", "s"),
+                staged=latest.staged,
+                same_key=same_values(self.key, "c", "s"),
+                same_place=same_values(_PLACE, "c", "s"),
                 unchanged=_UNCHANGED,
                 batch_id=sql.Literal(staged.batch_id),
             )
@@ -191,32 +198,48 @@ class UnchangedValues:
                     "delete from {staged} s using {kept} k where {same_key} and {same_place} "
                     "and k.batch_id = {batch_id} and k.{unchanged} is not null"
                 ).format(
-                    staged=STAGED,
-                    kept=KEPT,
-                    same_key=_same(self.key, "k", "s"),
-                    same_place=_same(_PLACE, "k", "s"),
+                    staged=latest.staged,
+                    kept=latest.kept,
+                    same_key=same_values(self.key, "k", "s"),
+                    same_place=same_values(_PLACE, "k", "s"),
                     batch_id=sql.Literal(staged.batch_id),
                     unchanged=_UNCHANGED,
                 )
             )
         cursor.execute(
             sql.SQL("select distinct unnest({}) from {} where not deleted order by 1").format(
-                _UNCHANGED, KEPT
+                _UNCHANGED, latest.kept
             )
         )
         left_out = {row[0] for row in cursor.fetchall()}
         for column in columns:
             if column.name in left_out:
-                self._resolve_column(cursor, staged, column.name, are_truncated=are_truncated)
+                self._resolve_column(
+                    cursor,
+                    staged,
+                    column.name,
+                    latest.kept,
+                    affected=affected,
+                    newest_truncate=newest_truncate,
+                )
 
-    def _resolve_column(self, cursor: Cursor, staged: StagedRows, name: str, *, are_truncated: bool) -> None:
+    def _resolve_column(
+        self,
+        cursor: Cursor,
+        staged: StagedRows,
+        name: str,
+        kept: sql.Identifier,
+        *,
+        affected: sql.Identifier,
+        newest_truncate: sql.Identifier | None,
+    ) -> None:
         # A latest change is the newest of its key, so that every other one is older.
         lacking = sql.SQL("not k.deleted and {}").format(_is_left_out(name, "k"))
-        cursor.execute(sql.SQL("select count(*) from {} k where {}").format(KEPT, lacking))
+        cursor.execute(sql.SQL("select count(*) from {} k where {}").format(kept, lacking))
         expected = int(cursor.fetchone()[0])
         is_retracted = sql.SQL(
             "exists (select from {affected} a where {of_affected} and a.{by_truncate} is null)"
-        ).format(affected=AFFECTED, of_affected=_same(self.key, "a", "k"), by_truncate=BY_TRUNCATE)
+        ).format(affected=affected, of_affected=same_values(self.key, "a", "k"), by_truncate=BY_TRUNCATE)
         # A delete or truncate that arrived late leaves the row its value. But once a replay has retracted changes of
         # the key, it ends the search: the value before it was that of another row. Only truncates that are older than
         # the latest change are left to look at.
@@ -232,14 +255,14 @@ class UnchangedValues:
                 " and not ({is_retracted} and exists (select from {newest} t where not {is_newer}))"
             ).format(
                 is_retracted=is_retracted,
-                newest=NEWEST_TRUNCATE,
+                newest=newest_truncate,
                 is_newer=is_greater(self.version, "found", "t"),
             )
-            if are_truncated
+            if newest_truncate is not None
             else sql.SQL(""),
             column=sql.Identifier(name),
             change=self.changes.identifier,
-            same_key=_same(self.key, "c", "k"),
+            same_key=same_values(self.key, "c", "k"),
             is_retracted=is_retracted,
             is_left_out=_is_left_out(name, "c"),
             latest_first=latest_first(self.version),
@@ -249,13 +272,19 @@ class UnchangedValues:
                 'update {kept} t set {column} = found."exactbatch value" '
                 'from (select k.ctid as row, older."exactbatch value" from {kept} k cross join lateral ({older}) older '
                 "where {lacking}) found where t.ctid = found.row"
-            ).format(kept=KEPT, column=sql.Identifier(name), older=older, lacking=lacking)
+            ).format(kept=kept, column=sql.Identifier(name), older=older, lacking=lacking)
         )
         if cursor.rowcount != expected:
-            self._raise_unknown(cursor, staged, name, older, lacking)
+            self._raise_unknown(cursor, staged, name, kept, older, lacking)
 
     def _raise_unknown(
-        self, cursor: Cursor, staged: StagedRows, name: str, older: sql.Composable, lacking: sql.Composable
+        self,
+        cursor: Cursor,
+        staged: StagedRows,
+        name: str,
+        kept: sql.Identifier,
+        older: sql.Composable,
+        lacking: sql.Composable,
     ) -> None:
         cursor.execute(
             sql.SQL(
@@ -263,7 +292,7 @@ class UnchangedValues:
                 "from {kept} k where {lacking} and not exists ({older}) order by 1, 2, 3 limit 1"
             ).format(
                 key=sql.SQL(", ").join(sql.SQL("k.{}::text").format(sql.Identifier(key)) for key in self.key),
-                kept=KEPT,
+                kept=kept,
                 lacking=lacking,
                 older=older,
             )
@@ -292,12 +321,6 @@ def _is_left_out(name: str, of: str | None = None) -> sql.Composable:
     """Return the condition that a column was left out of a change."""
     unchanged = _UNCHANGED if of is None else sql.Identifier(of, UNCHANGED.name)
     return sql.SQL("coalesce({} = any({}), false)").format(sql.Literal(name), unchanged)
-
-
-def _same(names: Iterable[str], one: str, other: str) -> sql.Composable:
-    return sql.SQL(" and ").join(
-        sql.SQL("{} = {}").format(sql.Identifier(one, name), sql.Identifier(other, name)) for name in names
-    )
 
 
 def why_unknown(column: str) -> str:

@@ -1,17 +1,15 @@
-"""Upsert(…, history=False): the target alone, for tables with too many changes to keep."""
+"""Keep the target of an Upsert alone, for tables with too many changes to keep."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Self
 
-from exactbatch.columns import Column
-from exactbatch.errors import ConfigurationError
-from exactbatch.offsets import OffsetRange
+from exactbatch.columns import LINEAGE, Column
+from exactbatch.model import Evolve
 from exactbatch.postgres.connection import Cursor
-from exactbatch.sinks.base import Compactor, Comparison, KeptLatest
-from exactbatch.sinks.staged_rows import StagedRows
-from exactbatch.sinks.tables.lineage_table import LINEAGE, LineageTable, Part
+from exactbatch.sinks.sink import SinkTraits
+from exactbatch.sinks.staged_rows import Part, StagedRows
+from exactbatch.sinks.tables.lineage_table import LineageTable
 from exactbatch.sinks.tables.target import TargetTable
 from exactbatch.sinks.tables.target_checks import (
     check_companion,
@@ -21,38 +19,35 @@ from exactbatch.sinks.tables.target_checks import (
     check_same_keys,
     check_unique,
 )
-from exactbatch.sinks.tables.target_definition import Evolve, add_columns, prepare_table
-from exactbatch.sinks.upsert.latest_changes import LatestChanges
+from exactbatch.sinks.tables.target_definition import add_columns, prepare_table
+from exactbatch.sinks.upsert.change_order import find_order
 from exactbatch.sinks.upsert.latest_only import LatestOnly
 from exactbatch.sinks.upsert.marker_compaction import MarkerCompactor
-from exactbatch.sinks.upsert.sink import Upsert
+from exactbatch.sinks.upsert.shared_target import check_shared_columns
+from exactbatch.sinks.upsert.spec import Upsert
+from exactbatch.sinks.upsert.staged_changes import check_one_per_record
 from exactbatch.sinks.values.cast import RejectRule, reject_rules
-
-_DELETED: str = "_deleted"
 
 
 @dataclass(frozen=True)
-class UpsertWithoutHistory(Upsert):
-    """An Upsert whose rows carry the lineage of their latest change, and that keeps no other change.
+class LatestWriter:
+    """The writer of an Upsert with history=False, whose rows carry the lineage of their latest change."""
 
-    A deleted key has a marker in `<target>_deleted`, until `exactbatch compact` drops it: an older change that
-    arrives late does not bring the row back. A replay applies its records again, and retracts nothing: a row that the
-    records no longer produce stays.
-    """
+    sink: Upsert
+    traits: SinkTraits
 
-    kind: ClassVar[str] = "upsert_latest"
-    companion_suffixes: ClassVar[tuple[str, ...]] = (_DELETED,)
-    is_derived: ClassVar[bool] = False
-    keeps_every_row: ClassVar[bool] = False
+    @property
+    def parts(self) -> "tuple[LatestWriter, ...]":
+        """The writer itself."""
+        return (self,)
 
-    history: bool = field(default=False, kw_only=True)
+    @property
+    def _key(self) -> tuple[str, ...]:
+        return self.sink.key
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.history:
-            raise ConfigurationError(
-                f"target {self.target}: to keep a history, write Upsert(…), found {self!r}"
-            )
+    @cached_property
+    def _target(self) -> TargetTable:
+        return TargetTable(self.sink.target)
 
     @cached_property
     def lineage_table(self) -> LineageTable:
@@ -60,8 +55,14 @@ class UpsertWithoutHistory(Upsert):
         return LineageTable(self._target)
 
     @cached_property
+    def markers(self) -> LineageTable:
+        """The table of deleted keys."""
+        (suffix,) = self.sink.kind.companions
+        return LineageTable(self._target.sibling(suffix))
+
+    @property
     def _markers(self) -> TargetTable:
-        return self._target.sibling(_DELETED)
+        return self.markers.table
 
     @property
     def tables(self) -> tuple[TargetTable, ...]:
@@ -70,12 +71,12 @@ class UpsertWithoutHistory(Upsert):
 
     @property
     def _latest_only(self) -> LatestOnly:
-        return LatestOnly(self._target, self._markers, self.change_order)
+        return LatestOnly(self._target, self._markers, find_order(self.traits))
 
     @property
-    def compactor(self) -> Compactor:
+    def compactor(self) -> MarkerCompactor:
         """Drops markers of deleted keys."""
-        return MarkerCompactor(LineageTable(self._markers))
+        return MarkerCompactor(self.markers)
 
     def prepare(self, cursor: Cursor, columns: Sequence[Column], *, evolve: Evolve = "refuse") -> None:
         """Create target and table of markers if they are missing, and otherwise check their columns.
@@ -85,34 +86,28 @@ class UpsertWithoutHistory(Upsert):
         """
         # The target first, as in publish: two pipelines may share it.
         self._target.lock(cursor)
-        columns = (*columns, *self._epoch)
+        columns = (*columns, *self.traits.epoch)
         for table in (self._target, self._markers):
-            add_columns(cursor, table, self._epoch)
-        if not prepare_table(cursor, self._target, columns, lineage=LINEAGE, key=self.key, evolve=evolve):
-            check_unique(cursor, self._target, self.key)
+            add_columns(cursor, table, self.traits.epoch)
+        if not prepare_table(cursor, self._target, columns, lineage=LINEAGE, key=self._key, evolve=evolve):
+            check_unique(cursor, self._target, self._key)
             check_lineage(cursor, self._target, self._target.casts(cursor, LINEAGE))
-        ordered = [*self.key, *self.version_columns]
+        ordered = [*self._key, *self.traits.ordering_columns]
         of_markers = [column for name in ordered for column in columns if column.name == name]
-        if not prepare_table(cursor, self._markers, of_markers, lineage=LINEAGE, key=self.key):
-            check_unique(cursor, self._markers, self.key)
+        if not prepare_table(cursor, self._markers, of_markers, lineage=LINEAGE, key=self._key):
+            check_unique(cursor, self._markers, self._key)
             check_lineage(cursor, self._markers, self._markers.casts(cursor, LINEAGE))
             check_companion(cursor, self._markers)
         check_same_keys(cursor, self._target, self._markers, ordered)
-        check_operators(cursor, self._target, self.key)
-        check_own_types(cursor, self._target, self.version_columns, "without a history")
-
-    def keeping_unchanged(self) -> Self:
-        """Return the sink itself: without older changes, nothing says what a value was."""
-        return self
-
-    def applying_truncates(self, order: Sequence[str]) -> Self:  # noqa: ARG002
-        """Raise ConfigurationError: nothing would keep a truncate for changes that arrive late, or retract it."""
-        raise ConfigurationError(
-            f"target {self.target}: truncate='apply' needs the history of the Upsert. Leave out history=False."
-        )
+        check_operators(cursor, self._target, self._key)
+        check_own_types(cursor, self._target, self.traits.ordering_columns, "without a history")
 
     def check_replay(self, cursor: Cursor) -> None:
         """Do nothing: a replay deletes no rows besides those that its records delete."""
+
+    def check_shared(self, cursor: Cursor, columns: Sequence[Column], pipelines: Sequence[str]) -> None:
+        """Raise TargetMismatch if the target has columns that only other pipelines with this target write."""
+        check_shared_columns(cursor, self.traits, self.lineage_table, columns, pipelines)
 
     def reject_rules(
         self,
@@ -127,8 +122,9 @@ class UpsertWithoutHistory(Upsert):
 
     def check_staged(self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column]) -> None:
         """Raise TargetMismatch if a staged record gives several changes of a key, and nothing orders them."""
-        LatestChanges(self._target, self.lineage_table, self.change_order).check_one_per_record(
-            cursor, staged, (*columns, *self._epoch)
+        casts = self.lineage_table.casts(cursor, (*columns, *self.traits.epoch))
+        check_one_per_record(
+            cursor, staged, find_order(self.traits), self.sink.target, self.lineage_table, casts
         )
 
     def insert_staged(self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column]) -> int:
@@ -137,39 +133,8 @@ class UpsertWithoutHistory(Upsert):
         Raises KeyOnTwoPartitions if the order of a key's changes is unknown, ChangesBehind if positions may have gone
         back, and TargetMismatch if a constraint of the target refuses a row.
         """
-        return self._latest_only.write(cursor, staged, (*columns, *self._epoch))
+        return self._latest_only.write(cursor, staged, (*columns, *self.traits.epoch))
 
-    def retract(self, cursor: Cursor, parts: Sequence[Part]) -> int:
-        """Let the staged changes replace the rows and markers of these ranges; delete none, and return 0."""
-        self._latest_only.let_replace(cursor, parts)
+    def retract(self, cursor: Cursor, parts: Sequence[Part]) -> int:  # noqa: ARG002
+        """Delete nothing, and return 0: the staged changes of the replay replace rows and markers."""
         return 0
-
-    def count_retracted(self, cursor: Cursor, parts: Sequence[Part]) -> int:  # noqa: ARG002
-        """Return 0: nothing is retracted."""
-        return 0
-
-    def count_retracted_by_part(self, cursor: Cursor, parts: Sequence[Part]) -> list[int | None]:  # noqa: ARG002
-        """Return 0 for each part: nothing is retracted."""
-        return [0] * len(parts)
-
-    def batches_in(self, cursor: Cursor, ranges: Sequence[OffsetRange]) -> list[set[int]]:
-        """Return the IDs of the batches that have rows or markers in each range."""
-        of_markers = LineageTable(self._markers).batches_in(cursor, ranges)
-        return [
-            rows | markers
-            for rows, markers in zip(super().batches_in(cursor, ranges), of_markers, strict=True)
-        ]
-
-    @property
-    def kept_latest(self) -> KeptLatest:
-        """The markers, and what orders the changes of a key."""
-        return KeptLatest(self._markers.identifier, self.key, self.version_columns)
-
-    def compare_target(
-        self,
-        columns: Sequence[Column] | None,  # noqa: ARG002
-        target_types: Mapping[str, str],  # noqa: ARG002
-        lineage_types: Mapping[str, str],  # noqa: ARG002
-    ) -> Comparison | None:
-        """Return None: only the log says which change is the latest."""
-        return None

@@ -64,7 +64,7 @@ def check_rules(
     if not checks:
         return []
     casts = {cast.column.name: cast for cast in own_casts(cursor, columns)}
-    checked = {each.name for check in checks for each in columns_of(check, columns)}
+    checked = {each.name for check in checks for each in find_columns(check, columns)}
     invalid = reject_rules(casts[each.name] for each in columns if each.name in checked & casts.keys())
     # Invalid input cannot be cast.
     unseen: list[sql.Composable] = [sql.SQL("({})").format(rule.condition) for rule in invalid]
@@ -74,7 +74,7 @@ def check_rules(
     return [*invalid, *(_rule(check, columns, unseen, row) for check in checks)]
 
 
-def columns_of(check: str, columns: Sequence[Column]) -> list[Column]:
+def find_columns(check: str, columns: Sequence[Column]) -> list[Column]:
     """Return the columns whose names occur in a check, for messages and to know what it sees."""
     names = _IN_QUOTES.sub(" ", check)
     plain = re.sub(r'"[^"]*"', " ", names).lower()
@@ -103,7 +103,7 @@ def _rule(
         sql.SQL("{} || coalesce(left({}::text, {}), 'null')").format(
             sql.Literal(f"{each.name} = "), sql.Identifier(each.name), sql.Literal(_SHOWN)
         )
-        for each in columns_of(check, columns)
+        for each in find_columns(check, columns)
     ]
     reason = sql.SQL("{} || concat_ws(', ', {})").format(
         sql.Literal(failed(check)), sql.SQL(", ").join(found or [sql.Literal("it is false for each row")])

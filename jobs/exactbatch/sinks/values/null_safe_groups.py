@@ -29,3 +29,10 @@ def same_group(group_by: Sequence[str], one: str, other: str) -> sql.Composable:
 def column_list(names: Iterable[str], *, of: str | None = None) -> sql.Composable:
     """Return column names separated by commas, qualified with the table `of` if one is given."""
     return sql.SQL(", ").join(sql.Identifier(*([of] if of else []), name) for name in names)
+
+
+def same_values(names: Iterable[str], one: str, other: str) -> sql.Composable:
+    """Return the condition that columns of two relations are equal; null is equal to nothing."""
+    return sql.SQL(" and ").join(
+        sql.SQL("{} = {}").format(sql.Identifier(one, name), sql.Identifier(other, name)) for name in names
+    )

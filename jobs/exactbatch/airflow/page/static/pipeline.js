@@ -199,7 +199,7 @@ export function showPipeline(dag, address) {
       el("button", { type: "button", disabled: found.skip + PARTITIONS >= found.all, "data-focus": "next", onclick: () => turn(PARTITIONS) }, "Next partitions"),
     ]);
     if (found.all === 0) return;
-    if (found.strips.every((each) => each.is_exact)) gapNote.textContent = "Every row of the ledger in this window was looked at.";
+    if (found.strips.every((each) => each.is_exact)) gapNote.textContent = "All rows of the ledger in this window were checked.";
     else if (!gapNote.dataset.checked) checkGaps();
   }
 

@@ -3,11 +3,11 @@
 import { el } from "./dom.js";
 
 const STATES = {
-  failing: ["bad", "✕", "It fails, and a retry does not help: somebody must act."],
+  failing: ["bad", "✕", "It is failing. A retry does not help; somebody has to act."],
   "losing data": ["bad", "✕", "Retention has removed offsets that were not processed."],
-  "cannot plan": ["bad", "✕", "The log contradicts the stored offsets, so no run can plan a batch: somebody must act."],
+  "cannot plan": ["bad", "✕", "The log contradicts the stored offsets, so no run can plan a batch; somebody has to act."],
   overdue: ["bad", "◷", "A record has waited for longer than the pipeline's freshness allows."],
-  "not registered": ["bad", "✕", "The ledger does not know it: run exactbatch init."],
+  "not registered": ["bad", "✕", "The ledger does not know it: run exactbatch register."],
   retrying: ["warn", "↻", "It has failed; a retry may succeed."],
   "held back": ["warn", "‖", "An open transaction of a producer holds all new records back."],
   unknown: ["warn", "?", "Kafka or the ledger does not answer."],

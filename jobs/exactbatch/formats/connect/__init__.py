@@ -1,0 +1,1 @@
+"""The types and values of Kafka Connect."""

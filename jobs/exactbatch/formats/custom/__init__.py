@@ -1,0 +1,1 @@
+"""A function of the pipeline's author."""

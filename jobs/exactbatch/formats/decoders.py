@@ -1,0 +1,45 @@
+"""The decoder of each format."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from exactbatch.formats.avro.decoder import AvroDecoder
+from exactbatch.formats.avro.spec import Avro
+from exactbatch.formats.csv.decoder import CsvDecoder
+from exactbatch.formats.csv.spec import Csv
+from exactbatch.formats.custom.decoder import CustomDecoder
+from exactbatch.formats.custom.spec import Custom
+from exactbatch.formats.debezium.decoder import DebeziumDecoder
+from exactbatch.formats.debezium.flattened.decoder import FlattenedDecoder
+from exactbatch.formats.debezium.flattened.spec import Flattened
+from exactbatch.formats.debezium.spec import Debezium
+from exactbatch.formats.decoder import Decoder
+from exactbatch.formats.format import Format
+from exactbatch.formats.json.decoder import JsonDecoder
+from exactbatch.formats.json.spec import Json
+from exactbatch.formats.json_schema.decoder import JsonSchemaDecoder
+from exactbatch.formats.json_schema.spec import JsonSchema
+from exactbatch.formats.protobuf.decoder import ProtobufDecoder
+from exactbatch.formats.protobuf.spec import Protobuf
+from exactbatch.formats.raw.decoder import RawDecoder
+from exactbatch.formats.raw.spec import Raw
+from exactbatch.formats.text.decoder import TextDecoder
+from exactbatch.formats.text.spec import Text
+
+DECODERS: Final[Mapping[type[Format], type[Decoder[Any]]]] = {
+    Avro: AvroDecoder,
+    Csv: CsvDecoder,
+    Custom: CustomDecoder,
+    Debezium: DebeziumDecoder,
+    Flattened: FlattenedDecoder,
+    Json: JsonDecoder,
+    JsonSchema: JsonSchemaDecoder,
+    Protobuf: ProtobufDecoder,
+    Raw: RawDecoder,
+    Text: TextDecoder,
+}
+
+
+def find_decoder(spec: Format) -> Decoder[Any]:
+    """Return what decodes the values of a format. RecordDecoder decodes the records of WithMessage."""
+    return next(DECODERS[class_] for class_ in type(spec).__mro__ if class_ in DECODERS)(spec)

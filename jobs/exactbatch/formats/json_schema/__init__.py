@@ -1,0 +1,1 @@
+"""JSON after the header of a schema registry."""

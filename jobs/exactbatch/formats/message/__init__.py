@@ -1,0 +1,1 @@
+"""Columns from the keys and headers of records."""

@@ -1,0 +1,1 @@
+"""Schemas from a registry, and the prefixes and headers that name them."""

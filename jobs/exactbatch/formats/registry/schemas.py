@@ -1,0 +1,77 @@
+"""Confluent's schema registry: which schema a value was written with."""
+
+from collections.abc import Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
+
+from exactbatch.formats.registry.wire_format import SchemaId
+
+if TYPE_CHECKING:
+    from exactbatch.formats.registry.client import SchemaReader
+
+_MOST_LACKING: Final = 20  # IDs that one block may ask for in vain
+
+
+class Inquiry:
+    """What the records of one block ask a registry.
+
+    After 20 IDs that the registry lacks, it is asked for no other one: each is a request, and records name any ID.
+    """
+
+    def __init__(self) -> None:
+        self._lacking: set[SchemaId] = set()
+
+    def check(self, schema_id: SchemaId) -> None:
+        """Raise ValueError, the reason to reject a record, if the registry is not asked for this ID."""
+        if len(self._lacking) >= _MOST_LACKING:
+            raise ValueError(
+                f"the registry was not asked for schema {schema_id}, because it lacks {_MOST_LACKING} others that are "
+                f"more frequent in the same block of records: replay this one if its schema exists"
+            )
+
+    def lacks(self, schema_id: SchemaId) -> None:
+        """Note that the registry has no such schema."""
+        self._lacking.add(schema_id)
+
+
+def writer_schema(
+    registry: str, schema_id: SchemaId, properties: Mapping[str, Any], inquiry: Inquiry | None = None
+) -> str | None:
+    """Return the Avro schema, as JSON text, that the registry has under an ID or GUID; None if it has no such schema.
+
+    Schemas that it references are part of the text. A schema never changes under its id, so that each process
+    fetches it once; an unknown id is not asked for again for 30 s. Raises ValueError if the registry has something
+    other than an Avro schema under this id, or if the inquiry does not ask for it, RegistryUnavailable if it cannot be
+    reached, and ConfigurationError if it refuses the request or is not a schema registry.
+    """
+    return _reader(registry, tuple(sorted(properties.items()))).schema(schema_id, inquiry)
+
+
+def schema_type(
+    registry: str, schema_id: SchemaId, properties: Mapping[str, Any], inquiry: Inquiry | None = None
+) -> str | None:
+    """Return the type of the schema that the registry has under an id, such as JSON; None if it has no such id.
+
+    Raises as writer_schema() does.
+    """
+    schema = _reader(registry, tuple(sorted(properties.items()))).fetched(schema_id, inquiry)
+    return None if schema is None else schema.schema_type or "AVRO"
+
+
+def protobuf_files(
+    registry: str, schema_id: SchemaId, properties: Mapping[str, Any], inquiry: Inquiry | None = None
+) -> list[tuple[str, bytes]] | None:
+    """Return the .proto files of a schema, each as its name and a serialized FileDescriptorProto: first those that it
+    references, and last its own; None if the registry has no Protobuf schema under this id.
+
+    Raises as writer_schema() does.
+    """
+    return _reader(registry, tuple(sorted(properties.items()))).files(schema_id, inquiry)
+
+
+@cache
+def _reader(registry: str, properties: tuple[tuple[str, Any], ...]) -> "SchemaReader":
+    # Confluent's client takes half a second to import: only a worker that asks a registry does.
+    from exactbatch.formats.registry.client import SchemaReader
+
+    return SchemaReader(registry, dict(properties))

@@ -1,0 +1,70 @@
+"""Turn the errors of brokers and clients into errors that say what to do."""
+
+from typing import Any, Final
+
+from confluent_kafka import KafkaError
+
+from exactbatch.errors import ConfigurationError, ExactbatchError, KafkaUnavailable, ReadFailed
+from exactbatch.kafka.events import Event
+
+DAMAGED: Final = (
+    "Nothing was written. Try again: the network may have changed it. If the error persists, it is damaged on the "
+    "disk of the broker that leads the partition: let another replica lead it."
+)
+
+
+def acl_missing(operation: str, resource: str, name: str, purpose: str) -> ConfigurationError:
+    """Return the error for a missing ACL: for an operation on the resource "topic" or "group" of this name."""
+    return ConfigurationError(
+        f"Kafka's ACLs deny this client the operation {operation} on {resource} {name!r}, which {purpose} needs. "
+        f"Grant it (kafka-acls --add --allow-principal … --operation {operation} --{resource} {name}); "
+        f"`exactbatch explain security` lists all that a pipeline needs.",
+        topic=name if resource == "topic" else None,
+    )
+
+
+def connection_refused(servers: Any, error: KafkaError) -> ConfigurationError | None:
+    """Return the error if client and broker do not accept each other; None for any other cause."""
+    if error.name() == "_AUTHENTICATION":
+        check = "sasl.mechanism, sasl.username and sasl.password"
+    elif error.name() == "_SSL" or "certificate verify failed" in error.str():
+        check = (
+            "ssl.ca.location, which must contain the authority that issued the broker's certificate, and the "
+            "host in bootstrap.servers (and in the broker's advertised.listeners), which that certificate must "
+            "name; and that it has not expired"
+        )
+    else:
+        return None
+    return ConfigurationError(
+        f"Kafka at {servers} and this client do not accept each other: {error.str()}. Check, in the Kafka "
+        f"connection, {check}."
+    )
+
+
+def unavailable(servers: Any, error: Exception, cause: str = "") -> KafkaUnavailable:
+    """Return the error for brokers that do not answer."""
+    return KafkaUnavailable(
+        f"Kafka at {servers} does not answer: {type(error).__name__}: {error}{cause}. Check bootstrap.servers "
+        f"and the security properties of the Kafka connection, and that the broker is up."
+    )
+
+
+def event_error(where: Any, topic: str, partition: int, event: Event) -> ExactbatchError:
+    """Return the error for an error event of consume() that concerns reading; `where` is the range to read."""
+    error, offset = event.error(), event.offset()
+    assert error is not None
+    if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+        return acl_missing("Read", "topic", topic, "reading it")
+    if error.code() in (KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION):
+        return ReadFailed(
+            f"{topic}[{partition}] offset {offset}: the batch of records that begins there is damaged "
+            f"({error.str()}). {DAMAGED}",
+            topic=topic,
+            partition=partition,
+            from_offset=offset,
+        )
+    return ReadFailed(
+        f"{where}: reading failed with {error.name()}: {error.str()}. Try again.",
+        topic=topic,
+        partition=partition,
+    )

@@ -1,0 +1,125 @@
+"""Checks of registered pipelines against Kafka: topics, retention, and open transactions."""
+
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Final
+
+from exactbatch.kafka.broker import KafkaBroker
+from exactbatch.operations.doctor.finding import Finding
+from exactbatch.operations.freshness import overdue_text
+from exactbatch.operations.lag import PartitionLag, PipelineLag, seconds_until
+from exactbatch.operations.unprocessed import find_contradiction
+
+# Less time until retention overtakes a stored offset is a warning; at most a quarter of retention.ms.
+HEADROOM: Final = timedelta(hours=24)
+
+
+def check_topics(lags: Sequence[PipelineLag]) -> Iterator[Finding]:
+    """Look for topics that do not exist or are not those that were processed."""
+    wrong = False
+    for lag in lags:
+        if lag.missing is not None:
+            wrong = True
+            yield Finding(
+                "topics",
+                "problem",
+                f"pipeline {lag.pipeline!r}: {lag.missing}",
+                "Create the topic, or correct bootstrap.servers or the topics of the pipeline.",
+            )
+        for partition in lag.partitions:
+            if (contradiction := find_contradiction(partition.stored, partition.log)) is not None:
+                wrong = True
+                yield Finding(
+                    "topics",
+                    "problem",
+                    f"pipeline {lag.pipeline!r}: {contradiction}",
+                    "Check bootstrap.servers, then read `exactbatch explain log` for this case.",
+                )
+    if not wrong:
+        yield Finding(
+            "topics",
+            "ok",
+            f"{sum(len(lag.partitions) for lag in lags)} partitions are those that were processed",
+        )
+
+
+def check_retention(lags: Sequence[PipelineLag]) -> Iterator[Finding]:
+    """Look for stored offsets that retention is about to overtake."""
+    found = False
+    for lag in lags:
+        near = [partition for partition in lag.partitions if _is_near(partition, lag)]
+        if not near:
+            continue
+        found = True
+        first = min(near, key=lambda each: each.removed_at or lag.at)
+        left = seconds_until(first.removed_at, lag.at) or 0.0
+        when = f"in {left / 3600:.1f} h" if left > 0 else "at any time"
+        others = f" (and {len(near) - 1} more partitions)" if len(near) > 1 else ""
+        yield Finding(
+            "retention",
+            "warning" if left > 0 else "problem",
+            f"pipeline {lag.pipeline!r}: {first.log}{others}: retention may overtake the stored offset {when}",
+            "Run the pipeline more often or with larger limits, or raise retention.ms of the topic.",
+        )
+    unknown = sorted(
+        {each.log.topic for lag in lags for each in lag.partitions if each.oldest and each.retention is None}
+    )
+    if unknown:
+        yield Finding(
+            "retention",
+            "warning",
+            f"not checked for {', '.join(unknown)}: the ACL DescribeConfigs is missing",
+            "Grant DescribeConfigs on these topics; `exactbatch explain security` has the command.",
+        )
+    elif not found:
+        yield Finding("retention", "ok", "overtakes no stored offset soon")
+
+
+def check_freshness(lags: Sequence[PipelineLag]) -> Iterator[Finding]:
+    """Look for pipelines that are overdue, or may be."""
+    on_time = True
+    for lag in lags:
+        if text := overdue_text(lag.freshness, lag.oldest, lag.at):
+            on_time = False
+            yield Finding(
+                "freshness",
+                "warning",
+                f"pipeline {lag.pipeline!r} is {text}",
+                f"Find out why: exactbatch batches {lag.pipeline}, and whether its DAG is paused.",
+            )
+        elif lag.freshness is not None and lag.overdue is None:
+            on_time = False
+            yield Finding(
+                "freshness",
+                "warning",
+                f"pipeline {lag.pipeline!r} may be overdue: Kafka did not send the oldest unprocessed records of "
+                f"{lag.unanswered} partitions in time",
+                "Run exactbatch doctor again; if this persists, find out why fetches from Kafka are slow.",
+            )
+    if on_time:
+        yield Finding("freshness", "ok", "no pipeline is overdue")
+
+
+def check_open_transactions(broker: KafkaBroker, lags: Sequence[PipelineLag]) -> Iterator[Finding]:
+    """Look for transactions that hold partitions back, and name their producers."""
+    held = [(lag, partition) for lag in lags for partition in lag.partitions if partition.held_back]
+    if not held:
+        yield Finding("open transactions", "ok", "hold no partition back")
+        return
+    producers = broker.open_transactions([partition.log for _, partition in held])
+    for lag, partition in held:
+        names = ", ".join(str(producer) for producer, _ in producers.get(partition.log.topic_partition, ()))
+        yield Finding(
+            "open transactions",
+            "warning",
+            f"pipeline {lag.pipeline!r}: {partition.log}: an open transaction (producer {names or 'unknown'}) holds "
+            f"back {partition.held_back} offsets from {partition.log.last_stable} on",
+            "If it persists, end it with Kafka's kafka-transactions.sh --abort.",
+        )
+
+
+def _is_near(partition: PartitionLag, lag: PipelineLag) -> bool:
+    age = partition.retention.age if partition.retention else None
+    if partition.removed_at is None or age is None:
+        return False
+    return partition.removed_at - lag.at < min(HEADROOM, age / 4)

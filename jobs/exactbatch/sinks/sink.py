@@ -1,0 +1,230 @@
+"""What a user writes for where rows go, and the facts that follow from it. Nothing here runs a statement.
+
+A sink is a frozen dataclass of options: Append, Upsert and Aggregate. The writer that stores its rows is built from its
+traits by writers.py.
+
+Tables. Every target has one table whose rows carry lineage, the *lineage table*: which record, or at least which batch,
+a row comes from. A replay retracts by lineage, and an audit compares by lineage. Unless the target is derived, it is
+its own lineage table. A derived target is computed from its lineage table.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Literal, Protocol, Self, runtime_checkable
+
+from exactbatch.columns import LINEAGE, POSITION_EPOCH, UNCHANGED_COLUMNS, Column, renamed
+from exactbatch.errors import ConfigurationError
+from exactbatch.offsets import TopicPartition
+
+# The origin that a row names: one record, or only the batch.
+Lineage = Literal["record", "batch"]
+
+# The columns of a staged change, after those of the pipeline.
+DELETED: Final = Column("deleted", "boolean")
+UNCHANGED: Final = Column(UNCHANGED_COLUMNS, "text[]")
+# How many times the positions of the source had begun again when a change was made; null before the first time.
+EPOCH: Final = Column(POSITION_EPOCH, "integer")
+
+
+@dataclass(frozen=True, slots=True)
+class SinkIdentity:
+    """The part of a sink that the ledger registers: rows written under another identity follow other rules.
+
+    `key` names the columns that identify a row of the target, or the meaning of its columns. `version` is "" if the
+    sink has none. `others` are those of further targets that the sink writes in the same transaction.
+    """
+
+    target: str
+    sink: str
+    key: tuple[str, ...]
+    version: str
+    lineage: Lineage
+    others: "tuple[SinkIdentity, ...]" = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SinkKind:
+    """A kind of sink, by the name under which the ledger registers it.
+
+    `companions` are the suffixes of the target's name that may name its other tables, whether or not each exists; the
+    first one of a derived target is that of its lineage table. With `keeps_every_row`, the lineage table keeps the rows
+    of every record until they are retracted or compacted; otherwise only those of the latest record of each key. Then
+    nothing can be retracted, and the staged rows of a replay replace those of its ranges.
+    """
+
+    name: str
+    companions: tuple[str, ...] = ()
+    is_derived: bool = False
+    keeps_every_row: bool = True
+
+
+APPEND: Final = SinkKind("append")
+UPSERT: Final = SinkKind("upsert", ("_change",), is_derived=True)
+UPSERT_LATEST: Final = SinkKind("upsert_latest", ("_deleted",), keeps_every_row=False)
+AGGREGATE: Final = SinkKind("aggregate", ("_partial", "_watermark"), is_derived=True)
+# The kinds by their names. The ledger registers several targets of a pipeline each by its own kind.
+KINDS: Final[Mapping[str, SinkKind]] = {
+    kind.name: kind for kind in (APPEND, UPSERT, UPSERT_LATEST, AGGREGATE)
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FormatFacts:
+    """What the format of a pipeline says about the rows that a sink gets.
+
+    leaves_values_out  True if a row may lack values that have not changed
+    position_columns   the columns that have the position of each change's commit, in their order; () if none have
+    truncate_order     the columns that order truncates of the source among changes; None if the format has no truncates
+    """
+
+    leaves_values_out: bool = False
+    position_columns: tuple[str, ...] = ()
+    truncate_order: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SinkTraits:
+    """What a pipeline's sink asks of those who plan, stage, replay and audit its batches.
+
+    sink              what the user wrote; of several sinks the last one, which decides
+    target            the target as the user wrote it; of several, all of them, for messages
+    lineage           the origin that a row of the lineage table names: one record, or only the batch
+    needs_lineage     True if each staged row must name the record that it comes from
+    key_columns       the columns whose values identify a row of the target; () if there are none
+    version_columns   the columns of the version, which order the changes of a key; () if their offsets do
+    position_columns  the same, if they are the position of each change's commit; otherwise ()
+    keeps_deletes     True if a staged row may be a delete: it has the column `deleted`, and null values are no
+                      tombstones
+    keeps_unchanged   True if a staged row may lack values that have not changed; it lists their columns
+    applies_truncates  True if a staged row may be a truncate
+    epochs            the offsets at which the positions of the source begin again, each time; 0 in other partitions
+    needs_last_records_only  True if only the last record of each message key matters, so that a compacted topic can be
+                      replayed
+    values_follow_from_records  True if an audit can compute the rows of the lineage table from the records alone
+    not_copyable      why executors cannot copy ranges into the target independently of each other; None if they can
+    others            the traits of the other targets, which the same transaction writes
+    """
+
+    sink: "Sink"
+    target: str
+    lineage: Lineage = "record"
+    needs_lineage: bool = True
+    key_columns: tuple[str, ...] = ()
+    version_columns: tuple[str, ...] = ()
+    position_columns: tuple[str, ...] = ()
+    keeps_deletes: bool = False
+    keeps_unchanged: bool = False
+    applies_truncates: bool = False
+    epochs: Sequence[Mapping[TopicPartition, int]] = ()
+    needs_last_records_only: bool = False
+    values_follow_from_records: bool = True
+    not_copyable: str | None = None
+    others: "tuple[SinkTraits, ...]" = ()
+
+    @property
+    def is_derived(self) -> bool:
+        """True if the target is computed from the lineage table, which all pipelines with this target share."""
+        return self.sink.kind.is_derived
+
+    @property
+    def keeps_every_row(self) -> bool:
+        """See SinkKind."""
+        return self.sink.kind.keeps_every_row
+
+    @property
+    def identity(self) -> SinkIdentity:
+        """The part of the sink that the ledger registers."""
+        return replace(self.sink.identity, others=tuple(other.identity for other in self.others))
+
+    @property
+    def parts(self) -> "tuple[SinkTraits, ...]":
+        """The traits of each target. The one that decides is the last."""
+        return (*self.others, replace(self, target=self.sink.target, others=()))
+
+    @property
+    def epoch(self) -> tuple[Column, ...]:
+        """The column of the epoch, once positions have begun again."""
+        return (EPOCH,) if self.epochs else ()
+
+    @property
+    def ordering_columns(self) -> tuple[str, ...]:
+        """The columns that order the changes of a key, that of the epoch included; () if their offsets do."""
+        return (*(column.name for column in self.epoch), *self.version_columns)
+
+    def with_epochs(self, epochs: Sequence[Mapping[TopicPartition, int]]) -> Self:
+        """Return the traits where positions begin again at these offsets, once for each mapping."""
+        return replace(self, epochs=epochs if self.position_columns else ())
+
+    def staged_columns(self, columns: Sequence[Column]) -> tuple[Column, ...]:
+        """Return the columns of a staged row, without its lineage, for the columns of a pipeline."""
+        unchanged = (UNCHANGED,) if self.keeps_unchanged else ()
+        return (*columns, *((DELETED,) if self.keeps_deletes else ()), *unchanged, *self.epoch)
+
+    def result_columns(self, columns: Sequence[Column]) -> tuple[Column, ...]:
+        """Return the columns of a row of the target that are its result, for a pipeline with these columns."""
+        return self.sink.result_columns(columns)
+
+    @property
+    def lineage_of_results(self) -> tuple[Column, ...]:
+        """The columns of lineage that a row of the target has besides its result; () for a derived target."""
+        if self.is_derived:
+            return ()
+        return LINEAGE if self.lineage == "record" else LINEAGE[-1:]
+
+    def check(self, columns: Sequence[Column]) -> None:
+        """Raise ConfigurationError if the targets cannot store rows with these columns."""
+        for part in self.parts:
+            part.sink.check(columns, part)
+
+
+@runtime_checkable
+class Sink(Protocol):
+    """The options of one target."""
+
+    @property
+    def kind(self) -> SinkKind:
+        """The kind of the sink."""
+        ...
+
+    @property
+    def target(self) -> str:
+        """The target as the user writes it: `schema.table`."""
+        ...
+
+    @property
+    def identity(self) -> SinkIdentity:
+        """The part of the sink that the ledger registers."""
+        ...
+
+    def find_traits(self, facts: FormatFacts) -> SinkTraits:
+        """Return what the sink asks of a pipeline.
+
+        Raises ConfigurationError if it cannot take what the format gives.
+        """
+        ...
+
+    def check(self, columns: Sequence[Column], traits: SinkTraits) -> None:
+        """Raise ConfigurationError if the sink cannot store rows with these columns."""
+        ...
+
+    def result_columns(self, columns: Sequence[Column]) -> tuple[Column, ...]:
+        """Return the columns of a row of the target that are its result, for a pipeline with these columns."""
+        ...
+
+
+def check_lineage_names(target: str, columns: Sequence[Column]) -> None:
+    """Raise ConfigurationError if a column of the pipeline has a name that staging or lineage uses."""
+    lineage = {column.name for column in LINEAGE}  # all of it: the staging table always has it
+    if taken := {"task_attempt", *lineage} & {column.name for column in columns}:
+        raise ConfigurationError(
+            f"target {target}: the pipeline's columns {', '.join(sorted(taken))} have names that "
+            f"lineage and staging use. {renamed(min(taken))}"
+        )
+
+
+def refuse_truncates(sink: str, facts: FormatFacts) -> None:
+    """Raise ConfigurationError for a format with truncates: the sink has no rows that a truncate could delete."""
+    if facts.truncate_order is not None:
+        raise ConfigurationError(
+            f"{sink}: only an Upsert applies truncates. Leave out truncate='apply': a truncate is a reject then."
+        )

@@ -1,0 +1,237 @@
+"""Keep all changes of an Upsert, and derive the latest state of each key from them.
+
+The class has the whole protocol of writers; most of its methods call the modules beside this one.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from psycopg2 import sql
+
+from exactbatch.columns import Column
+from exactbatch.errors import TargetMismatch
+from exactbatch.model import Evolve
+from exactbatch.postgres.connection import Cursor
+from exactbatch.sinks.capabilities import Comparison
+from exactbatch.sinks.sink import UNCHANGED, SinkTraits
+from exactbatch.sinks.staged_rows import Part, StagedRows
+from exactbatch.sinks.tables.affected_keys import create_affected_keys, retract_affecting
+from exactbatch.sinks.tables.counted_writes import forbid_changes
+from exactbatch.sinks.tables.lineage_table import LineageTable
+from exactbatch.sinks.tables.target import TargetTable
+from exactbatch.sinks.tables.target_checks import check_operators, check_same_keys, check_unique
+from exactbatch.sinks.tables.target_definition import add_columns, prepare_table
+from exactbatch.sinks.upsert.audit import compare_with_changes
+from exactbatch.sinks.upsert.change_compaction import ChangeCompactor
+from exactbatch.sinks.upsert.change_index import ChangeIndex
+from exactbatch.sinks.upsert.change_order import find_order
+from exactbatch.sinks.upsert.latest_changes import LatestChanges
+from exactbatch.sinks.upsert.latest_rows import LatestRows
+from exactbatch.sinks.upsert.shared_target import check_shared_columns
+from exactbatch.sinks.upsert.spec import Upsert
+from exactbatch.sinks.upsert.staged_changes import check_one_per_record
+from exactbatch.sinks.upsert.truncates import Truncates
+from exactbatch.sinks.upsert.unchanged_values import UnchangedValues
+from exactbatch.sinks.upsert.without_history import LatestWriter
+from exactbatch.sinks.values.cast import RejectRule, check_two_steps, reject_rules
+
+
+def build_upsert_writer(sink: Upsert, traits: SinkTraits) -> "UpsertWriter | LatestWriter":
+    """Return the writer of an Upsert."""
+    return UpsertWriter(sink, traits) if sink.history else LatestWriter(sink, traits)
+
+
+@dataclass(frozen=True)
+class UpsertWriter:
+    """The writer of an Upsert that keeps all changes."""
+
+    sink: Upsert
+    traits: SinkTraits
+
+    @property
+    def parts(self) -> "tuple[UpsertWriter, ...]":
+        """The writer itself."""
+        return (self,)
+
+    @property
+    def _key(self) -> tuple[str, ...]:
+        return self.sink.key
+
+    @cached_property
+    def _target(self) -> TargetTable:
+        return TargetTable(self.sink.target)
+
+    @cached_property
+    def lineage_table(self) -> LineageTable:
+        """The table of changes."""
+        (suffix,) = self.sink.kind.companions
+        return LineageTable(self._target.sibling(suffix))
+
+    @property
+    def tables(self) -> tuple[TargetTable, ...]:
+        """The table of changes and the target, in the order in which they are locked."""
+        return (self.lineage_table.table, self._target)
+
+    @property
+    def _latest_changes(self) -> LatestChanges:
+        return LatestChanges(self._target, self.lineage_table, find_order(self.traits))
+
+    @property
+    def compactor(self) -> ChangeCompactor:
+        """Drops changes that later ones have superseded."""
+        return ChangeCompactor(self.lineage_table, self._key, self.traits.ordering_columns)
+
+    def prepare(self, cursor: Cursor, columns: Sequence[Column], *, evolve: Evolve = "refuse") -> None:
+        """Create target and table of changes if they are missing, and otherwise check their columns.
+
+        Raises TargetMismatch, which names the column and both types, or the missing unique constraint.
+        """
+        # The target first, as in publish: two pipelines may share it.
+        self._target.lock(cursor)
+        if not prepare_table(cursor, self._target, columns, key=self._key, evolve=evolve):
+            check_unique(cursor, self._target, self._key)
+        # A table of changes from before has whole changes, in the first epoch.
+        added = [*([UNCHANGED] if self.traits.keeps_unchanged else []), *self.traits.epoch]
+        add_columns(cursor, self.lineage_table.table, added)
+        self.lineage_table.prepare(cursor, self.traits.staged_columns(columns), evolve=evolve)
+        check_same_keys(cursor, self._target, self.lineage_table.table, self._key)
+        check_operators(cursor, self._target, self._key)
+        if self.traits.applies_truncates:
+            self._truncates.check(cursor)
+        check_two_steps(
+            self.sink.target,
+            self.lineage_table.casts(cursor, self.traits.staged_columns(columns)),
+            self._target.casts(cursor, columns),
+        )
+
+    def check_replay(self, cursor: Cursor) -> None:
+        """Raise TargetMismatch if a replay would change tables that refer to the table of changes."""
+        self.lineage_table.check_replay(cursor)
+
+    def check_shared(self, cursor: Cursor, columns: Sequence[Column], pipelines: Sequence[str]) -> None:
+        """Raise TargetMismatch if the changes have columns that only other pipelines with this target write, or if a
+        truncate would delete rows of other pipelines.
+        """
+        if pipelines and self.traits.applies_truncates:
+            raise TargetMismatch(
+                f"target {self.sink.target}: a truncate deletes all of its rows, and the pipeline shares it with "
+                f"{', '.join(pipelines)}. Nothing was written. Give the pipelines different targets, or leave out "
+                f"truncate='apply'."
+            )
+        check_shared_columns(cursor, self.traits, self.lineage_table, columns, pipelines)
+
+    def reject_rules(
+        self,
+        cursor: Cursor,
+        columns: Sequence[Column],
+        *,
+        batch_id: int,  # noqa: ARG002
+        evolve: Evolve | None = None,
+    ) -> list[RejectRule]:
+        """Return rules for staged changes that the types of the changes or of the target cannot hold."""
+        return [
+            *reject_rules(
+                self.lineage_table.casts(cursor, self.traits.staged_columns(columns), evolve=evolve)
+            ),
+            *reject_rules(self._target.casts(cursor, columns, evolve=evolve)),
+            *self._unordered_rules,
+        ]
+
+    @property
+    def _unordered_rules(self) -> list[RejectRule]:
+        """A rule for staged changes whose version the source left out: nothing orders them."""
+        if not self.traits.keeps_unchanged:
+            return []
+        return [
+            RejectRule(
+                sql.SQL("coalesce({} = any({}), false)").format(
+                    sql.Literal(name), sql.Identifier(UNCHANGED.name)
+                ),
+                sql.Literal(f"column {name!r}: the source left out the version, which orders the changes"),
+            )
+            for name in self.traits.version_columns
+        ]
+
+    def find_unknown(
+        self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column], *, without: sql.Composable
+    ) -> sql.Composable | None:
+        """Return a query for staged changes that lack a value which no older change of their key has."""
+        return self._unchanged_values.find_unknown(
+            cursor, staged, (*columns, *self.traits.epoch), without=without, truncates=self._truncates
+        )
+
+    @property
+    def _unchanged_values(self) -> UnchangedValues:
+        return UnchangedValues(self.lineage_table, self._key, self.traits.ordering_columns)
+
+    @property
+    def _truncates(self) -> Truncates:
+        return Truncates(
+            self._target,
+            self.lineage_table,
+            self._key,
+            self.traits.ordering_columns,
+            self.traits.applies_truncates,
+        )
+
+    def check_staged(self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column]) -> None:
+        """Raise TargetMismatch if a staged record gives several changes of a key, and nothing orders them."""
+        casts = self.lineage_table.casts(cursor, (*columns, *self.traits.epoch))
+        check_one_per_record(
+            cursor, staged, find_order(self.traits), self.sink.target, self.lineage_table, casts
+        )
+
+    def insert_staged(self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column]) -> int:
+        """Insert staged changes, and bring the target up to date; return how many changes arrived.
+
+        Raises KeyOnTwoPartitions if the order of a key's changes is unknown, and TargetMismatch if a constraint of
+        the target refuses a row.
+        """
+        affected = self._affected(cursor)
+        truncate = self._truncates.find(cursor, staged, (*columns, *self.traits.epoch), affected)
+        latest = self._latest_changes.find(cursor, staged, self.traits.staged_columns(columns), affected)
+        with forbid_changes(cursor, self._target, while_writing=self.lineage_table.table):
+            inserted = ChangeIndex(self.lineage_table, self._key).insert(
+                cursor,
+                lambda: self.lineage_table.insert_staged(cursor, staged, self.traits.staged_columns(columns)),
+            )
+        if truncate is not None:
+            self._truncates.delete_older(cursor, latest, truncate)
+        self._unchanged_values.resolve(
+            cursor, staged, columns, latest, affected=affected, newest_truncate=truncate
+        )
+        LatestRows(self._target, self.lineage_table, self._key, latest, affected).write(
+            cursor, staged, columns
+        )
+        return inserted
+
+    def retract(self, cursor: Cursor, parts: Sequence[Part]) -> int:
+        """Delete the changes that batches have written for ranges; return how many that was."""
+        affected = self._affected(cursor)
+        truncates = self._truncates.note(cursor, parts)
+        with forbid_changes(cursor, self._target, while_writing=self.lineage_table.table):
+            retracted = retract_affecting(cursor, self.lineage_table, parts, self._key, affected)
+        if truncates is not None:
+            self._truncates.affect(cursor, truncates, affected)
+        return retracted
+
+    def compare_target(
+        self,
+        columns: Sequence[Column] | None,
+        target_types: Mapping[str, str],
+        lineage_types: Mapping[str, str],
+    ) -> Comparison:
+        """Compare each row of the target with the latest change of its key."""
+        return compare_with_changes(
+            self._target.identifier,
+            self.lineage_table.identifier,
+            self._key,
+            self.traits.ordering_columns,
+            columns=columns,
+            target_types=target_types,
+            change_types=lineage_types,
+        )
+
+    def _affected(self, cursor: Cursor) -> sql.Identifier:
+        return create_affected_keys(cursor, self.lineage_table, self._key)
