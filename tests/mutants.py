@@ -565,10 +565,10 @@ MUTANTS: Final = (
         ("tests/unit/test_planner.py", "tests/integration/test_advance.py"),
     ),
     Mutant(
-        "a server that refuses startup options is asked again and again",
+        "a server that refuses startup options is sent them again",
         "postgres/dsn.py",
-        "    _without_options.add(address)\n",
-        "",
+        '        sent = "" if _address(dsn) in _without_options else settings.options()\n',
+        "        sent = settings.options()\n",
         ("tests/integration/test_startup_options.py",),
     ),
     Mutant(

@@ -105,7 +105,7 @@ def test_plain_connection_is_refused_by_server_of_these_tests(proxy, dsn):
     """Otherwise the test above would show nothing."""
     with pytest.raises(PostgresUnavailable, match="expected TLS, found a plain connection"):
         connect(dsn(sslmode="disable"), application="tests")
-    # A second attempt, without our startup options, tells whether these were refused.
+    # The second, without our startup options, tells whether these were refused.
     assert (proxy.plain, proxy.applications) == (2, [])
 
 

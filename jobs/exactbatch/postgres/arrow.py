@@ -7,7 +7,7 @@ from adbc_driver_manager import AdbcConnection, AdbcStatement, dbapi
 from adbc_driver_manager import Error as AdbcError
 
 from exactbatch.errors.translation import adbc_message, is_not_connected, translate
-from exactbatch.postgres.dsn import complete_dsn, connecting_errors, drop_refused_options, refused_connection
+from exactbatch.postgres.dsn import NotConnected, open_connection
 from exactbatch.postgres.server_version import check_version
 from exactbatch.postgres.session_settings import (
     EFFECTIVE_SETTINGS,
@@ -103,20 +103,19 @@ def connect_arrow(
         idle_in_transaction=0 if read_only else milliseconds(timeout),
         read_only=read_only,
     )
-    with connecting_errors(dsn):
-        while True:
-            complete = complete_dsn(dsn, settings, application=application, timeout=timeout)
-            try:
-                return _open(complete, settings)
-            except AdbcError as error:
-                message = adbc_message(error)
-                if is_not_connected(error) or names_startup_options(message):
-                    if drop_refused_options(message, dsn):
-                        continue  # without them
-                    raise refused_connection(message, dsn) from None
-                if (refusal := translate(error)) is None:
-                    raise
-                raise refusal from None
+
+    def open_(complete: str) -> ArrowConnection:
+        try:
+            return _open(complete, settings)
+        except AdbcError as error:
+            message = adbc_message(error)
+            if is_not_connected(error) or names_startup_options(message):
+                raise NotConnected(message) from None
+            if (refusal := translate(error)) is None:
+                raise
+            raise refusal from None
+
+    return open_connection(open_, dsn, settings, application=application, timeout=timeout)
 
 
 def _open(dsn: str, settings: SessionSettings) -> ArrowConnection:

@@ -15,7 +15,7 @@ from exactbatch.errors import PostgresUnavailable
 from exactbatch.errors.sqlstates import INSUFFICIENT_PRIVILEGE
 from exactbatch.errors.translation import psycopg2_message, translate
 from exactbatch.postgres.deadlines import deadlines
-from exactbatch.postgres.dsn import complete_dsn, connecting_errors, drop_refused_options
+from exactbatch.postgres.dsn import NotConnected, open_connection
 from exactbatch.postgres.server_version import check_version
 from exactbatch.postgres.session_settings import (
     EFFECTIVE_SETTINGS,
@@ -207,17 +207,13 @@ def connect(
         idle_in_transaction=milliseconds(timeout),
     )
 
-    def open_() -> Connection:
-        complete = complete_dsn(dsn, settings, application=application, timeout=timeout)
-        return psycopg2.connect(complete, connection_factory=Connection, cursor_factory=Cursor)
-
-    with connecting_errors(dsn):
+    def open_(complete: str) -> Connection:
         try:
-            connection = open_()
+            return psycopg2.connect(complete, connection_factory=Connection, cursor_factory=Cursor)
         except psycopg2.OperationalError as error:
-            if not drop_refused_options(psycopg2_message(error), dsn):
-                raise
-            connection = open_()
+            raise NotConnected(psycopg2_message(error)) from None
+
+    connection = open_connection(open_, dsn, settings, application=application, timeout=timeout)
     connection.answer_timeout = None if statement_timeout is None else statement_timeout + _GRACE
     try:
         with clear_errors(connection):

@@ -1,15 +1,14 @@
 """Connection strings: what the client adds to a user's own, and what the errors of connecting mean."""
 
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from typing import Final
+from collections.abc import Callable
+from contextlib import closing
+from typing import Final, TypeVar
 
 import psycopg2
 from psycopg2.extensions import make_dsn, parse_dsn
 
 from exactbatch.errors import ConfigurationError, ExactbatchError
 from exactbatch.errors.sqlstates import connection_error
-from exactbatch.errors.translation import psycopg2_message
 from exactbatch.postgres.server_version import OLDEST, too_old
 from exactbatch.postgres.session_settings import (
     SessionSettings,
@@ -25,38 +24,49 @@ _ANSWER: Final = "FATAL: "  # libpq's messages have it if a server has answered
 _KEEPALIVES: Final = {"keepalives": 1, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
 # The servers and poolers that have refused startup options in this process, as in _address().
 _without_options = set[tuple[str | None, ...]]()
+C = TypeVar("C")
 
 
-def complete_dsn(dsn: str, settings: SessionSettings, *, application: str, timeout: float) -> str:
-    """A connection string with everything that the client sets.
+class NotConnected(Exception):
+    """A connection was not established; its text is libpq's message."""
 
-    `timeout`, in seconds, is how long sent data may stay unacknowledged. The settings come after the server
-    options that the string already has, because the last one counts. A server or pooler that has refused them gets
-    the string's own options alone, and none of PGOPTIONS: transactions set the settings.
+
+def open_connection(
+    open_: Callable[[str], C], dsn: str, settings: SessionSettings, *, application: str, timeout: float
+) -> C:
+    """Open a connection with everything that the client adds to a user's own connection string.
+
+    `open_` gets the complete string, and raises NotConnected or psycopg2's errors; `timeout`, in seconds, is how long
+    sent data may stay unacknowledged. The settings come after the server options that the string already has, because
+    the last one counts. A server or pooler that refuses them gets the string's own options alone, and none of
+    PGOPTIONS, until this process ends: transactions set the settings.
+
+    Raises ConfigurationError or PostgresUnavailable.
     """
-    own = parse_dsn(dsn).get("options", "")
-    sent = "" if _address(dsn) in _without_options else settings.options()
-    return make_dsn(
-        dsn,
-        application_name=application,
-        client_encoding="UTF8",
-        connect_timeout=CONNECT_TIMEOUT,
-        tcp_user_timeout=milliseconds(timeout),
-        options=f"{own} {sent}".strip(),
-        **_KEEPALIVES,
-    )
+    own = _parse(dsn).get("options", "")
+    while True:
+        sent = "" if _address(dsn) in _without_options else settings.options()
+        complete = make_dsn(
+            dsn,
+            application_name=application,
+            client_encoding="UTF8",
+            connect_timeout=CONNECT_TIMEOUT,
+            tcp_user_timeout=milliseconds(timeout),
+            options=f"{own} {sent}".strip(),
+            **_KEEPALIVES,
+        )
+        try:
+            return open_(complete)
+        except NotConnected as error:
+            if (refusal := refused_connection(str(error), dsn)) is not None:
+                raise refusal from None
+            _without_options.add(_address(dsn))
 
 
-@contextmanager
-def connecting_errors(dsn: str) -> Iterator[None]:
-    """Raise ConfigurationError or PostgresUnavailable instead of psycopg2's errors of connecting.
-
-    `dsn` is the user's own connection string.
-    """
+def _parse(dsn: str) -> dict[str, str]:
+    """Parse a user's own connection string. Raises ConfigurationError."""
     try:
-        yield
-    except psycopg2.OperationalError as error:
-        raise refused_connection(psycopg2_message(error), dsn) from None
+        return parse_dsn(dsn)
     except psycopg2.ProgrammingError:
         # libpq quotes the part that it could not parse, which may be a part of the password.
         raise ConfigurationError(
@@ -66,35 +76,17 @@ def connecting_errors(dsn: str) -> Iterator[None]:
         ) from None
 
 
-def drop_refused_options(message: str, dsn: str) -> bool:
-    """Send no startup options any more if libpq's message says that a server or pooler refuses them; return whether so.
-
-    PgBouncer does so by default, and RDS Proxy always. libpq does not tell the SQLSTATE, and each server words a
-    refusal in its own way: whether it is about the options shows when it takes the user's own connection string, which
-    has none of exactbatch's.
-    """
-    address = _address(dsn)
-    if address in _without_options:
-        return False
-    if not names_startup_options(message):
-        if unknown_parameter(message) is not None or _ANSWER not in message:
-            return False
-        if connection_error(message).sqlstate is not None:
-            return False
-        version = _version(dsn)
-        if version is None or too_old(version) is not None:
-            return False
-    _without_options.add(address)
-    return True
-
-
-def refused_connection(message: str, dsn: str) -> ExactbatchError:
+def refused_connection(message: str, dsn: str) -> ExactbatchError | None:
     """Return the error for libpq's message about a connection that was not established.
 
-    An old server does not know all options of exactbatch.
+    None if the server or pooler refuses startup options, and has got some of exactbatch's: PgBouncer does so by
+    default, and RDS Proxy always. libpq does not tell the SQLSTATE, and each server words a refusal in its own way:
+    whether it is about the options shows when it takes the user's own connection string, which has none of
+    exactbatch's. An old server does not know all options.
     """
+    sent = _address(dsn) not in _without_options
     if names_startup_options(message):
-        return startup_options_refused(message)
+        return None if sent else startup_options_refused(message)
     error, parameter = connection_error(message), unknown_parameter(message)
     if parameter is None and (_ANSWER not in message or error.sqlstate is not None):
         return error
@@ -107,7 +99,7 @@ def refused_connection(message: str, dsn: str) -> ExactbatchError:
             f"connection string and from PGOPTIONS. If it is in neither, exactbatch sets it: use a server that has "
             f"all parameters of Postgres {OLDEST // 10000}, in `exactbatch explain settings`."
         )
-    return error
+    return None if sent and version is not None else error
 
 
 def _address(dsn: str) -> tuple[str | None, ...]:
