@@ -239,11 +239,12 @@ def check(db: Database, sink: str, made: Batches) -> None:
 
 
 def table_of_docs() -> str:
-    """The table of docs/targets.md: which sinks refuse which kinds."""
+    """The table of docs/targets.md: the kinds that are refused, and by which sinks."""
     kinds: dict[tuple[str, ...], list[str]] = {}
     for kind in KINDS:
-        kinds.setdefault(tuple(sink for sink in SINKS if kind.of(sink) != "exact"), []).append(kind.name)
-    names = {(): "no sink", tuple(SINKS): "every sink"}
+        if refusing := tuple(sink for sink in SINKS if kind.of(sink) != "exact"):
+            kinds.setdefault(refusing, []).append(kind.name)
+    names = {tuple(SINKS): "every sink"}
     rows = [f"| {names.get(by, ' and '.join(by))} | {'; '.join(found)} |" for by, found in kinds.items()]
     return "\n".join(["| refused by | target |", "|---|---|", *rows])
 

@@ -64,12 +64,13 @@ def test_the_core_of_the_matrix_is_exact_rejected_or_refused(matrix):
         if in_core(source, kind)
     }
     assert wrong(results) == [], summary(list(results.values()))
-    written = DOC.read_text()
+    written = dict(
+        re.findall(r"^\| (exact|exact or reject|refused) \| (.+) \|$", DOC.read_text(), re.MULTILINE)
+    )
     for (source, kind), result in results.items():
         if source == "text":
-            assert f"| {kind} | {result.word} |" in written, (
-                f"{kind}: {result.word}; write docs/value-matrix.md"
-            )
+            listed = written[result.word].split(" · ")
+            assert kind in listed, f"{kind}: {result.word}; write docs/value-matrix.md"
 
 
 @pytest.mark.long

@@ -20,7 +20,8 @@ def documented(heading: str) -> list[tuple[str, str, str]]:
             continue
         elif table == "Other tables":
             _, name, _, columns, _ = line.split("|")
-            found += [(name.strip(" `"), *each) for each in re.findall(r"`(\w+)` (\w+)", columns)]
+            types = r"`(\w+)` (\w+(?:\[\])?(?:, \*null\*)?)"
+            found += [(name.strip(" `"), *each) for each in re.findall(types, columns)]
         else:
             _, names, kind, *_ = line.split("|")
             found += [(table, name, kind.strip()) for name in re.findall(r"`(\w+)`", names)]

@@ -493,7 +493,7 @@ class Matrix:
         if key in self._staged:
             return self._staged[key]
         tables = StagingTables(1, len(self._staged) + 1)
-        staged_columns = sink.staged_columns(columns)
+        staged_columns = writer_of(sink).traits.staged_columns(columns)
         with self._connection, self._connection.cursor() as cursor:
             create_rejects(cursor, tables)
             create_rows(cursor, tables, staged_columns)
@@ -609,19 +609,19 @@ No other outcome occurs, except [what counts as exact](values.md#exceptions), su
 
 ## Text
 
-This table applies to pipeline columns of type text, and to all types that are read from text: uuid, time, interval,
-jsonb, numeric without a precision, and your own types.
+This holds for pipeline columns of type text, and for all types that are read from text: uuid, time, interval, jsonb,
+numeric without a precision, and your own types.
 
-| target column | text |
+| | target columns |
 |---|---|
 {text}
 
 ## Typed columns
 
-A target column that is not in this table refuses all of these types.
+Every other target column refuses these types.
 
-| target column | {sources} |
-|---|{rule}|
+| column of the pipeline | exact | exact or reject |
+|---|---|---|
 {typed}
 
 ## Arrays
@@ -629,8 +629,8 @@ A target column that is not in this table refuses all of these types.
 The elements of an array follow the same rules as single values. The text of a whole array, such as `{{1,2}}`, fits into
 an array column of the target if it is written as Postgres writes it.
 
-| target column | {arrays} |
-|---|{array_rule}|
+| column of the pipeline | exact | exact or reject |
+|---|---|---|
 {elements}
 """
 
@@ -642,20 +642,19 @@ def rendered(results: dict[tuple[str, str], Result]) -> str:
     scalars = [name for name in names if not name.endswith("[]") and name != "text"]
     arrays = [name for name in names if name.endswith("[]")]
 
+    def targets(source: str, word: str) -> str:
+        return " · ".join(title for title in titles if results[source, title].word == word)
+
     def table(sources: Sequence[str]) -> str:
-        rows = {title: [results[source, title].word for source in sources] for title in titles}
+        words = ("exact", "exact or reject")
         return "\n".join(
-            f"| {title} | {' | '.join(words)} |"
-            for title, words in rows.items()
-            if len(sources) == 1 or {*words} != {"refused"}
+            f"| {source} | {' | '.join(targets(source, word) for word in words)} |" for source in sources
         )
 
     return _PAGE.format(
-        text=table(["text"]),
-        sources=" | ".join(scalars),
-        rule="|".join(["---"] * len(scalars)),
+        text="\n".join(
+            f"| {word} | {targets('text', word)} |" for word in ("exact", "exact or reject", "refused")
+        ),
         typed=table(scalars),
-        arrays=" | ".join(arrays),
-        array_rule="|".join(["---"] * len(arrays)),
         elements=table(arrays),
     )

@@ -365,29 +365,15 @@ def properties_of_librdkafka(folder: Path) -> dict[str, str]:
 
 def test_the_documentation_has_the_tables_of_the_code() -> None:
     text = DOCS.read_text(encoding="utf-8")
-    for table in (
-        select_rows(
-            ("property", "value", "why"),
-            [(f"`{n}`", f"`{each.value}`", each.why) for n, each in FIXED.items()],
-        ),
-        select_rows(
-            ("property", "why it is refused"),
-            [(", ".join(f"`{n}`" for n in names), why) for why, names in reasons().items()],
-        ),
-    ):
-        assert table in text, f"put this into {DOCS}:\n{table}"
+    table = select_rows(
+        ("property", "value", "why"),
+        [(f"`{n}`", f"`{each.value}`", each.why) for n, each in FIXED.items()],
+    )
+    assert table in text, f"put this into {DOCS}:\n{table}"
     in_one_line = " ".join(text.split())  # the page wraps the lists
-    for names in (SHARED, READING, UNUSED):
+    for names in (SHARED, READING):
         listed = ", ".join(f"`{name}`" for name in sorted(names))
         assert listed in in_one_line, f"put this into {DOCS}:\n{listed}"
-
-
-def reasons() -> dict[str, list[str]]:
-    """The properties that are refused, by the reason."""
-    found: dict[str, list[str]] = {}
-    for name, why in REFUSED.items():
-        found.setdefault(why, []).append(name)
-    return found
 
 
 def select_rows(titles: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:

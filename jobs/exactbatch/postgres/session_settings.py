@@ -4,7 +4,7 @@ A role, a database, the environment (PGOPTIONS, PGTZ, PGDATESTYLE, PGCLIENTENCOD
 and a user's own function can all change how a session behaves. Each setting therefore goes to the server twice: as
 a startup option, which overrides the settings of the role and the database, and by `set local` at the beginning of
 each transaction, which also takes effect behind a pooler that drops startup options and leaves nothing behind on a
-pooled connection. docs/settings.md has the same table for users, and lists the settings that stay as they are.
+pooled connection. docs/settings.md shows the values.
 """
 
 import re

@@ -109,29 +109,19 @@ decoded), an attempt with the fault, a repair, and another attempt. A combinatio
 - with `forward=` (`forwarded`, `forwarded_upsert`), a read_committed consumer sees each committed result once, those of
   each key in order, and what they make together is the target.
 
-One pipeline for each sink lives through all of its combinations, so that a later one detects what an earlier fault left
-behind. All timeouts are 3 s. An attempt that does not end counts as not exact.
+One pipeline for each sink lives through all of its combinations. All timeouts are 3 s. An attempt that does not end
+counts as not exact.
 
 A table cell says how the attempt with the fault ended: `done` (it succeeded), `killed`, `exception` (that of the
 failpoint), or the name of exactbatch's error. `, committed` means that the batch was committed nevertheless, and that
 the next attempt recognized this.
 
-Combinations whose result cannot differ are not generated:
-
-- Before publish, append represents upsert and aggregate, and the planner and a forwarder run the same code for every
-  sink. A forwarder's moments are `forward.*` except `forward.after_outbox`, and those *of a forwarder* on the wire.
-- A delay is only tried with append and partition; so is the death of a driver with its own JVM, once all rows are
-  staged or all ranges are committed.
-- Moments marked `replay` are tried in a replay, all others in an advance.
-- A connection is cut after N bytes only where many bytes are sent, the answer to a COMMIT dropped only where there is
-  one, and the broker killed only where it is queried afterwards. Postgres is restarted once in each step.
+Combinations whose result cannot differ are not generated: before publish, append represents upsert and aggregate, the
+planner and a forwarder run the same code for every sink, and a delay is only tried with append and partition. Moments
+marked `replay` are tried in a replay, all others in an advance.
 
 A worker is held or stopped for 0.3 s; a driver or a publishing process, until another launch has tried the same batch;
 a forwarder, until another one has taken its place (`Fenced`).
-
-Tested elsewhere: `compact.before_commit` (`tests/integration/test_compact.py`), `prune.*`
-(`tests/integration/test_prune.py`), `read.after_records` and `transform.after_read`
-(`tests/faults/test_lost_executors.py` and `test_three_brokers.py`).
 
 ## At failpoints
 
@@ -158,15 +148,18 @@ what the row names. `half-open`: nothing that the server sends arrives any more.
 
 
 def _table(outcomes: Outcomes, moments: Sequence[Moment], faults: Sequence[str]) -> str:
-    """One line for each moment and the sinks for which all came out the same."""
-    lines = [["moment", "sinks", *faults], ["---"] * (len(faults) + 2)]
+    """One line for the moments and the sinks for which all came out the same."""
+    lines: dict[tuple[str, ...], list[str]] = {}
     for moment in moments:
         rows: dict[tuple[str, ...], list[str]] = {}
         for sink in moment.sinks:
             cells = tuple(outcomes.get(Combination(sink, moment, fault), "") for fault in faults)
             rows.setdefault(cells, []).append(sink)
-        lines += [[moment.title, ", ".join(sinks), *cells] for cells, sinks in rows.items()]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        for cells, sinks in rows.items():
+            lines.setdefault((", ".join(sinks), *cells), []).append(moment.title)
+    head = [("moments", "sinks", *faults), ("---",) * (len(faults) + 2)]
+    body = [("; ".join(titles), *line) for line, titles in lines.items()]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (*head, *body))
 
 
 def main(words: Iterable[str]) -> int:

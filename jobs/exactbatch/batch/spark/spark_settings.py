@@ -15,7 +15,7 @@ QUERY_RECORDS_AT_ONCE: Final = "200000"
 _OFFSET: Final = re.compile(r"(UTC|GMT|UT)?[+-]\d.*")  # +02:00
 # The settings that decide which rows a transform returns, and that may differ between machines, clusters and
 # users: the value in a batch, unless the pipeline's spark_conf has another, and what it decides.
-# docs/settings.md shows this table.
+# docs/settings.md shows the values.
 PINNED: Final[Mapping[str, tuple[str, str]]] = {
     _ZONE: ("UTC", "what hour(at) returns, and which moment text without an offset stands for"),
     "spark.sql.ansi.enabled": ("true", "whether 1/0, overflow and a bad cast are errors or null"),
