@@ -15,7 +15,8 @@ _PROJECT: Final = Path(__file__).parents[2] / "pyproject.toml"
 _NOT_SEARCHED: Final = ("errors/", "value-matrix.md", "evidence/faults.md")
 # A page whose words are those of all others comes after the page that is about them.
 _BOOSTS: Final = {
-    "requirements.md": 2.0,
+    "requirements.md": 4.0,
+    "howto/upgrade.md": 2.0,
     "deploy.md": 1.5,
     "reference/python.md": 3.0,
     "targets.md": 1.5,
