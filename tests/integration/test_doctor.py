@@ -165,9 +165,9 @@ def test_a_kafka_login_that_nothing_can_make_is_no_wrong_password(doctor, pipeli
     found = of(doctor(pipeline), "settings")
     assert found["level"] == "problem"
     assert found["found"].startswith(
-        "the Kafka property sasl.mechanism is 'OAUTHBEARER', and nothing supplies"
+        "the Kafka property sasl.oauthbearer.method is missing, which sasl.mechanism=OAUTHBEARER needs"
     )
-    assert found["remedy"].startswith("Use PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512 with sasl.username and")
+    assert found["remedy"].startswith("Set it to oidc or to a function of your own")
 
 
 def test_kafka_has_no_tls(doctor, pipeline, stack):

@@ -17,17 +17,14 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 from typer.testing import CliRunner
 
-from exactbatch import Pipeline
-from exactbatch.audit.run_audit import audit
 from exactbatch.cli.app import app
 from exactbatch.errors import ConfigurationError, ExactbatchError, KafkaUnavailable, ReadFailed
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.kafka.reader import read_range
 from exactbatch.offsets import OffsetRange
-from exactbatch.planning.freeze_replay import freeze_replay
-from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings
+from support.batch_path import check_path
 from support.batch_runner import BatchRunner, MakePipeline
 from support.certificates import Authority
 from support.environment import HOME
@@ -75,23 +72,6 @@ def topic(broker: SecureBroker) -> Topic:
     return topic
 
 
-def check_path(world: BatchRunner, pipeline: Pipeline) -> None:
-    """Plan, batch, replay, audit and the group for lag tools, with the properties of `world` alone."""
-    batch = world.run(pipeline).batch
-    assert (batch.records, batch.rows) == (10, 10)
-    request = ReplayRequest(ranges=(RequestedRange(pipeline.topic_names[0], 0, 2, 5),))
-    batch_id = freeze_replay(world.connection, world.log, pipeline, request, origin="cli").batch_id
-    assert batch_id is not None
-    assert world.process(pipeline, batch_id).batch.rows == 3
-    assert sorted(row[0] for row in world.target(pipeline, "id")) == list(range(10))
-    results = audit(pipeline, world.settings)
-    assert results.is_exact
-    assert len(results.partitions) == 2
-    stored = {(pipeline.topic_names[0], partition): end for partition, end in ((0, 6), (1, 4))}
-    world.log.commit_group("exactbatch.secure", stored)
-    assert world.log.group_offsets("exactbatch.secure", pipeline.topic_names) == stored
-
-
 @pytest.mark.parametrize(("mechanism", "reader"), list(zip(MECHANISMS, READERS, strict=True)))
 def test_a_batch_is_exact_over_sasl_ssl_with_scram(
     spark: Any,
@@ -107,7 +87,7 @@ def test_a_batch_is_exact_over_sasl_ssl_with_scram(
     read_with(monkeypatch, reader, spark)
     settings = Settings(kafka=broker.scram(mechanism), postgres=database)
     commit = "partition" if mechanism.endswith("256") else "batch"
-    check_path(BatchRunner(spark, connection, settings), make_pipeline(topic, commit=commit))
+    check_path(BatchRunner(spark, connection, settings), make_pipeline(topic, commit=commit), topic.name)
 
 
 def test_a_batch_is_exact_over_ssl_with_a_client_certificate(
@@ -120,7 +100,9 @@ def test_a_batch_is_exact_over_ssl_with_a_client_certificate(
 ) -> None:
     settings = Settings(kafka=broker.by_certificate, postgres=database)
     check_path(
-        BatchRunner(spark, connection, settings), make_pipeline(topic, transform="select * from records")
+        BatchRunner(spark, connection, settings),
+        make_pipeline(topic, transform="select * from records"),
+        topic.name,
     )
 
 

@@ -85,18 +85,72 @@ def test_a_property_that_has_two_values_is_named(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "servers",
-    ["b-1.shop.abc.kafka.eu-west-1.amazonaws.com:9098", "bootstrap.shop.eu.managedkafka.p.cloud.goog:9092"],
+    ("servers", "provider"),
+    [
+        ("b-1.shop.abc.kafka.eu-west-1.amazonaws.com:9098", "aws_msk_iam"),
+        ("bootstrap.shop.eu.managedkafka.p.cloud.goog:9092", "gcp"),
+    ],
 )
-def test_a_kafka_connection_for_which_airflows_own_hook_makes_tokens_is_refused(monkeypatch, servers):
+def test_a_kafka_connection_for_which_airflows_own_hook_makes_tokens_has_the_same_here(
+    monkeypatch, servers, provider
+):
     extra = {
         "bootstrap.servers": servers,
         "security.protocol": "SASL_SSL",
         "sasl.mechanism": "OAUTHBEARER",
     }
     found = settings(monkeypatch, kafka_default={"extra": json.dumps(extra)}).kafka
-    with pytest.raises(ConfigurationError, match="is 'OAUTHBEARER', and nothing supplies its tokens"):
+    assert found == {**extra, "sasl.oauthbearer.method": provider}
+
+
+def test_other_brokers_need_the_name_of_a_provider(monkeypatch):
+    extra = {
+        "bootstrap.servers": "b-1.shop.kafka.eu-west-1.amazonaws.com:9098,other.example.org:9098",
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "OAUTHBEARER",
+    }
+    found = settings(monkeypatch, kafka_default={"extra": json.dumps(extra)}).kafka
+    with pytest.raises(
+        ConfigurationError, match=r"sasl.oauthbearer.method is missing, which sasl.mechanism=OAUTHB"
+    ):
         check_properties(found)
+
+
+@pytest.mark.parametrize(
+    ("extra", "provider"),
+    [({"iam": True, "aws_conn_id": "aws"}, "aws_rds_iam"), ({"azure_conn_id": "a"}, "azure")],
+)
+def test_a_postgres_connection_for_which_airflows_own_hook_gets_a_token_has_the_same_here(
+    monkeypatch, extra, provider
+):
+    connection = {"host": "db", "login": "job", "password": "old", "extra": json.dumps(extra)}
+    found = settings(monkeypatch, postgres_default=connection).postgres
+    assert parse_dsn(found) == {"host": "db", "user": "job", "password": f"token:{provider}"}
+
+
+def test_a_connection_of_airflow_names_no_code(monkeypatch):
+    """Whoever may edit connections may not therefore run functions."""
+    extra = {
+        "bootstrap.servers": "b:9092",
+        "sasl.mechanism": "OAUTHBEARER",
+        "sasl.oauthbearer.method": "os:system",
+    }
+    with pytest.raises(
+        ConfigurationError, match=r"'kafka_default' names 'os:system' as a provider.*kafka_token="
+    ):
+        settings(monkeypatch, kafka_default={"extra": json.dumps(extra)})
+    with pytest.raises(
+        ConfigurationError, match=r"'postgres_default' names 'os:system' as a prov.*postgres_token="
+    ):
+        settings(monkeypatch, postgres_default={"host": "db", "password": "token:os:system"})
+
+
+def test_a_dag_names_the_providers(monkeypatch):
+    settings(monkeypatch)
+    found = Connections(kafka_token="shop:kafka", postgres_token="shop:postgres").settings()
+    assert found.kafka["sasl.mechanism"] == "OAUTHBEARER"
+    assert found.kafka["sasl.oauthbearer.method"] == "shop:kafka"
+    assert parse_dsn(found.postgres)["password"] == "token:shop:postgres"
 
 
 def test_what_airflows_own_hook_takes_is_left_out(monkeypatch):
@@ -108,8 +162,10 @@ def test_what_airflows_own_hook_takes_is_left_out(monkeypatch):
 @pytest.mark.parametrize(
     ("extra", "said"),
     [
-        ('{"iam": true}', "has 'iam' in its extra: exactbatch asks no cloud for a password"),
-        ('{"azure_conn_id": "azure"}', "has 'azure_conn_id' in its extra: exactbatch asks no cloud for a"),
+        (
+            '{"iam": true, "redshift": true}',
+            "has 'redshift' in its extra, and Redshift is no target of exactbatch",
+        ),
         ('{"colour": "red"}', 'not a libpq parameter: invalid dsn: invalid connection option "colour"'),
     ],
 )

@@ -24,6 +24,7 @@ RETRYABLE = {
     "PostgresUnavailable",
     "ReadFailed",
     "RegistryUnavailable",
+    "TokenUnavailable",
     "StagedRowsDiffer",
     "StoredOffsetsMoved",
     "TablesUnfinished",

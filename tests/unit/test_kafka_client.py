@@ -103,11 +103,7 @@ def test_login_or_tls_that_protocol_does_not_have_is_refused(
 @pytest.mark.parametrize(
     ("mechanism", "why"),
     [
-        (
-            "OAUTHBEARER",
-            "nothing supplies its tokens: exactbatch requests none from a cloud or another server",
-        ),
-        ("oauthbearer", "nothing supplies its tokens"),
+        ("oauthbearer", "and must be in capitals"),
         ("AWS_MSK_IAM", "which is not supported"),
         ("SCRAM-SHA-1", "which is not supported"),
         ("", "which is not supported"),
@@ -122,19 +118,45 @@ def test_a_login_that_a_client_lacks_is_refused_at_once_with_those_that_work(
     assert message.startswith(f"the Kafka property {name} is {mechanism!r}, ")
     assert why in message
     assert (
-        "Use PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512 with sasl.username and sasl.password, or a cli" in message
+        "Use PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512 with sasl.username and sasl.password, OAUTHBEARER with "
+        "sasl.oauthbearer.method, or a client certificate" in message
     )
     assert message.endswith("in the Kafka connection (EXACTBATCH_KAFKA, or Airflow's kafka_default).")
     assert "s3cret" not in message
 
 
-@pytest.mark.parametrize("more", [{"oauth_cb": "tokens.make"}, {"sasl.oauthbearer.method": "oidc"}])
-def test_what_a_token_would_need_is_not_named_before_the_token_itself(more: dict[str, str]) -> None:
-    """Whoever removes a property because a message says so must not get to the next message only."""
-    given = {"security.protocol": "SASL_SSL", "sasl.mechanism": "OAUTHBEARER", **more}
-    assert refusal({**BROKER, **given}).startswith(
-        "the Kafka property sasl.mechanism is 'OAUTHBEARER', and no"
-    )
+BY_TOKEN: Final = {**BROKER, "security.protocol": "SASL_SSL", "sasl.mechanism": "OAUTHBEARER"}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            BY_TOKEN,
+            "the Kafka property sasl.oauthbearer.method is missing, which sasl.mechanism=OAUTHBEARER needs",
+        ),
+        (
+            {**BY_TOKEN, "sasl.oauthbearer.method": "oidc", "sasl.password": "s3cret"},
+            "the Kafka property sasl.password has no effect: with sasl.mechanism=OAUTHBEARER, a token is the login",
+        ),
+        (
+            {**BROKER, "sasl.oauthbearer.method": "oidc"},
+            "the Kafka property sasl.oauthbearer.method has no effect: only logins with tokens use it",
+        ),
+        (
+            {**BY_TOKEN, "sasl.oauthbearer.method": "oidc", "oauth_cb": "tokens.make"},
+            "the Kafka property oauth_cb is not allowed",
+        ),
+        (
+            {**BY_TOKEN, "security.protocol": "PLAINTEXT", "sasl.oauthbearer.method": "oidc"},
+            "the Kafka property sasl.oauthbearer.method has no effect: security.protocol is plaintext",
+        ),
+    ],
+)
+def test_a_login_with_tokens_has_a_provider_and_nothing_else(given: dict[str, str], said: str) -> None:
+    message = refusal(given)
+    assert message.startswith(said)
+    assert "s3cret" not in message
 
 
 def test_a_login_has_a_mechanism() -> None:

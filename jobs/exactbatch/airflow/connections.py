@@ -11,8 +11,11 @@ from psycopg2.extensions import make_dsn
 from exactbatch.airflow.history import check_history_address
 from exactbatch.airflow.versions import BaseHook
 from exactbatch.errors import ConfigurationError
+from exactbatch.kafka.properties import TOKEN_METHOD, uses_tokens
 from exactbatch.operations.airflow_api import airflow_api, airflow_url, pool_slots
+from exactbatch.postgres.dsn import TOKEN
 from exactbatch.settings import Settings, parse_object
+from exactbatch.tokens.providers import OWN
 
 # In the extra, Airflow's hooks for Postgres take these in addition to libpq's parameters.
 _AIRFLOW_ONLY: Final = frozenset(
@@ -29,8 +32,11 @@ _AIRFLOW_ONLY: Final = frozenset(
         "workgroup-name",
     }
 )
-# With these, Airflow's hook requests the password from a cloud.
-_CLOUD_PASSWORD: Final = ("azure_conn_id", "iam", "redshift", "redshift-serverless")
+# With these, Airflow's hook requests the password from a cloud; and the provider of tokens that does so here.
+_CLOUD_PASSWORD: Final = {"azure_conn_id": "azure", "iam": "aws_rds_iam"}
+_REDSHIFT: Final = ("redshift", "redshift-serverless")
+# The domains of the brokers for which Airflow's hook makes tokens, and the provider that does so here.
+_CLOUD_BROKERS: Final = {".amazonaws.com": "aws_msk_iam", ".cloud.goog": "gcp"}
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +54,10 @@ class Connections:
             login and password. With it, tasks write notes, and plan_batch checks that the pools exist.
         spark_history: No connection, but the address of Spark's history server as a browser reaches it, for links:
             "https://history.example.org".
+        kafka_token: The provider of the tokens with which both Kafka clients log in: "oidc", "aws_msk_iam", "azure",
+            "gcp", or a function of your own as "module:function". It replaces the extra's sasl.oauthbearer.method.
+        postgres_token: The provider of the tokens with which connections to Postgres log in: "aws_rds_iam", "azure",
+            "gcp", or a function of your own. It replaces the connection's password.
 
     Raises ConfigurationError for a spark_history that is not a web address.
     """
@@ -57,6 +67,8 @@ class Connections:
     spark: str = "spark_default"
     airflow: str | None = None
     spark_history: str | None = None
+    kafka_token: str | None = None
+    postgres_token: str | None = None
 
     def __post_init__(self) -> None:
         check_history_address(self.spark_history)
@@ -66,10 +78,13 @@ class Connections:
 
         Raises ConfigurationError for an incomplete connection, and Airflow's own error for a missing one.
         """
-        return Settings(
-            kafka=kafka_properties(BaseHook.get_connection(self.kafka)),
-            postgres=postgres_dsn(BaseHook.get_connection(self.postgres)),
-        )
+        kafka = kafka_properties(BaseHook.get_connection(self.kafka))
+        if self.kafka_token is not None:
+            kafka |= {"sasl.mechanism": "OAUTHBEARER", TOKEN_METHOD: self.kafka_token}
+        postgres = postgres_dsn(BaseHook.get_connection(self.postgres))
+        if self.postgres_token is not None:
+            postgres = make_dsn(postgres, password=f"{TOKEN}{self.postgres_token}")
+        return Settings(kafka=kafka, postgres=postgres)
 
     def note(self, ti: Any, text: str) -> None:
         """Write a task's note, if there is a connection to Airflow's API: a task has no other access to notes.
@@ -142,7 +157,26 @@ def kafka_properties(connection: Any) -> dict[str, Any]:
             f"the Airflow connection {connection.conn_id!r} has neither a host nor bootstrap.servers in its "
             f'extra. Set its extra to {{"bootstrap.servers": "host:9092"}}.'
         )
+    if uses_tokens(properties) and TOKEN_METHOD not in properties:
+        servers = [server.rpartition(":")[0] for server in properties["bootstrap.servers"].split(",")]
+        for domain, provider in _CLOUD_BROKERS.items():
+            if all(server.endswith(domain) for server in servers):
+                properties[TOKEN_METHOD] = provider
+    _check_provider(connection, properties.get(TOKEN_METHOD), "kafka_token")
     return properties
+
+
+def _check_provider(connection: Any, provider: Any, argument: str) -> None:
+    """Refuse a provider that is no provider of exactbatch's own.
+
+    Whoever may edit a connection is not always somebody who may choose what code runs: Airflow's own providers allow
+    callbacks of connections by a list of the deployment, for that reason.
+    """
+    if provider is not None and provider not in OWN:
+        raise ConfigurationError(
+            f"the Airflow connection {connection.conn_id!r} names {provider!r} as a provider of tokens, and may only "
+            f"name {', '.join(OWN)}. Name a function of your own in the DAG: Connections({argument}='module:function')."
+        )
 
 
 def _with_port(host: str, port: int) -> str:
@@ -163,20 +197,26 @@ def postgres_dsn(connection: Any) -> str:
             f"the Airflow connection {connection.conn_id!r} has no host. Set its host, port, schema (the database), "
             f"login and password."
         )
-    for name in _CLOUD_PASSWORD:
+    for name in _REDSHIFT:
         if extra.pop(name, False):
             raise ConfigurationError(
-                f"the Airflow connection {connection.conn_id!r} has {name!r} in its extra: exactbatch asks no "
-                f"cloud for a password. Give the connection a login and a password, or a passfile in its extra."
+                f"the Airflow connection {connection.conn_id!r} has {name!r} in its extra, and Redshift is no target "
+                f"of exactbatch. Remove it, and let the connection name a Postgres."
             )
+    password = connection.password
+    for name, provider in _CLOUD_PASSWORD.items():
+        if extra.pop(name, False):
+            password = f"{TOKEN}{provider}"
     parameters = {
         "host": connection.host,
         "port": connection.port,
         "dbname": connection.schema,
         "user": connection.login,
-        "password": connection.password,
+        "password": password,
         **{name: value for name, value in extra.items() if name not in _AIRFLOW_ONLY},
     }
+    if str(parameters["password"]).startswith(TOKEN):
+        _check_provider(connection, parameters["password"].removeprefix(TOKEN), "postgres_token")
     try:
         return str(make_dsn(**{name: value for name, value in parameters.items() if value not in (None, "")}))
     except (psycopg2.ProgrammingError, TypeError) as error:

@@ -186,6 +186,10 @@ class RegistryUnavailable(RetryableError):
     """The schema registry cannot be reached or does not answer."""
 
 
+class TokenUnavailable(RetryableError):
+    """A provider returned no token for Kafka or Postgres, or the server refused the token."""
+
+
 class AirflowUnavailable(RetryableError):
     """Airflow's API server does not answer the requests of a task."""
 

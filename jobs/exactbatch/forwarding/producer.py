@@ -57,7 +57,7 @@ class ResultProducer:
 
         Raises KafkaUnavailable, and ConfigurationError for refused properties, a refused login or a missing ACL.
         """
-        self._stream, self._servers = stream, properties.get("bootstrap.servers")
+        self._stream, self._properties = stream, properties
         self._signals = Signals()
         # librdkafka has no statistics here: their interval is 0.
         self._producer = Producer(
@@ -201,7 +201,7 @@ class ResultProducer:
                 topic=topic,
             )
         cause = self._signals.errors.last
-        if cause is not None and (refusal := connection_refused(self._servers, cause)) is not None:
+        if cause is not None and (refusal := connection_refused(self._properties, cause)) is not None:
             return refusal
         because = "" if cause is None else f" ({cause.str()})"
         return KafkaUnavailable(

@@ -1,11 +1,20 @@
 """Turn the errors of brokers and clients into errors that say what to do."""
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from confluent_kafka import KafkaError
 
-from exactbatch.errors import ConfigurationError, ExactbatchError, KafkaUnavailable, ReadFailed
+from exactbatch.errors import (
+    ConfigurationError,
+    ExactbatchError,
+    KafkaUnavailable,
+    ReadFailed,
+    TokenUnavailable,
+)
 from exactbatch.kafka.events import Event
+from exactbatch.kafka.properties import TOKEN_METHOD, uses_tokens
+from exactbatch.tokens.providers import forget_tokens
 
 DAMAGED: Final = (
     "Nothing was written. Try again: the network may have changed it. If the error persists, it is damaged on the "
@@ -23,8 +32,21 @@ def acl_missing(operation: str, resource: str, name: str, purpose: str) -> Confi
     )
 
 
-def connection_refused(servers: Any, error: KafkaError) -> ConfigurationError | None:
-    """Return the error if client and broker do not accept each other; None for any other cause."""
+def connection_refused(
+    properties: Mapping[str, Any], error: KafkaError
+) -> ConfigurationError | TokenUnavailable | None:
+    """Return the error if client and broker do not accept each other; None for any other cause.
+
+    The next login of this process with a token that was refused requests a new one.
+    """
+    servers = properties.get("bootstrap.servers")
+    if error.name() == "_AUTHENTICATION" and uses_tokens(properties):
+        forget_tokens()
+        return TokenUnavailable(
+            f"Kafka at {servers} does not accept the token of the provider {properties[TOKEN_METHOD]!r}, or the "
+            f"provider could not renew it: {error.str()}. Check the provider's properties in the Kafka connection, "
+            f"what the brokers require of a token (issuer, audience, scope, lifetime), and the clocks of all machines."
+        )
     if error.name() == "_AUTHENTICATION":
         check = "sasl.mechanism, sasl.username and sasl.password"
     elif error.name() == "_SSL" or "certificate verify failed" in error.str():

@@ -13,6 +13,7 @@ from confluent_kafka import Consumer, KafkaException
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats.registry.addresses import PREFIX, registry_properties
 from exactbatch.kafka.properties import FIXED, OVERRIDDEN, PRODUCING, SHARED, allowed
+from exactbatch.kafka.token_source import TokenSource, find_token_source
 
 logger = logging.getLogger(__name__)
 
@@ -50,9 +51,10 @@ _ADMIN: Final[Mapping[str, tuple[str, Callable[[Any], Any]]]] = {
 
 
 def check_properties(properties: Mapping[str, Any]) -> None:
-    """Raise ConfigurationError unless both clients accept the properties. Opens no connection.
+    """Raise ConfigurationError unless both clients accept the properties. Opens no connection to Kafka.
 
-    Logs which of them only other consumers use.
+    Requests a token if they log in with one: raises TokenUnavailable if there is none. Logs which of them only
+    other consumers use.
     """
     admin_properties(properties)
     registry_properties(properties)
@@ -82,7 +84,8 @@ def check_properties(properties: Mapping[str, Any]) -> None:
 def admin_properties(properties: Mapping[str, Any]) -> dict[str, Any]:
     """Return the properties for kafka-python's admin client, without those that only affect reading.
 
-    Raises ConfigurationError for a missing bootstrap.servers, and for a property that a connection may not have.
+    Raises ConfigurationError for a missing bootstrap.servers, and for a property that a connection may not have, and
+    TokenUnavailable.
     """
     if not properties.get("bootstrap.servers"):
         raise ConfigurationError(
@@ -102,13 +105,15 @@ def admin_properties(properties: Mapping[str, Any]) -> dict[str, Any]:
                     f"the Kafka property {name} is {value!r}, which librdkafka does not accept. Correct the Kafka "
                     f"connection."
                 ) from None
+    if (source := find_token_source(properties)) is not None:
+        admin["sasl_oauth_token_provider"] = source
     return admin
 
 
 def reader_properties(properties: Mapping[str, Any]) -> dict[str, Any]:
     """Return the properties for librdkafka, with those that make a read exact and fast.
 
-    Raises ConfigurationError for a property that a connection may not have.
+    Raises ConfigurationError for a property that a connection may not have, and TokenUnavailable.
     """
     return {
         # librdkafka requires a group; offsets are assigned and never committed, so no consumer joins it.
@@ -127,13 +132,14 @@ def reader_properties(properties: Mapping[str, Any]) -> dict[str, Any]:
         "metadata.recovery.strategy": "none",
         **_of_clients(properties),
         **{name: fixed.value for name, fixed in FIXED.items()},
+        **_token_callback(properties),
     }
 
 
 def producer_properties(properties: Mapping[str, Any]) -> dict[str, Any]:
     """Return the properties for librdkafka as a producer, with those that keep messages exact and in order.
 
-    Raises ConfigurationError for a property that a connection may not have.
+    Raises ConfigurationError for a property that a connection may not have, and TokenUnavailable.
     """
     common = {
         name: value for name, value in _of_clients(properties).items() if name in SHARED or name in PRODUCING
@@ -149,6 +155,7 @@ def producer_properties(properties: Mapping[str, Any]) -> dict[str, Any]:
         # The partition of a key is that of Java's producers.
         "partitioner": "murmur2_random",
         "linger.ms": 5,
+        **_token_callback(properties),
     }
 
 
@@ -161,6 +168,11 @@ def limit_fetches(properties: Mapping[str, Any], most: int) -> dict[str, Any]:
         if name in limited:
             limited[name] = min(int(limited[name]), most)
     return limited
+
+
+def _token_callback(properties: Mapping[str, Any]) -> dict[str, TokenSource]:
+    source = find_token_source(properties)
+    return {} if source is None else {"oauth_cb": source}
 
 
 def _of_clients(properties: Mapping[str, Any]) -> dict[str, Any]:

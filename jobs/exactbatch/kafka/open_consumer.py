@@ -26,7 +26,8 @@ def open_consumer(
 
     Raises KafkaException for properties that librdkafka refuses.
     """
-    can_be_native = partitions == 1 and not keeps_records
+    # librdkafka asks for tokens through a callback of confluent_kafka's clients.
+    can_be_native = partitions == 1 and not keeps_records and "oauth_cb" not in config
     if can_be_native and pays(offsets) and is_available() and (native := _native()) is not None:
         return native(config, signals)
     return MessageConsumer(config, signals)

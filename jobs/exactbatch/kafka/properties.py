@@ -71,10 +71,26 @@ _TLS: Final = ("ssl", "sasl_ssl")
 # The mechanisms that both clients have, in the only spelling that librdkafka takes, and GSSAPI, which it may lack.
 _PASSWORDS: Final = "PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512"
 _MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "GSSAPI")
+_BY_TOKEN: Final = "OAUTHBEARER"
+# Names the provider of tokens: one of exactbatch.tokens.providers.
+TOKEN_METHOD: Final = "sasl.oauthbearer.method"
+# A provider gets these. No client does: each gets the provider's tokens.
+TOKENS: Final[frozenset[str]] = frozenset(
+    {
+        "https.ca.location",
+        "sasl.oauthbearer.client.id",
+        "sasl.oauthbearer.client.secret",
+        "sasl.oauthbearer.extensions",
+        TOKEN_METHOD,
+        "sasl.oauthbearer.scope",
+        "sasl.oauthbearer.token.endpoint.url",
+    }
+)
 # Properties of logins and TLS, and the protocols that use them.
 _PROTOCOLS_OF: Final[Mapping[str, tuple[str, ...]]] = {
     "sasl.username": _SASL,
     "sasl.password": _SASL,
+    "sasl.oauthbearer.method": _SASL,
     "ssl.ca.location": _TLS,
     "ssl.certificate.location": _TLS,
     "ssl.key.location": _TLS,
@@ -296,6 +312,11 @@ def allowed(properties: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in properties.items() if name in SHARED or name in READING}
 
 
+def uses_tokens(properties: Mapping[str, Any]) -> bool:
+    """True if a connection logs in with tokens."""
+    return _BY_TOKEN in (properties.get("sasl.mechanism"), properties.get("sasl.mechanisms"))
+
+
 def is_number(name: str) -> bool:
     """True if an allowed property is a whole number."""
     return _NUMBERS.fullmatch(name) is not None
@@ -311,9 +332,10 @@ def _check_mechanism(properties: Mapping[str, Any]) -> None:
     given = [name for name in ("sasl.mechanism", "sasl.mechanisms") if name in properties]
     for name in given:
         mechanism = str(properties[name]).upper()
-        if mechanism == "OAUTHBEARER":
-            why = ", and nothing supplies its tokens: exactbatch requests none from a cloud or another server"
-        elif mechanism not in _MECHANISMS:
+        if mechanism == properties[name] == _BY_TOKEN:
+            _check_tokens(name, properties)
+            continue
+        if mechanism not in (*_MECHANISMS, _BY_TOKEN):
             why = ", which is not supported"
         elif mechanism != properties[name]:
             why = ", and must be in capitals"
@@ -321,12 +343,33 @@ def _check_mechanism(properties: Mapping[str, Any]) -> None:
             continue
         raise _wrong(
             f"the Kafka property {name} is {properties[name]!r}{why}. Use {_PASSWORDS} with sasl.username and "
-            f"sasl.password, or a client certificate (`exactbatch explain security` has examples),"
+            f"sasl.password, {_BY_TOKEN} with {TOKEN_METHOD}, or a client certificate (`exactbatch explain security` "
+            f"has examples),"
+        )
+    if not uses_tokens(properties) and (unused := sorted(TOKENS & properties.keys())):
+        raise _wrong(
+            f"the Kafka property {unused[0]} has no effect: only logins with tokens use it. Set sasl.mechanism to "
+            f"{_BY_TOKEN}, or remove {unused[0]}"
         )
     if not given and str(properties.get("security.protocol")).lower() in _SASL:
         raise _wrong(
             f"the Kafka property sasl.mechanism is missing, which security.protocol "
             f"{properties['security.protocol']} needs. Set it to {_PASSWORDS}"
+        )
+
+
+def _check_tokens(mechanism: str, properties: Mapping[str, Any]) -> None:
+    """Refuse a login with tokens that no provider makes, and one that has a password, too."""
+    if not properties.get(TOKEN_METHOD):
+        raise _wrong(
+            f"the Kafka property {TOKEN_METHOD} is missing, which {mechanism}={_BY_TOKEN} needs: it says what requests "
+            f"the tokens. Set it to oidc or to a function of your own, as module:function (`exactbatch explain "
+            f"security`),"
+        )
+    if given := [name for name in ("sasl.username", "sasl.password") if name in properties]:
+        raise _wrong(
+            f"the Kafka property {given[0]} has no effect: with {mechanism}={_BY_TOKEN}, a token is the login. Remove "
+            f"it, or set sasl.oauthbearer.client.id and sasl.oauthbearer.client.secret instead,"
         )
 
 
@@ -362,6 +405,8 @@ def _check(name: str, value: Any) -> None:
             )
         if is_number(name) and (isinstance(value, bool) or not _NUMBER.fullmatch(str(value))):
             raise _wrong(f"the Kafka property {name} is {value!r}, and must be a whole number. Correct it")
+    elif name in TOKENS:
+        return
     elif is_security(name):
         known = sorted(filter(is_security, SHARED))
         raise _wrong(

@@ -1,13 +1,13 @@
 """Why a range could not be read: the error for an event, for a log that changed, and for a read that stalled."""
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import tenacity
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from exactbatch.errors import (
-    ConfigurationError,
     ExactbatchError,
     LogEndedEarly,
     LogTruncated,
@@ -103,6 +103,7 @@ def no_progress(
     end_of_log: int | None,
     timeout: float,
     error: KafkaError | None,
+    properties: Mapping[str, Any],
 ) -> ExactbatchError:
     """Return the error for a read that stalled; `error` is the last error of a connection."""
     if end_of_log is not None:
@@ -117,8 +118,8 @@ def no_progress(
             f"deleted?",
             **range_.place,
         )
-    if error is not None and (refusal := connection_refused("the brokers", error)) is not None:
-        return ConfigurationError(f"{range_}: {refusal}", **range_.place)
+    if error is not None and (refusal := connection_refused(properties, error)) is not None:
+        return type(refusal)(f"{range_}: {refusal}", **range_.place)
     cause = "" if error is None else f"; the last connection error was: {error.str()}"
     invisible = "" if passed == position else f", after only records of aborted transactions up to {passed}"
     return ReadFailed(

@@ -104,7 +104,7 @@ def read_together(
             # After assign(): the lookup of the topic then also reports a missing partition.
             known_before = check_cluster()
             try:
-                yield from _read(consumer, list(ranges), timeout, signals)
+                yield from _read(consumer, list(ranges), properties, timeout, signals)
             except (OffsetsLost, LogTruncated, StoredOffsetBeyondLog):
                 check_cluster()
                 raise
@@ -141,7 +141,11 @@ class _Progress:
 
 
 def _read(
-    consumer: RangeConsumer, ranges: Sequence[OffsetRange], timeout: float, signals: Signals
+    consumer: RangeConsumer,
+    ranges: Sequence[OffsetRange],
+    properties: Mapping[str, Any],
+    timeout: float,
+    signals: Signals,
 ) -> Iterator[tuple[OffsetRange, Records]]:
     reading = {
         range_.topic_partition: _Progress(range_, range_.from_offset, range_.from_offset) for range_ in ranges
@@ -196,7 +200,13 @@ def _read(
             if stalled.end_of_log is None and signals.errors.last is None:
                 check_describable(consumer, stalled.range)
             raise no_progress(
-                stalled.range, stalled.position, passed, stalled.end_of_log, timeout, signals.errors.last
+                stalled.range,
+                stalled.position,
+                passed,
+                stalled.end_of_log,
+                timeout,
+                signals.errors.last,
+                properties,
             )
 
 

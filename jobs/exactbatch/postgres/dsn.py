@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 import psycopg2
 from psycopg2.extensions import make_dsn, parse_dsn
 
-from exactbatch.errors import ConfigurationError, ExactbatchError
+from exactbatch.errors import ConfigurationError, ExactbatchError, TokenUnavailable
 from exactbatch.errors.sqlstates import connection_error
 from exactbatch.postgres.server_version import OLDEST, too_old
 from exactbatch.postgres.session_settings import (
@@ -17,8 +17,13 @@ from exactbatch.postgres.session_settings import (
     startup_options_refused,
     unknown_parameter,
 )
+from exactbatch.tokens.providers import forget_tokens, get_token
+from exactbatch.tokens.token import LOOPBACK
 
 CONNECT_TIMEOUT: Final = 10  # seconds
+# A password that begins with it names a provider of tokens, in exactbatch.tokens.providers.
+TOKEN: Final = "token:"
+_BAD_LOGIN: Final = ("28000", "28P01")  # SQLSTATEs of a server that does not accept a login or a password
 _ANSWER: Final = "FATAL: "  # libpq's messages have it if a server has answered
 # Detects a peer that vanished silently after about idle + interval × count seconds.
 _KEEPALIVES: Final = {"keepalives": 1, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
@@ -41,13 +46,13 @@ def open_connection(
     the last one counts. A server or pooler that refuses them gets the string's own options alone, and none of
     PGOPTIONS, until this process ends: transactions set the settings.
 
-    Raises ConfigurationError or PostgresUnavailable.
+    Raises ConfigurationError, PostgresUnavailable or TokenUnavailable.
     """
     own = _parse(dsn).get("options", "")
     while True:
         sent = "" if _address(dsn) in _without_options else settings.options()
         complete = make_dsn(
-            dsn,
+            _with_token(dsn),
             application_name=application,
             client_encoding="UTF8",
             connect_timeout=CONNECT_TIMEOUT,
@@ -88,6 +93,13 @@ def refused_connection(message: str, dsn: str) -> ExactbatchError | None:
     if names_startup_options(message):
         return None if sent else startup_options_refused(message)
     error, parameter = connection_error(message), unknown_parameter(message)
+    provider = find_provider_name(dsn)
+    if provider is not None and error.sqlstate in _BAD_LOGIN:
+        forget_tokens()
+        return TokenUnavailable(
+            f"Postgres does not accept the token of the provider {provider!r}: {message}. Check that the login may log "
+            f"in with tokens, the identity for which the provider requests them, and the clocks of all machines."
+        )
     if parameter is None and (_ANSWER not in message or error.sqlstate is not None):
         return error
     version = _version(dsn)
@@ -102,6 +114,30 @@ def refused_connection(message: str, dsn: str) -> ExactbatchError | None:
     return None if sent and version is not None else error
 
 
+def find_provider_name(dsn: str) -> str | None:
+    """Return the name of the provider of tokens with which a connection string logs in; None for a password."""
+    password = _parse(dsn).get("password", "")
+    return password.removeprefix(TOKEN) if password.startswith(TOKEN) else None
+
+
+def _with_token(dsn: str) -> str:
+    """Return a connection string with a token in the place of its password, if that names a provider.
+
+    The server gets it as it is, so that it has to prove that it is the one of the connection string.
+    """
+    provider = find_provider_name(dsn)
+    if provider is None:
+        return dsn
+    parts = _parse(dsn)
+    host, mode = parts.get("hostaddr") or parts.get("host", ""), parts.get("sslmode")
+    if mode != "verify-full" and not host.startswith("/") and host not in LOOPBACK:
+        raise ConfigurationError(
+            f"the connection to Postgres logs in with tokens, and has sslmode={mode}: whoever answers for {host!r} "
+            f"would get one. Set sslmode=verify-full, and sslrootcert to the authority of the server."
+        )
+    return make_dsn(dsn, password=get_token(provider, parts).value)
+
+
 def _address(dsn: str) -> tuple[str | None, ...]:
     """Return what decides who answers: the host, the port, the database and the login of a connection string."""
     parts = parse_dsn(dsn)
@@ -111,7 +147,7 @@ def _address(dsn: str) -> tuple[str | None, ...]:
 def _version(dsn: str) -> int | None:
     """Return the version of the server behind the user's own connection string; None if it refuses that, too."""
     try:
-        with closing(psycopg2.connect(dsn, connect_timeout=CONNECT_TIMEOUT)) as connection:
+        with closing(psycopg2.connect(_with_token(dsn), connect_timeout=CONNECT_TIMEOUT)) as connection:
             return int(connection.server_version)
     except psycopg2.Error:
         return None

@@ -12,6 +12,7 @@ from exactbatch.formats.format import Format
 from exactbatch.formats.json_schema.spec import JsonSchema
 from exactbatch.formats.message.spec import WithMessage
 from exactbatch.formats.protobuf.spec import Protobuf
+from exactbatch.tokens.token import LOOPBACK
 
 PREFIX: Final = "schema.registry."
 _ISSUER: Final = "bearer.auth.issuer.endpoint.url"
@@ -41,7 +42,6 @@ _PROPERTIES: Final = frozenset(
 )
 _NUMBERS: Final = frozenset({"max.retries", "retries.max.wait.ms", "retries.wait.ms", "timeout"})
 _CUSTOM: Final = "CUSTOM"  # takes the token from a Python function
-LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 AnyFormat = TypeVar("AnyFormat", bound=Format | None)
 

@@ -6,11 +6,12 @@ from typing import Final
 
 from psycopg2.extensions import parse_dsn
 
-from exactbatch.formats.registry.addresses import LOOPBACK, list_registries, sends_password_openly
+from exactbatch.formats.registry.addresses import list_registries, sends_password_openly
 from exactbatch.operations.doctor.finding import Finding
 from exactbatch.pipeline import Pipeline
 from exactbatch.settings import KAFKA, POSTGRES, Settings
 from exactbatch.tables import Tables
+from exactbatch.tokens.token import LOOPBACK
 
 _CHECK: Final = "encryption"
 _VERIFIED: Final = "verify-full"
