@@ -28,7 +28,11 @@ _BOOSTS: Final = {
     "evidence/soak.md": 0.3,
 }
 # Their tables need the place of the table of contents.
-_WIDE: Final = ("evidence/benchmark.md", "evidence/ablation.md", "errors.md", "guards.md", "value-matrix.md")
+_WIDE: Final = (
+    *("evidence/benchmark.md", "evidence/ablation.md", "evidence/faults.md", "errors.md", "guards.md"),
+    "architecture.md",
+    "value-matrix.md",
+)
 _ITEM: Final = re.compile(r"(?:[-*+]|\d+\.) +")
 
 
