@@ -134,16 +134,17 @@ requirements: $(STAMP) ## compile requirements*.in into requirements*.txt; ARGS=
 	$(BIN)/uv pip compile --quiet --generate-hashes --universal --python-version 3.11 requirements-executor.in -o requirements-executor.txt $(ARGS)
 	$(BIN)/uv pip compile --quiet --generate-hashes --universal --python-version 3.11 requirements-dev.in -o requirements-dev.txt $(ARGS)
 
-release-check: $(STAMP) ## build the wheel, and the bill of materials (CycloneDX) of what it runs with, in build/release
+release-check: $(STAMP) ## build the wheel and its bill of materials (CycloneDX) in build/release, and say what a release lacks
 	@rm -rf build/release && mkdir -p build/release
 	@$(BIN)/uv build --quiet --wheel --no-build-isolation --python $(BIN)/python --out-dir build/release
 	@$(BIN)/cyclonedx-py requirements --output-reproducible --pyproject pyproject.toml --output-file build/release/sbom.json \
 	  requirements.txt
 	@cd build/release && sha256sum *.whl sbom.json > SHA256SUMS && cat SHA256SUMS
+	@$(BIN)/python tests/release_check.py
 
 clean: ## stop the local stacks; remove their data and all caches, but not .venv and the jars
 	@for state in .local/*/state.json; do \
-	  test ! -e "$$state" || $(BIN)/python -m exactbatch.local down --delete --home .local --name "$$(basename "$$(dirname "$$state")")" \
+	  test ! -e "$$state" || $(BIN)/python -m exactbatch.local down --delete --yes --home .local --name "$$(basename "$$(dirname "$$state")")" \
 	  || exit 1; done
 	@rm -rf .local/*.jsa build jobs/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache spark-warehouse
 	@find $(SOURCES) -name __pycache__ -prune -exec rm -rf {} +

@@ -6,13 +6,9 @@ import traceback
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from exactbatch.errors import ConfigurationError, ExactbatchError
+from exactbatch.errors import ConfigurationError, ExactbatchError, WrongUsage
 from exactbatch.pipeline import Pipeline
 from exactbatch.tables import Tables
-
-
-class WrongName(LookupError):
-    """Nothing has the name that somebody typed: no module, no pipeline in it, or no table."""
 
 
 def load_pipeline(reference: str) -> Pipeline:
@@ -33,15 +29,15 @@ def load_object(reference: str) -> Pipeline | Tables:
     """Import `module:name`, a Pipeline or Tables. Raises ConfigurationError as load_pipeline() does."""
     try:
         return _find_object(reference)
-    except WrongName as error:
+    except WrongUsage as error:
         raise ConfigurationError(str(error)) from None
 
 
 def _find_object(reference: str) -> Pipeline | Tables:
-    """Import as load_object() does. Raises WrongName, and ConfigurationError for a module whose import fails."""
+    """Import as load_object() does. Raises WrongUsage, and ConfigurationError for a module whose import fails."""
     module_name, _, attribute = reference.partition(":")
     if not module_name or not attribute or module_name.startswith("."):
-        raise WrongName(
+        raise WrongUsage(
             f"expected a pipeline as 'module:name', for example 'pipelines.flights:flights', "
             f"found {reference!r}"
         )
@@ -54,7 +50,7 @@ def _find_object(reference: str) -> Pipeline | Tables:
             raise _not_imported(
                 module_name, error
             ) from error  # the module imports something that does not exist
-        raise WrongName(
+        raise WrongUsage(
             f"there is no module {module_name!r} for {reference!r}: {error.name!r} cannot be imported. A "
             f"pipeline is a module in jobs/pipelines/; check the name, and PYTHONPATH."
         ) from None
@@ -64,7 +60,7 @@ def _find_object(reference: str) -> Pipeline | Tables:
     if isinstance(pipeline, Pipeline | Tables):
         return pipeline
     pipelines = sorted(name for name, value in vars(module).items() if isinstance(value, Pipeline | Tables))
-    raise WrongName(
+    raise WrongUsage(
         f"expected a Pipeline named {attribute!r} in {module_name}, found "
         f"{type(pipeline).__name__ if hasattr(module, attribute) else 'nothing of that name'}; "
         f"the module has: {', '.join(pipelines) or 'no pipeline'}"
@@ -75,12 +71,12 @@ def load_named(reference: str) -> tuple[Pipeline | Tables, str | None]:
     """Import what a command names as MODULE:NAME, or as NAME for pipelines.NAME:NAME; return also the table of
     MODULE:NAME.TABLE and NAME.TABLE, or None.
 
-    Raises WrongName, also for a table of a Pipeline, and ConfigurationError for a module whose import fails.
+    Raises WrongUsage, also for a table of a Pipeline, and ConfigurationError for a module whose import fails.
     """
     whole, table = split_table(reference)
     found = _find_object(whole if ":" in whole else f"pipelines.{whole}:{whole}")
     if table is not None and not isinstance(found, Tables):
-        raise WrongName(f"expected Tables before the dot in {reference!r}, found a Pipeline")
+        raise WrongUsage(f"expected Tables before the dot in {reference!r}, found a Pipeline")
     return found, table
 
 

@@ -33,8 +33,8 @@ def parse_duration(written: Duration, *, what: str) -> timedelta:
         length = None
     if not isinstance(length, timedelta) or not timedelta(0) <= length <= _LONGEST:
         raise ConfigurationError(
-            f"{what}: expected a timedelta, or a number of {', '.join(f'{unit}s' for unit in _UNITS)} up to "
-            f"365000 days, as in '1 hour', found {written!r}"
+            f"{what}: expected a length of time such as '1 hour' or '30 days', found {written!r}. Write a number of "
+            f"{', '.join(f'{unit}s' for unit in _UNITS)}, at most 365000 days, or in Python a timedelta."
         )
     return length
 

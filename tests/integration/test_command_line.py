@@ -111,8 +111,8 @@ def test_reasons_are_limited_as_rejects_are(pipeline, command, connection):
 
 def test_mistakes_in_what_is_asked_for_are_told(pipeline, command):
     done = command(pipeline, "boundaries", "--forget", "2026-01-06", "2026-01-05")
-    assert (done.exit_code, "TO is earlier" in " ".join(done.stderr.split())) == (42, True)
-    done = command(pipeline, "register", "--rename", pipeline.name)
+    assert (done.exit_code, "is before START" in " ".join(done.stderr.split())) == (2, True)
+    done = command(pipeline, "register", "--rename", pipeline.name, "--yes")
     assert (done.exit_code, "the name that it has" in " ".join(done.stderr.split())) == (42, True)
 
 
@@ -158,9 +158,9 @@ class _Person(io.StringIO):
 
 def test_a_question_is_no_output(monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdin", _Person("y\nn\n"))
-    confirm("Go on?")
+    confirm("Go on?", yes=False)
     with pytest.raises(typer.Abort):
-        confirm("Go on?")
+        confirm("Go on?", yes=False)
     written = capsys.readouterr()
     assert (written.out.strip(), written.err.count("Go on?")) == ("", 2)
 

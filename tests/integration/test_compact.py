@@ -18,7 +18,7 @@ from exactbatch.audit.audit_result import PartitionAudit
 from exactbatch.audit.run_audit import audit
 from exactbatch.cli.app import app
 from exactbatch.errors import ConfigurationError, KeyOnTwoPartitions, ReplayRefused
-from exactbatch.errors.exit_status import TERMINAL
+from exactbatch.errors.exit_status import TERMINAL, WRONG_USAGE
 from exactbatch.ledger import Ledger
 from exactbatch.operations.compact import Compaction, compact_changes, preview_compaction
 from exactbatch.planning.freeze_replay import freeze_replay, preview_replay
@@ -456,10 +456,11 @@ def test_the_command_shows_asks_and_drops(
 
     assert json.loads(run("status", "--json"))["partitions"][0]["horizon"] is None
     assert "horizon" not in run("status")
-    assert "found none of them" in run("compact", status=TERMINAL)
-    assert "found --before and --all" in run("compact", "--before", "2026-01-01", "--all", status=TERMINAL)
-    assert "--keep: expected a timedelta, or a number of" in run(
-        "compact", "--keep", "a month", status=TERMINAL
+    assert "found none of them" in run("compact", status=WRONG_USAGE)
+    both = run("compact", "--before", "2026-01-01", "--all", status=WRONG_USAGE)
+    assert "found --before and --all" in both
+    assert "--keep: expected a length of time such as" in run(
+        "compact", "--keep", "a month", status=WRONG_USAGE
     )
     young = json.loads(run("compact", "--keep", "99999 days", "--json"))
     assert (young["dropped"], young["partitions"]) == (0, [])
@@ -479,7 +480,7 @@ def test_the_command_shows_asks_and_drops(
     assert "horizon" in run("status")
     assert "compacted" in run("audit")
     assert "the replay horizon of" in run("rejects", "--replay", status=TERMINAL)
-    run("rejects", "--replay", "--available-only")
+    run("rejects", "--replay", "--available-only", "--yes")
     append = make_pipeline(
         topic, name=f"{topic.name}.a", sink=Append(f'public."{topic.name}_a"'), message_key=None
     )

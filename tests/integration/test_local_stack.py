@@ -198,7 +198,7 @@ def test_the_commands(own):
     )
     assert json.loads(shell.stdout) == own.kafka_properties
 
-    assert run(app, ["down", *where, "--delete"]).exit_code == 0
+    assert run(app, ["down", *where, "--delete", "--yes"]).exit_code == 0
     assert not own.folder.exists()
 
 

@@ -382,9 +382,12 @@ def test_the_command_begins_an_epoch(world, load, settings, monkeypatch):
     assert "PositionsWentBack" in said_by_status
     assert f"exactbatch new-epoch {pipeline.name} --from {topic}:0:1" in said_by_status
     for wrong, said in (
-        ([], "expected either --from or --at, found neither"),
-        (["--from", f"{topic}:0:1", "--at", "2026-01-01"], "expected either --from or --at, found both"),
-        (["--from", f"{topic}:0"], "expected a record as topic:partition:offset"),
+        ([], "expected either --from or --start, found neither"),
+        (
+            ["--from", f"{topic}:0:1", "--start", "2026-01-01"],
+            "expected either --from or --start, found both",
+        ),
+        (["--from", f"{topic}:0"], "expected a record as TOPIC:PARTITION:OFFSET"),
         (["--from", f"{topic}:0:0"], "an epoch can begin at an offset from 1"),
         (["--from", "nothing:0:1", "--from", f"{topic}:0:1"], "has no partition nothing[0]"),
     ):
@@ -398,7 +401,7 @@ def test_the_command_begins_an_epoch(world, load, settings, monkeypatch):
     assert json.loads(done.stdout) == {"pipeline": pipeline.name, "begins": begins}
     world.run(pipeline)
     assert rows(world, pipeline) == [(1, "b")]
-    done = command("--at", "2026-01-01T00:00:00Z", "--yes")
+    done = command("--start", "2026-01-01T00:00:00Z", "--yes")
     assert f"{topic}[0]: the new epoch begins at offset 2" in " ".join(done.output.split())
     run(event("u", 1, "c", 1, 2))
     assert rows(world, pipeline) == [(1, "c")]

@@ -13,6 +13,7 @@ import pytest
 
 from exactbatch import Append, Json, OffsetRange, Pipeline, Upsert
 from exactbatch.errors import Fenced, PruneRefused, ReplayRefused, StatementRefused, TargetMismatch
+from exactbatch.errors.exit_status import WRONG_USAGE
 from exactbatch.ledger import Ledger, find_parts
 from exactbatch.operations import prune as pruning
 from exactbatch.operations.prune import preview_pruning, prune_history
@@ -230,7 +231,7 @@ def test_a_planned_replay_blocks_until_it_is_withdrawn(connection, settings, mak
         early = Ledger(connection).plans.write_replay(
             batches.pipeline, [OffsetRange("t", 0, 1, 4, ID)], origin="cli", run=None
         )
-    withdraw = ("replay", batches.pipeline, "--withdraw", str(early))
+    withdraw = ("replay", batches.pipeline, "--withdraw", str(early), "--yes")
     killed = start_command(settings, tmp_path, *withdraw, failpoints="withdraw.before_commit=kill")
     killed.communicate(timeout=60)
     with pytest.raises(PruneRefused, match=f"withdraw it: `exactbatch replay p --withdraw {early}`"):
@@ -388,7 +389,7 @@ def test_a_publish_waits_for_a_portion_and_then_goes_on(connection, make, comman
     batches = make(4)
     go = tmp_path / "go"
     pruning_process = command(
-        batches.pipeline, "--all", "--json", failpoints=f"prune.before_commit=hold:{go}"
+        batches.pipeline, "--all", "--yes", "--json", failpoints=f"prune.before_commit=hold:{go}"
     )
     wait_for(Path(f"{go}.held").exists)
     thread = threading.Thread(target=batches.run, args=((50,),))
@@ -413,7 +414,7 @@ def test_the_command_says_what_is_not_possible_afterwards(connection, make, comm
     assert pruned(connection) == [(1, None), (2, None)]
     wrong = command(batches.pipeline, "--all", "--keep", "1 day")
     _, problems = wrong.communicate(timeout=60)
-    assert wrong.returncode == 42
+    assert wrong.returncode == WRONG_USAGE
     assert "expected one of --before, --keep and --all" in problems
     told, _ = command(batches.pipeline, "--all", "--yes").communicate(timeout=60)
     assert "Folded 2 batches" in told

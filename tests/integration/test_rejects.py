@@ -38,10 +38,8 @@ def command(world, tmp_path, monkeypatch):
             f"sink=Append({pipeline.traits.target!r}), max_rejects={pipeline.max_rejects}, "
             f"max_reject_share={pipeline.max_reject_share})\n"
         )
-        monkeypatch.setattr(
-            "exactbatch.batch.spark.spark_session.spark_session", lambda *_, **__: _Same(world.spark)
-        )
-        result = CliRunner().invoke(app, ["rejects", f"{module}:p", "--json", *arguments])
+        monkeypatch.setattr("exactbatch.cli.processing.spark_session", lambda *_, **__: _Same(world.spark))
+        result = CliRunner().invoke(app, ["rejects", f"{module}:p", "--json", "--yes", *arguments])
         assert result.exit_code == 0, result.output
         return json.loads(result.stdout)
 

@@ -195,8 +195,9 @@ def test_the_command_line_renames_and_forgets(world, settings, monkeypatch):
         return f"{done.exit_code} {' '.join(done.output.split())}"
 
     assert command("register").startswith("42 error: ConfigurationError: pipelines")
-    assert command("register", "--rename", world.pipeline.name).startswith("0 Pipeline new")
+    assert command("register", "--rename", world.pipeline.name, "--yes").startswith("0 Pipeline new")
     assert "2026-01-01 00:00:00" in command("boundaries")
     assert '"forgotten": 0' in command("boundaries", "--forget", "2026-01-02", "2026-01-03", "--json")
-    assert "Forgot 1 times" in command("boundaries", "--forget", "2026-01-01", "2026-01-01")
+    forgotten = command("boundaries", "--forget", "2026-01-01", "2026-01-01", "--yes")
+    assert "Forgot 1 time boundaries" in forgotten
     assert names(world, "time_boundary") == set()

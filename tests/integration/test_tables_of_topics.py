@@ -177,7 +177,7 @@ def test_the_commands_act_on_all_members_or_on_one(world, shop, three, command):
         three, "replay", "--dry-run", "--json", "--range", f"{shop.topic('orders')}:0:0-1", member="orders"
     )
     assert json.loads(one.stdout)["rows"] == 1, one.output
-    assert command(three, "replay", "--batch", "1").exit_code == 42
+    assert command(three, "replay", "--batch", "1").exit_code == 2
     assert command(three, "status", member="none").exit_code == 2
     world.execute("update public.\"event\" set name = 'planted'")
     audited = command(three, "audit", "--json", "--values")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from exactbatch.errors.exit_status import WRONG_USAGE
 from exactbatch.ledger import check_schema, ledger_version, migrate, newest_version
 from exactbatch.ledger.schema import migrations
 from exactbatch.postgres.connection import transaction
@@ -73,7 +74,7 @@ def test_a_new_ledger_needs_no_answer(empty, run, arguments):
 def test_without_a_terminal_an_old_ledger_is_left_as_it_is(old, run):
     before, newest = ledger_version(old), newest_version()
     done = run("migrate")
-    assert (done.returncode, done.stdout) == (3, "")
+    assert (done.returncode, done.stdout) == (WRONG_USAGE, "")
     told = " ".join(done.stderr.split())
     assert f"has version {before}, and this exactbatch needs version {newest}." in told
     assert "Nothing was changed." in told

@@ -9,6 +9,7 @@ from exactbatch.cli import audit
 from exactbatch.cli.app import app
 from exactbatch.cli.run import run_tables
 from exactbatch.errors import ConfigurationError
+from exactbatch.errors.exit_status import WRONG_USAGE
 
 URL = "sc://spark:15002/;token=SECRET"
 FLIGHTS = Pipeline(name="flights", topics=("flights",), value=Json("id int"), sink=Append("public.flight"))
@@ -40,6 +41,6 @@ def test_a_connect_server_processes_no_tables():
 def test_a_connect_server_audits_nothing(monkeypatch):
     monkeypatch.setattr(audit, "load_any", lambda _: (FLIGHTS, None))
     done = CliRunner().invoke(app, ["audit", "flights", "--master", URL])
-    assert done.exit_code == 42
+    assert done.exit_code == WRONG_USAGE
     assert "an audit cannot run on a Spark Connect server" in done.output
     assert "SECRET" not in done.output

@@ -15,7 +15,14 @@ import exactbatch
 from exactbatch.airflow.exceptions import airflow_errors
 from exactbatch.airflow.versions import AirflowFailException
 from exactbatch.cli.app import app
-from exactbatch.errors import ExactbatchError, KafkaUnavailable, OffsetsLost, RetryableError, TablesUnfinished
+from exactbatch.errors import (
+    ExactbatchError,
+    KafkaUnavailable,
+    OffsetsLost,
+    RetryableError,
+    TablesUnfinished,
+    WrongUsage,
+)
 from exactbatch.errors.exit_status import exit_status
 from exactbatch.errors.explanation import (
     explain,
@@ -40,7 +47,7 @@ def subclasses(class_):
 
 
 def error_classes():
-    """Return all error classes of the package except the two bases, wherever they are defined."""
+    """Return all error classes that have a page: all but the two bases and WrongUsage, wherever they are defined."""
     for module in walk_packages(exactbatch.__path__, "exactbatch."):
         source = JOBS / (module.name.replace(".", "/") + ".py")
         if source.is_file() and re.search(
@@ -48,7 +55,7 @@ def error_classes():
         ):
             import_module(module.name)
     own = {each for each in subclasses(ExactbatchError) if each.__module__.startswith("exactbatch.")}
-    return sorted(own - {ExactbatchError, RetryableError}, key=lambda each: each.__name__)
+    return sorted(own - {ExactbatchError, RetryableError, WrongUsage}, key=lambda each: each.__name__)
 
 
 ERRORS = error_classes()

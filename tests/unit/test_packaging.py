@@ -10,6 +10,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from release_check import find_missing
+
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 HEADINGS = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
@@ -40,6 +42,41 @@ def test_one_version():
         assert version == RELEASED
     compose = yaml.safe_load((ROOT / "docker-compose.yaml").read_text())
     assert compose["x-image"]["image"] == f"exactbatch:{version}"
+
+
+RELEASABLE = {
+    "version": "0.6.0",
+    "changelog": "# Changelog\n\n## Unreleased\n\n## 0.6.0\n\n- All.\n\n## 0.5.0\n\n- Less.\n",
+    "tags": ["v0.6.0"],
+    "changed": 0,
+    "holders": ["pyproject.toml", "docker-compose.yaml"],
+}
+
+
+@pytest.mark.parametrize(
+    ("lacking", "told"),
+    [
+        ({}, []),
+        ({"version": "0.6.0.dev0"}, ["Write 0.6.0 instead in pyproject.toml, docker-compose.yaml."]),
+        (
+            {"version": "0.5.1"},
+            ['Replace the heading "## Unreleased" by "## 0.5.1"', "git tag --annotate v0.5.1"],
+        ),
+        (
+            {"changelog": "## Unreleased\n\n- New.\n\n## 0.6.0\n\n- All.\n"},
+            ['has changes under "## Unreleased"'],
+        ),
+        ({"changelog": "## Unreleased\n\n- New.\n\n## 0.6.0\n\n## 0.5.0\n"}, ["has no section on 0.6.0"]),
+        ({"changed": 3}, ["3 files are not committed"]),
+        ({"tags": ["v0.5.0", "0.6.0"]}, ['git tag --annotate v0.6.0 --message "exactbatch 0.6.0"']),
+    ],
+    ids=["nothing", "version", "section", "unreleased", "empty section", "commits", "tag"],
+)
+def test_what_a_release_lacks_is_named_with_what_to_do(lacking, told):
+    missing = find_missing(**{**RELEASABLE, **lacking})
+    assert len(missing) == len(told), missing
+    for expected, found in zip(told, missing, strict=True):
+        assert expected in found
 
 
 @pytest.mark.parametrize("name", LISTS)

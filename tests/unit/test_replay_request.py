@@ -121,7 +121,7 @@ def test_a_range_of_the_command_line():
     "text", ["", "t", "t:0", "t:0:5", "t:x:1-2", ":0:1-2", "t:0:1--2", "t:0:-1-2", "t:0:²-3"]
 )
 def test_a_range_that_is_none(text):
-    with pytest.raises(ConfigurationError, match="expected a range as topic:partition:from-until"):
+    with pytest.raises(ConfigurationError, match="expected a range as TOPIC:PARTITION:FROM-UNTIL"):
         parse_range(text)
 
 

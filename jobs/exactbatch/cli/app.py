@@ -21,43 +21,45 @@ from exactbatch.code_identity import package_version
 PANELS: Final = {
     "Define": {
         "new": "Sample a topic, and write a pipeline for it: its module, its DAG and its test. Overwrites nothing.",
-        "try": "Decode the newest records without writing anything. Exit 3 if some would be rejected.",
-        "register": "Register a pipeline in the ledger, which is created in a database that has none.",
+        "try": "Decode the newest records, and write nothing. Exit status 3 if some would be rejected.",
+        "register": "Register a pipeline in the ledger. Creates the ledger in a database that has none.",
         "plan": "Show what the next run would process. Changes nothing.",
     },
     "Run": {
-        "run": "Plan the next batch and process it, without Airflow. `exactbatch forward` sends its results.",
+        "run": "Plan the next batch and process it, without Airflow. `exactbatch forward` then sends its results.",
         "replay": "Process ranges, a time window or batches again: retract their results and write new ones.",
         "rejects": "List rejected records and the reasons, or process them again.",
         "forward": "Send the results that batches have committed to the pipeline's topic.",
         "connect": 'Run a Spark Connect server for batches with engine="connect", until it is stopped.',
     },
     "Inspect": {
-        "list": "List the registered pipelines, and the modules of `pipelines` that are not registered. Asks the "
-        "ledger only.",
-        "status": "Show the stored offset and the lag of each partition, and the newest batches. Without a name, one "
+        "list": "List the registered pipelines, and the modules of `pipelines` that are not registered. Asks only "
+        "the ledger.",
+        "status": "Show the stored offset and lag of each partition, and the newest batches. Without a name, show one "
         "line for each pipeline.",
-        "lag": "Show how far pipelines are behind: in offsets, in time, and until retention removes the oldest record.",
+        "lag": "Show how far pipelines are behind: in offsets, in time, and until retention removes an unprocessed "
+        "record.",
         "batches": "Show the batches of a pipeline, newest first: counts, duration, origin, ranges and failures.",
         "coverage": "Show which offsets are processed, replayed, folded or lost: a strip for each partition.",
-        "boundaries": "Show the offsets that the times of windows and backfills were resolved to, or forget some of "
-        "them.",
-        "audit": "Read the log again and compare it with the target, offset by offset. Exit 3 if they differ.",
-        "doctor": "Check everything that batches need, and name the remedy of each problem. Exit 3 if there is one.",
-        "explain": "Explain an error: why it happens, what was written, and how to recover. Or print the page of a "
+        "boundaries": "Show time boundaries: the offsets that times of windows and backfills were resolved to. Or "
+        "forget some.",
+        "audit": "Read the log again and compare it with the target, offset by offset. Exit status 3 if they differ.",
+        "doctor": "Check everything that batches need, and say how to solve each problem. Exit status 3 if there is "
+        "one.",
+        "explain": "Explain an error: why it happens, what was written, and how to recover. Or print the page about a "
         "topic.",
     },
     "Maintain": {
-        "migrate": "Create the ledger, or upgrade it after a question.",
-        "compact": "Drop old changes of an Upsert except the latest of each key. Dropped changes cannot be replayed.",
-        "merge": 'Merge small partitions of a target with layout="by_batch". Batches may run meanwhile.',
-        "prune": "Fold the ledger's history of old batches. Their offsets stay accounted for, without naming the "
-        "batch.",
-        "new-epoch": "Begin a new epoch: the positions of the source went back, and its changes from now on are the "
-        "newer ones.",
-        "roles": "Print the SQL that creates the roles of a deployment and grants what each needs, for psql.",
+        "migrate": "Create the ledger, or upgrade it, which cannot be undone. --dry-run prints the SQL.",
+        "compact": "Drop old changes of an Upsert, except the latest of each key. Dropped changes cannot be replayed.",
+        "merge": 'Merge small partitions of a target with layout="by_batch". Batches can run meanwhile.',
+        "prune": "Fold old batches in the ledger: it still knows that their offsets are processed, but no longer by "
+        "which batch.",
+        "new-epoch": "Begin a new epoch after the positions of the source went back: later changes then count as "
+        "newer.",
+        "roles": "Print the SQL for psql that creates the roles of a deployment, and grants each what it needs.",
         "executor-requirements": "Print the packages that Spark's executors need, with hashes, for pip install -r.",
-        "archive": "Archive the classes of Spark's JVM, so that drivers start sooner. Does nothing if the archive "
+        "archive": "Archive the classes of Spark's JVM, so that drivers start faster. Does nothing if the archive "
         "exists.",
     },
 }

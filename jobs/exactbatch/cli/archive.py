@@ -6,7 +6,7 @@ from exactbatch.cli.progress import waiting
 
 
 def archive(as_json: AsJson = False) -> None:
-    """Archive the classes of Spark's JVM, so that drivers start sooner. Does nothing if the archive exists."""
+    """Archive the classes of Spark's JVM, so that drivers start faster. Does nothing if the archive exists."""
     with waiting("Starting Spark to record its classes (half a minute, once)"):
         file, built = build_archive(archive_folder())
     if as_json:

@@ -15,7 +15,7 @@ from exactbatch.cli import render
 from exactbatch.cli.console import AsJson, out, print_json
 from exactbatch.cli.load_pipeline import Reference, ledger_connection, load_any
 from exactbatch.cli.progress import counting
-from exactbatch.errors import ConfigurationError, ExactbatchError
+from exactbatch.errors import ExactbatchError, WrongUsage
 from exactbatch.errors.exit_status import CHECK_FAILED
 from exactbatch.errors.translation import translate_all_errors
 from exactbatch.kafka.broker import KafkaBroker
@@ -31,23 +31,24 @@ if TYPE_CHECKING:
 def audit(
     reference: Reference,
     values: Annotated[
-        bool, typer.Option("--values", help="Compare column values, too. Takes several times as long.")
+        bool,
+        typer.Option("--values", help="Also compare the values of columns. Takes several times as long."),
     ] = False,
     master: Annotated[
         str | None,
-        typer.Option(help="Spark master, whose executors compare. Without it, this process compares."),
+        typer.Option(help="Spark master whose executors compare. Without it, this process does."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Read the log again and compare it with the target, offset by offset. Exit 3 if they differ."""
+    """Read the log again and compare it with the target, offset by offset. Exit status 3 if they differ."""
     pipeline, settings = load_any(reference)
     if isinstance(pipeline, Tables):
         if master is not None:
-            raise ConfigurationError(f"--master is for one pipeline. Name it: {reference}.TABLE")
+            raise WrongUsage(f"--master is for one pipeline. Name it: {reference}.TABLE")
         _audit_tables(pipeline, settings, values=values, as_json=as_json)
         return
     if master is not None and is_connect(master):
-        raise ConfigurationError(
+        raise WrongUsage(
             "an audit cannot run on a Spark Connect server. Give a Spark master, or leave out --master."
         )
     with _spark(pipeline, master) as spark, counting("Comparing offsets") as update:

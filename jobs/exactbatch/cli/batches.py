@@ -39,8 +39,10 @@ class Kind(StrEnum):
 
 def batches(
     reference: RegisteredName,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many batches to show.")] = 20,
-    status: Annotated[Status | None, typer.Option(help="Only batches in this state.")] = None,
+    limit: Annotated[
+        int, typer.Option(min=1, max=10_000, metavar="N", help="How many batches to show.")
+    ] = 20,
+    status: Annotated[Status | None, typer.Option(help="Only batches with this status.")] = None,
     kind: Annotated[Kind | None, typer.Option(help="Only batches of this kind.")] = None,
     below: Annotated[
         int | None, typer.Option(metavar="ID", help="Only batches with a lower ID: the next page.")

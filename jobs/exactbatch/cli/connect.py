@@ -7,7 +7,7 @@ import typer
 
 from exactbatch.batch.engines.connect_server import PORT, TOKEN, server_command, server_environment
 from exactbatch.cli.console import err
-from exactbatch.errors import ConfigurationError
+from exactbatch.errors import WrongUsage
 
 
 def connect(
@@ -15,7 +15,7 @@ def connect(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.")] = PORT,
     conf: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A Spark property; repeatable.")
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A Spark property. Repeatable.")
     ] = None,
 ) -> None:
     """Run a Spark Connect server for batches with engine="connect", until it is stopped.
@@ -32,5 +32,5 @@ def connect(
 def _property(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals:
-        raise ConfigurationError(f"expected --conf NAME=VALUE, found {text}")
+        raise WrongUsage(f"expected --conf NAME=VALUE, found {text}")
     return name, value

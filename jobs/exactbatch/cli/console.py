@@ -14,9 +14,8 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from exactbatch.discovery import WrongName
-from exactbatch.errors import ExactbatchError
-from exactbatch.errors.exit_status import WRONG_USAGE, exit_status
+from exactbatch.errors import ExactbatchError, WrongUsage
+from exactbatch.errors.exit_status import exit_status
 from exactbatch.errors.explanation import hint
 from exactbatch.errors.printable import printable_lines
 from exactbatch.errors.translation import translate_all_errors
@@ -24,6 +23,7 @@ from exactbatch.errors.translation import translate_all_errors
 P = ParamSpec("P")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and change nothing.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
 
 
@@ -54,14 +54,14 @@ def with_exit_status(command: Callable[P, None]) -> Callable[P, None]:
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         _escape_unprintable_characters()
         try:
-            with translate_all_errors(but=(typer.Exit, typer.Abort, WrongName)):
+            with translate_all_errors(but=(typer.Exit, typer.Abort)):
                 command(*args, **kwargs)
-        except WrongName as error:
-            err.print(Text.assemble(("error: ", "red"), str(error)))
-            raise typer.Exit(WRONG_USAGE) from None
         except ExactbatchError as error:
-            err.print(Text.assemble(("error: ", "red"), f"{type(error).__name__}: {error}"))
-            if more := hint(error):
+            is_typed = isinstance(error, WrongUsage)
+            err.print(
+                Text.assemble(("error: ", "red"), "" if is_typed else f"{type(error).__name__}: ", str(error))
+            )
+            if not is_typed and (more := hint(error)):
                 err.print(Text(more, style="dim"))
             raise typer.Exit(exit_status(error)) from None
 
@@ -92,9 +92,19 @@ def _finite(value: Any) -> Any:
     return [_finite(each) for each in value] if isinstance(value, list | tuple) else value
 
 
-def confirm(question: str) -> None:
-    """Ask on a terminal whether to go on; without a terminal, go on. Raises typer.Abort if the answer is no."""
-    if sys.stdin.isatty() and not typer.confirm(question, err=True):
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask whether to do what cannot be undone, unless `yes` is the answer.
+
+    Raises typer.Abort if the answer is no, and WrongUsage if there is no terminal to ask on.
+    """
+    if yes:
+        return
+    if sys.stdin is None or not sys.stdin.isatty():
+        raise WrongUsage(
+            f"there is no terminal to ask on: {question} Nothing was changed. Add --yes to go on, or --dry-run to see "
+            f"what would be done."
+        )
+    if not typer.confirm(question, err=True):
         raise typer.Abort
 
 

@@ -16,7 +16,7 @@ from exactbatch.cli.load_pipeline import (
     registered_name,
     typed_names,
 )
-from exactbatch.errors import ConfigurationError
+from exactbatch.errors import WrongUsage
 from exactbatch.errors.exit_status import CHECK_FAILED
 from exactbatch.ledger import Ledger
 from exactbatch.ledger.overview_rows import OverviewRows, PartitionPosition
@@ -42,19 +42,25 @@ _SIGNS: Final = {
 def coverage(
     reference: RegisteredName,
     partitions: Annotated[
-        list[str] | None, typer.Option("--partition", metavar="TOPIC:PARTITION", help="Repeatable.")
+        list[str] | None,
+        typer.Option("--partition", metavar="TOPIC:PARTITION", help="Only this partition. Repeatable."),
     ] = None,
     first: Annotated[
         int | None,
-        typer.Option("--from", min=0, metavar="OFFSET", help="By default, where the pipeline began."),
+        typer.Option(
+            "--from", min=0, metavar="OFFSET", help="The first offset. Without it: where the pipeline began."
+        ),
     ] = None,
     until: Annotated[
-        int | None, typer.Option(min=1, metavar="OFFSET", help="By default, the highest stored offset.")
+        int | None,
+        typer.Option(
+            min=1, metavar="OFFSET", help="The end, not included. Without it: the highest stored offset."
+        ),
     ] = None,
     gaps: Annotated[
         bool,
         typer.Option(
-            "--gaps", help="Look at every row for gaps that are narrower than a step. Exit 3 if any."
+            "--gaps", help="Also find gaps that are too narrow to show. Exit status 3 if there is a gap."
         ),
     ] = False,
     as_json: AsJson = False,
@@ -70,7 +76,7 @@ def coverage(
         begin = min((each.first_offset for each in positions), default=0) if first is None else first
         end = max((each.next_offset for each in positions), default=0) if until is None else until
         if (first is not None or until is not None) and positions and begin >= end:
-            raise ConfigurationError(
+            raise WrongUsage(
                 f"expected --from to be below --until, found {begin} and {end}. Without --until, a strip ends at the "
                 f"highest stored offset."
             )
@@ -107,13 +113,13 @@ def signs(strip: DrawnStrip) -> Iterator[str]:
 
 
 def _chosen(known: Sequence[PartitionPosition], names: Sequence[str]) -> list[PartitionPosition]:
-    """Return the partitions that are named as topic:partition, or all. Raises ConfigurationError."""
+    """Return the partitions that are named as topic:partition, or all. Raises WrongUsage."""
     if not names:
         return list(known)
     by_name = {f"{each.topic}:{each.partition}": each for each in known}
     for name in names:
         if name not in by_name:
-            raise ConfigurationError(
+            raise WrongUsage(
                 f"--partition {name}: the pipeline has no stored offset for it. It has stored offsets for: "
                 f"{', '.join(list(by_name)[:_MOST]) or 'no partition'}."
             )

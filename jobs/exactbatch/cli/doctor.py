@@ -9,7 +9,7 @@ from rich.text import Text
 
 from exactbatch.cli.completion import pipeline_names
 from exactbatch.cli.console import AsJson, err, out, print_json
-from exactbatch.cli.load_pipeline import load_settings
+from exactbatch.cli.load_pipeline import REFERENCE_HELP, load_settings
 from exactbatch.errors import ExactbatchError
 from exactbatch.errors.exit_status import CHECK_FAILED
 from exactbatch.operations.doctor.examine import examine
@@ -25,8 +25,7 @@ def doctor(
         typer.Argument(
             metavar="PIPELINE",
             autocompletion=pipeline_names,
-            help="MODULE:NAME, or NAME for pipelines.NAME:NAME; NAME.TABLE for one of many tables. Without one: all "
-            "of the package `pipelines`.",
+            help=f"{REFERENCE_HELP} Without one: all of the package `pipelines`.",
         ),
     ] = None,
     airflow: Annotated[
@@ -34,11 +33,11 @@ def doctor(
         typer.Option(metavar="CONN_ID", help="Airflow's REST API, from the variable AIRFLOW_CONN_<CONN_ID>."),
     ] = None,
     pools: Annotated[
-        list[str] | None, typer.Option("--pool", metavar="NAME", help="A pool of the DAGs; repeatable.")
+        list[str] | None, typer.Option("--pool", metavar="NAME", help="A pool of the DAGs. Repeatable.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check everything that batches need, and name the remedy of each problem. Exit 3 if there is one."""
+    """Check everything that batches need, and say how to solve each problem. Exit status 3 if there is one."""
     settings: Settings | ExactbatchError
     try:
         settings = load_settings()

@@ -8,7 +8,7 @@ from rich.markdown import Markdown
 from rich.table import Table
 
 from exactbatch.cli.console import AsJson, Terminal, out, print_json
-from exactbatch.discovery import WrongName
+from exactbatch.errors import WrongUsage
 from exactbatch.errors.explanation import Explanation, explained_errors, explained_topics
 from exactbatch.errors.explanation import explain as explanation_of
 
@@ -28,7 +28,7 @@ def explain(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Explain an error: why it happens, what was written, and how to recover. Or print the page of a topic."""
+    """Explain an error: why it happens, what was written, and how to recover. Or print the page about a topic."""
     if error is None:
         _list([explanation_of(name) for name in explained_errors()], as_json=as_json)
         return
@@ -58,10 +58,10 @@ def _names() -> list[str]:
 
 
 def _spelled(error: str) -> str:
-    """Return the name as its page has it. Raises WrongName for a name without a page."""
+    """Return the name as its page has it. Raises WrongUsage for a name without a page."""
     names = {name.lower(): name for name in _names()}
     if found := names.get(error.lower()):
         return found
     nearest = difflib.get_close_matches(error.lower(), names, n=1, cutoff=0.4)
     meant = f" Did you mean {names[nearest[0]]}?" if nearest else ""
-    raise WrongName(f"no page is about {error!r}.{meant} `exactbatch explain` lists all pages.")
+    raise WrongUsage(f"no page is about {error!r}.{meant} `exactbatch explain` lists all pages.")

@@ -5,12 +5,10 @@ from typing import Annotated
 
 import typer
 
-from exactbatch.cli.console import AsJson, out, print_json
+from exactbatch.cli.console import AsJson, DryRun, Yes, confirm, out, print_json
 from exactbatch.cli.load_pipeline import Reference, ledger_connection, load
 from exactbatch.cli.progress import counting
-from exactbatch.forwarding.forward import forward_results
-from exactbatch.pipeline import Pipeline
-from exactbatch.settings import Settings
+from exactbatch.forwarding.forward import find_stream, forward_results
 
 
 def forward(
@@ -19,27 +17,37 @@ def forward(
         bool,
         typer.Option(
             "--accept-repeats",
-            help="Send all results that wait, although the topic may have some of them already.",
+            help="Send all waiting results, even if the topic may have some of them already. Asks first.",
         ),
     ] = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
     """Send the results that batches have committed to the pipeline's topic."""
     pipeline, settings = load(reference)
-    send_results(pipeline, settings, accept_repeats=accept_repeats, as_json=as_json)
-
-
-def send_results(
-    pipeline: Pipeline, settings: Settings, *, accept_repeats: bool = False, as_json: bool = False
-) -> None:
-    """Send the results that wait, and say how many they were."""
-    with (
-        ledger_connection(settings, pipeline) as connection,
-        counting(f"Results of {pipeline.name}") as update,
-    ):
-        forwarded = forward_results(
-            connection, settings, pipeline, accept_repeats=accept_repeats, progress=update
-        )
+    with ledger_connection(settings, pipeline) as connection:
+        stream, _ = find_stream(connection, pipeline)
+        if dry_run:
+            if as_json:
+                print_json({"pipeline": pipeline.name, "topic": stream.topic, "would_send": stream.unsent})
+            else:
+                repeats = " It may have some of them already." if accept_repeats else ""
+                out.print(
+                    f"{stream.unsent:,} results would be sent to the topic {stream.topic}.{repeats} Nothing was sent.",
+                    markup=False,
+                )
+            return
+        if accept_repeats and stream.unsent:
+            confirm(
+                f"Send {stream.unsent:,} results to the topic {stream.topic}, although it may have some of them "
+                f"already?",
+                yes=yes,
+            )
+        with counting(f"Results of {pipeline.name}") as update:
+            forwarded = forward_results(
+                connection, settings, pipeline, accept_repeats=accept_repeats, progress=update
+            )
     if as_json:
         print_json({"pipeline": pipeline.name, **asdict(forwarded)})
     else:

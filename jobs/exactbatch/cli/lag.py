@@ -27,7 +27,7 @@ def lag(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show how far pipelines are behind: in offsets, in time, and until retention removes the oldest record."""
+    """Show how far pipelines are behind: in offsets, in time, and until retention removes an unprocessed record."""
     names = [registered_name(reference) for reference in references or ()]
     settings = load_settings()
     with ledger_connection(settings) as connection, typed_names(references or ()):

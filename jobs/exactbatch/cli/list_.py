@@ -15,7 +15,7 @@ _TOPICS = 40  # characters of a pipeline's topics in a table
 
 
 def list_(as_json: AsJson = False) -> None:
-    """List the registered pipelines, and the modules of `pipelines` that are not registered. Asks the ledger only."""
+    """List the registered pipelines, and the modules of `pipelines` that are not registered. Asks only the ledger."""
     with ledger_connection(load_settings()) as connection:
         with transaction(connection):
             names = [each.name for each in Ledger(connection).registry.read_all()]

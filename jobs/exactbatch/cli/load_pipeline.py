@@ -10,8 +10,9 @@ import typer
 from exactbatch.cli.completion import pipeline_names
 from exactbatch.cli.console import err
 from exactbatch.cli.local import local_settings
-from exactbatch.discovery import WrongName, load_named
-from exactbatch.errors import ConfigurationError, NotRegistered
+from exactbatch.cli.typed_values import typed
+from exactbatch.discovery import load_named
+from exactbatch.errors import NotRegistered, WrongUsage
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.kafka.client_properties import check_properties
 from exactbatch.ledger import Batch, Ledger, check_schema, ledger_session
@@ -21,13 +22,9 @@ from exactbatch.postgres.connection import Connection, transaction
 from exactbatch.settings import KAFKA, POSTGRES, Settings
 from exactbatch.tables import Tables
 
+REFERENCE_HELP: Final = "MODULE:NAME, or NAME for pipelines.NAME:NAME; NAME.TABLE for one of many tables."
 Reference = Annotated[
-    str,
-    typer.Argument(
-        metavar="PIPELINE",
-        help="MODULE:NAME, or NAME for pipelines.NAME:NAME; NAME.TABLE for one of many tables.",
-        autocompletion=pipeline_names,
-    ),
+    str, typer.Argument(metavar="PIPELINE", help=REFERENCE_HELP, autocompletion=pipeline_names)
 ]
 RegisteredName = Annotated[
     str,
@@ -38,17 +35,17 @@ RegisteredName = Annotated[
     ),
 ]
 LOCAL_MASTER: Final = "local[*]"
-Master = Annotated[str, typer.Option(help="Spark master, or the URL of a Spark Connect server.")]
+Master = Annotated[str, typer.Option(help="Spark master, or URL of a Spark Connect server.")]
 
 
 def load(reference: str) -> tuple[Pipeline, Settings]:
     """Import a pipeline, and read from the environment how to reach Kafka and Postgres.
 
-    Without both variables, a running local stack serves. Raises WrongName, and ConfigurationError, also for Tables.
+    Without both variables, a running local stack serves. Raises WrongUsage, also for Tables, and ConfigurationError.
     """
     found, settings = load_any(reference)
     if isinstance(found, Tables):
-        raise ConfigurationError(
+        raise WrongUsage(
             f"{found.name!r} stands for many tables, and this command takes one. Name the table: {reference}.TABLE"
         )
     return found, settings
@@ -64,10 +61,8 @@ def load_any(reference: str) -> tuple[Pipeline | Tables, Settings]:
         members, unmade = find_members(connection, KafkaBroker(settings.kafka), found)
         if (error := unmade.get(f"{found.prefix}{table}")) is not None:
             raise error
-        try:
+        with typed():
             chosen = selected(found, members, [table])
-        except ConfigurationError as error:
-            raise WrongName(str(error)) from None
         (member,) = as_they_start(connection, found, chosen)
     return member, settings
 
@@ -88,13 +83,13 @@ def registered_name(reference: str) -> str:
 
 @contextmanager
 def typed_names(references: Sequence[str]) -> Iterator[None]:
-    """Raise WrongName instead of NotRegistered if a reference is neither registered nor the name of a module."""
+    """Raise WrongUsage instead of NotRegistered if a reference is neither registered nor the name of a module."""
     try:
         yield
     except NotRegistered as error:
         modules = pipeline_names("")
         if any(":" not in each and each.partition(".")[0] not in modules for each in references):
-            raise WrongName(str(error)) from None
+            raise WrongUsage(str(error)) from None
         raise
 
 

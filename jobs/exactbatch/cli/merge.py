@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from exactbatch.cli import render
-from exactbatch.cli.console import AsJson, out, print_json
+from exactbatch.cli.console import AsJson, DryRun, Yes, confirm, out, print_json
 from exactbatch.cli.load_pipeline import Reference, ledger_connection, load
 from exactbatch.cli.progress import counting
 from exactbatch.operations.merge_partitions import merge_partitions, preview_merge
@@ -17,24 +17,28 @@ _MEGABYTE = 1024 * 1024
 def merge(
     reference: Reference,
     max_size: Annotated[
-        int, typer.Option("--max-size", metavar="MB", min=1, help="The largest partition to make, in MB.")
+        int, typer.Option("--max-size", metavar="MB", min=1, help="The largest partition to create, in MB.")
     ] = 512,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show which partitions would be merged, and stop.")
-    ] = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Merge small partitions of a target with layout="by_batch". Batches may run meanwhile."""
+    """Merge small partitions of a target with layout="by_batch". Batches can run meanwhile."""
     pipeline, settings = load(reference)
+    max_bytes = max_size * _MEGABYTE
     with ledger_connection(settings, pipeline) as connection:
-        if dry_run:
-            merged = preview_merge(connection, pipeline, max_bytes=max_size * _MEGABYTE)
-        else:
+        merged = preview_merge(connection, pipeline, max_bytes=max_bytes)
+        if merged and not dry_run:
+            before = sum(len(each.partitions) for each in merged)
+            confirm(
+                f"Merge {before} partitions of {pipeline.traits.target} into {len(merged)}? This cannot be undone.",
+                yes=yes,
+            )
             with counting("Merging partitions (MB)") as update:
                 merged = merge_partitions(
                     connection,
                     pipeline,
-                    max_bytes=max_size * _MEGABYTE,
+                    max_bytes=max_bytes,
                     progress=lambda done, total: update(done // _MEGABYTE, total // _MEGABYTE),
                 )
     if as_json:

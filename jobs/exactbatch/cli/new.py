@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from exactbatch.cli import sample_tables
-from exactbatch.cli.console import AsJson, err, out, print_json
+from exactbatch.cli.console import AsJson, DryRun, err, out, print_json
 from exactbatch.cli.load_pipeline import load_settings
 from exactbatch.cli.progress import counting
 from exactbatch.cli.project_files import Project, check_new, project_at, write_new
@@ -41,13 +41,13 @@ def new(
     topic: Annotated[str, typer.Option(help="The topic to load.")],
     registry: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="The schema registry, if values begin with the ID of their schema."),
+        typer.Option(metavar="URL", help="The schema registry, if values begin with a schema ID."),
     ] = None,
     table: Annotated[
-        str | None, typer.Option(metavar="SCHEMA.TABLE", help="The target. Without it: public.NAME.")
+        str | None, typer.Option(metavar="SCHEMA.TABLE", help="The target table. Without it: public.NAME.")
     ] = None,
-    records: Annotated[int, typer.Option(min=1, help="How many records to sample.")] = 5000,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the proposal, and write no file.")] = False,
+    records: Annotated[int, typer.Option(min=1, metavar="N", help="How many records to sample.")] = 5000,
+    dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
     """Sample a topic, and write a pipeline for it: its module, its DAG and its test. Overwrites nothing."""

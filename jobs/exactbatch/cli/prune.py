@@ -8,13 +8,11 @@ import typer
 from rich.markup import escape
 
 from exactbatch.cli import render
-from exactbatch.cli.console import AsJson, Yes, confirm, out, print_json
+from exactbatch.cli.console import AsJson, DryRun, Yes, confirm, out, print_json
 from exactbatch.cli.load_pipeline import Reference, ledger_connection, load
 from exactbatch.cli.progress import counting, waiting
-from exactbatch.errors import ConfigurationError
+from exactbatch.cli.typed_values import Keep, parse_cutoff
 from exactbatch.operations.prune import preview_pruning, prune_history
-from exactbatch.planning.request import parse_time
-from exactbatch.time_text import parse_duration
 
 
 def prune(
@@ -23,29 +21,17 @@ def prune(
         str | None,
         typer.Option(
             metavar="TIME",
-            help="Batches that committed before this time, and superseded ones that were planned before it.",
+            help="Batches committed before this time, and superseded ones planned before it.",
         ),
     ] = None,
-    keep: Annotated[
-        str | None,
-        typer.Option(metavar="AGE", help='As --before, this long ago, such as "90 days" or "12 hours".'),
-    ] = None,
+    keep: Keep = None,
     everything: Annotated[bool, typer.Option("--all", help="All committed and superseded batches.")] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show how many batches would be folded, and stop.")
-    ] = False,
+    dry_run: DryRun = False,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Fold the ledger's history of old batches. Their offsets stay accounted for, without naming the batch."""
-    given = [name for name, value in (("--before", before), ("--keep", keep), ("--all", everything)) if value]
-    if len(given) != 1:
-        raise ConfigurationError(
-            f"expected one of --before, --keep and --all, found {' and '.join(given) or 'none of them'}"
-        )
-    until = parse_time(before, "--before") if before else datetime.now(UTC)
-    if keep:
-        until -= parse_duration(keep, what="--keep")
+    """Fold old batches in the ledger: it still knows that their offsets are processed, but no longer by which batch."""
+    until = parse_cutoff(before, keep, everything=everything) or datetime.now(UTC)
     pipeline, settings = load(reference)
     with ledger_connection(settings, pipeline) as connection:
         with waiting("Counting batches"):
@@ -54,8 +40,8 @@ def prune(
             for line in render.pruning_lines(pipeline, pruning):
                 out.print(escape(line))
         if not dry_run and (pruning.batches or pruning.empty_runs):
-            if not yes:
-                confirm("Fold these batches?" if pruning.batches else "Forget these runs?")
+            what = render.describe_batches(pruning) if pruning.batches else render.describe_runs(pruning)
+            confirm(f"{'Fold' if pruning.batches else 'Forget'} {what}? This cannot be undone.", yes=yes)
             total = pruning.batches
             with counting("Folding batches") as update:
                 pruning = prune_history(

@@ -7,9 +7,9 @@ import typer
 from rich.markup import escape
 
 from exactbatch.cli import render
-from exactbatch.cli.console import AsJson, Yes, confirm, err, out, print_json
+from exactbatch.cli.console import AsJson, DryRun, Yes, confirm, err, out, print_json
 from exactbatch.cli.load_pipeline import Reference, find_tables, ledger_connection, load_any
-from exactbatch.errors import ConfigurationError, ExactbatchError
+from exactbatch.errors import ExactbatchError, WrongUsage
 from exactbatch.errors.translation import translate_all_errors
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger, check_schema, ledger_version, migrate
@@ -27,45 +27,45 @@ def register(
         bool,
         typer.Option(
             "--accept-identity",
-            help="Accept a target, sink, key, version or lineage other than the registered one.",
+            help="Accept a target, sink, key, version or lineage that differs from the registered one.",
         ),
     ] = False,
     rename: Annotated[
         str | None,
-        typer.Option(
-            metavar="OLD", help="The pipeline's previous name. The pipeline keeps its stored offsets."
-        ),
+        typer.Option(metavar="OLD", help="Previous name of the pipeline, which keeps its stored offsets."),
     ] = None,
     share_topics: Annotated[
         bool,
-        typer.Option("--share-topics", help="Load topics that another pipeline loads into the same target."),
+        typer.Option(
+            "--share-topics", help="Load topics that another pipeline also loads into the same target."
+        ),
     ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be registered, and stop.")
-    ] = False,
+    dry_run: DryRun = False,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Register a pipeline in the ledger, which is created in a database that has none.
+    """Register a pipeline in the ledger. Creates the ledger in a database that has none.
 
-    --accept-identity and --rename ask first: the ledger no longer knows the previous identity or name.
+    --accept-identity and --rename ask first, because the ledger forgets the previous identity or name.
     """
     pipeline, settings = load_any(reference)
     if isinstance(pipeline, Tables):
         if accept_identity or rename or share_topics:
-            raise ConfigurationError(
+            raise WrongUsage(
                 f"--accept-identity, --rename and --share-topics are for one pipeline. Name it: {reference}.TABLE"
             )
         _register_tables(pipeline, settings, dry_run=dry_run, as_json=as_json)
         return
-    if not (yes or dry_run):
-        if rename:
-            confirm(f"Replace the name {rename} by {pipeline.name} in all rows of the ledger?")
-        if accept_identity:
-            confirm(
-                f"Keep the rows of {pipeline.traits.target} as if {pipeline.name} had written them as it is now? The "
-                f"ledger forgets its previous identity."
-            )
+    if rename:
+        confirm(
+            f"Replace the name {rename} by {pipeline.name} in all rows of the ledger?", yes=yes or dry_run
+        )
+    if accept_identity:
+        confirm(
+            f"Keep the rows of {pipeline.traits.target} as if {pipeline.name} had written them as it is now? The "
+            f"ledger forgets its previous identity.",
+            yes=yes or dry_run,
+        )
     with ledger_connection(settings, pipeline, may_be_new=True) as connection:
         versions = _create_ledger(connection, dry_run=dry_run)
         if versions is None:

@@ -6,9 +6,11 @@ from typing import Annotated
 import typer
 
 from exactbatch.cli import render
-from exactbatch.cli.console import AsJson, Yes, err, out, print_json
+from exactbatch.cli.console import AsJson, DryRun, Yes, err, out, print_json
 from exactbatch.cli.load_pipeline import LOCAL_MASTER, Master, Reference, ledger_connection, load
 from exactbatch.cli.replay import ReplayOptions, replay_ranges
+from exactbatch.cli.typed_values import AvailableOnly
+from exactbatch.errors import WrongUsage
 from exactbatch.ledger import Ledger
 from exactbatch.planning.request import ReplayRequest, ranges_of_offsets
 from exactbatch.postgres.connection import transaction
@@ -16,24 +18,21 @@ from exactbatch.postgres.connection import transaction
 
 def rejects(
     reference: Reference,
-    limit: Annotated[int, typer.Option(min=1, help="How many records to list.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="How many records to list.")] = 20,
     replay: Annotated[
         bool, typer.Option("--replay", help="Process the rejected offsets again, after a fix.")
     ] = False,
-    available_only: Annotated[
-        bool,
-        typer.Option(
-            "--available-only", help="Replay the offsets that neither retention nor compact has removed."
-        ),
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what the replay would do, and stop.")
-    ] = False,
+    available_only: AvailableOnly = False,
+    dry_run: DryRun = False,
     yes: Yes = False,
     master: Master = LOCAL_MASTER,
     as_json: AsJson = False,
 ) -> None:
     """List rejected records and the reasons, or process them again."""
+    if (available_only or dry_run) and not replay:
+        raise WrongUsage(
+            "--available-only and --dry-run have no effect without --replay: the command then only lists."
+        )
     pipeline, settings = load(reference)
     with ledger_connection(settings, pipeline) as connection:
         ledger = Ledger(connection)

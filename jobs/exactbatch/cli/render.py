@@ -162,7 +162,7 @@ def merge_table(pipeline: Pipeline, merged: Sequence[MergedPartition], *, dry_ru
 def pruning_lines(pipeline: Pipeline, pruning: Pruning) -> list[str]:
     """Say how many batches are folded, and what is not possible afterwards."""
     before = f"{pruning.before.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
-    forgotten = [_empty_runs(pruning.empty_runs, before)] if pruning.empty_runs else []
+    forgotten = [_empty_runs(pruning, before)] if pruning.empty_runs else []
     if not pruning.batches:
         return [f"{pipeline.name}: no batch from before {before} is left to fold.", *forgotten]
     replays = (
@@ -182,12 +182,17 @@ def pruning_lines(pipeline: Pipeline, pruning: Pruning) -> list[str]:
     ]
 
 
-def _empty_runs(number: int, before: str) -> str:
-    are, have = ("DAG run", "has") if number == 1 else ("DAG runs", "have")
+def _empty_runs(pruning: Pruning, before: str) -> str:
+    have = "has" if pruning.empty_runs == 1 else "have"
     return (
-        f"{number} {are} from before {before} {have} found nothing to process. The ledger forgets this: a run that is "
-        f"cleared afterwards processes what is new."
+        f"{describe_runs(pruning)} from before {before} {have} found nothing to process. The ledger forgets this: a "
+        f"run that is cleared afterwards processes what is new."
     )
+
+
+def describe_runs(pruning: Pruning) -> str:
+    """Say how many DAG runs are forgotten."""
+    return f"{pruning.empty_runs} {'DAG run' if pruning.empty_runs == 1 else 'DAG runs'}"
 
 
 def describe_batches(pruning: Pruning) -> str:

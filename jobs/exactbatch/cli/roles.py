@@ -6,5 +6,5 @@ from exactbatch.errors.explanation import explain
 
 
 def roles() -> None:
-    """Print the SQL that creates the roles of a deployment and grants what each needs, for psql."""
+    """Print the SQL for psql that creates the roles of a deployment, and grants each what it needs."""
     typer.echo(explain("roles").markdown, nl=False)

@@ -17,7 +17,7 @@ from exactbatch.cli.load_pipeline import (
     load_any,
 )
 from exactbatch.cli.table_layout import new_table
-from exactbatch.errors import ConfigurationError
+from exactbatch.errors import WrongUsage
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.model import PlannedBatch
 from exactbatch.planning.freeze_advance import freeze_advance
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def run(reference: Reference, master: Master = LOCAL_MASTER, as_json: AsJson = False) -> None:
-    """Plan the next batch and process it, without Airflow. `exactbatch forward` sends its results."""
+    """Plan the next batch and process it, without Airflow. `exactbatch forward` then sends its results."""
     pipeline, settings = load_any(reference)
     if isinstance(pipeline, Tables):
         run_tables(pipeline, settings, master, as_json=as_json)
@@ -52,10 +52,10 @@ def run_tables(tables: Tables, settings: Settings, master: str, *, as_json: bool
     """Plan the next batch of each member, and process them with one Spark driver.
 
     Raises TablesFailed or TablesUnfinished, which name the members that failed, after all others are committed, and
-    ConfigurationError if `master` is a Spark Connect server.
+    WrongUsage if `master` is a Spark Connect server.
     """
     if is_connect(master):
-        raise ConfigurationError(
+        raise WrongUsage(
             f"a Spark Connect server processes one pipeline at a time, and {tables.name!r} stands for many. Give a "
             f"Spark master, or name one table: {tables.name}.TABLE"
         )

@@ -14,9 +14,9 @@ from rich.text import Text
 from exactbatch.cli import render
 from exactbatch.cli.completion import pipeline_names
 from exactbatch.cli.console import AsJson, Terminal, out, print_json
-from exactbatch.cli.load_pipeline import ledger_connection, load_any, load_settings
+from exactbatch.cli.load_pipeline import REFERENCE_HELP, ledger_connection, load_any, load_settings
 from exactbatch.cli.table_layout import new_table, time_text
-from exactbatch.errors import ConfigurationError, RetryableError
+from exactbatch.errors import RetryableError, WrongUsage
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.operations.all_pipelines import load_states
 from exactbatch.operations.status import PipelineStatus, load_status
@@ -31,34 +31,33 @@ def status(
         str | None,
         typer.Argument(
             metavar="PIPELINE",
-            help="MODULE:NAME, or NAME for pipelines.NAME:NAME; NAME.TABLE for one of many tables. Without one: all "
-            "registered pipelines.",
+            help=f"{REFERENCE_HELP} Without one: all registered pipelines.",
             autocompletion=pipeline_names,
         ),
     ] = None,
     watch: Annotated[
         bool,
         typer.Option(
-            "--watch", help="Show it again and again until Ctrl-C; with --json, as one object on each line."
+            "--watch", help="Show it again and again until Ctrl-C; with --json, one object on each line."
         ),
     ] = False,
     every: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0.1, help="With --watch: the time between two queries.")
+        float, typer.Option(metavar="SECONDS", min=0.1, help="With --watch: seconds between two queries.")
     ] = 2.0,
     as_json: AsJson = False,
 ) -> None:
-    """Show the stored offset and the lag of each partition, and the newest batches. Without a name, one line for each
+    """Show the stored offset and lag of each partition, and the newest batches. Without a name, show one line for each
     pipeline.
     """
     if reference is None:
         if watch:
-            raise ConfigurationError("--watch is for one pipeline. Name it.")
+            raise WrongUsage("--watch is for one pipeline. Name it: exactbatch status PIPELINE --watch")
         _show_all(as_json=as_json)
         return
     pipeline, settings = load_any(reference)
     if isinstance(pipeline, Tables):
         if watch:
-            raise ConfigurationError(f"--watch is for one pipeline. Name it: {reference}.TABLE")
+            raise WrongUsage(f"--watch is for one pipeline. Name it: {reference}.TABLE")
         _show_tables(pipeline, settings, as_json=as_json)
         return
     if not watch:

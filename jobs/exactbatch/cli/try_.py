@@ -29,10 +29,12 @@ _REASON: Final = 160
 
 def try_(
     reference: Reference,
-    records: Annotated[int, typer.Option(min=1, help="How many of the newest records to decode.")] = 1000,
+    records: Annotated[
+        int, typer.Option(min=1, metavar="N", help="How many of the newest records to decode.")
+    ] = 1000,
     as_json: AsJson = False,
 ) -> None:
-    """Decode the newest records without writing anything. Exit 3 if some would be rejected."""
+    """Decode the newest records, and write nothing. Exit status 3 if some would be rejected."""
     pipeline, settings = load(reference)
     with counting(f"decoding {pipeline.name}") as update:
         trial = try_records(pipeline, settings, Bounds(records), update)

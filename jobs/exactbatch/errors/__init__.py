@@ -75,6 +75,13 @@ class ConfigurationError(ExactbatchError):
     """A pipeline, a connection or a setting is invalid."""
 
 
+class WrongUsage(ConfigurationError):
+    """What somebody typed for a command is wrong: a name, the form of a value, or the options together.
+
+    Only commands end with it: a task has no one who typed. It has no page, because its message says all.
+    """
+
+
 class NotRegistered(ExactbatchError):
     """The pipeline is not in the ledger, or the ledger has another version than this program needs."""
 

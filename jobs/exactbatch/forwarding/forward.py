@@ -74,6 +74,17 @@ def forward_results(
     Raises Fenced if another forwarder takes over, ResultsDiverged, ResultTooLarge, TopicMissing and TopicRecreated
     before anything is sent, and KafkaUnavailable, ReadFailed and PostgresUnavailable, after which a retry goes on.
     """
+    before, forward = find_stream(connection, pipeline)
+    if not before.unsent and before.attempted_sequence is None:
+        return Forwarded(before.topic, 0, before.sent_sequence, 0)
+    return _Forwarder(connection, settings, pipeline.name, forward).run(accept_repeats, progress)
+
+
+def find_stream(connection: Connection, pipeline: Pipeline) -> tuple[Stream, ToTopic]:
+    """Return the stream of a pipeline's results, with the number of those that wait, and how they are sent.
+
+    Raises ConfigurationError if the pipeline forwards no results, and NotRegistered.
+    """
     if pipeline.forward is None:
         raise ConfigurationError(
             f"pipeline {pipeline.name!r} forwards no results: it has no forward=ToTopic(…)"
@@ -81,14 +92,12 @@ def forward_results(
     with transaction(connection):
         streams = Streams(connection)
         streams.check(pipeline)
-        before = streams.read(pipeline.name)
-    if before is None:
+        stream = streams.read(pipeline.name)
+    if stream is None:
         raise NotRegistered(
             f"pipeline {pipeline.name!r} is not registered. Run `exactbatch register` for it."
         )
-    if not before.unsent and before.attempted_sequence is None:
-        return Forwarded(before.topic, 0, before.sent_sequence, 0)
-    return _Forwarder(connection, settings, pipeline.name, pipeline.forward).run(accept_repeats, progress)
+    return stream, pipeline.forward
 
 
 class _Forwarder:

@@ -40,11 +40,22 @@ class TimeBoundaries(Store):
         )
 
     def read(
-        self, pipeline: Pipeline, *, at: Sequence[datetime] | None = None, limit: int
+        self,
+        pipeline: Pipeline,
+        *,
+        at: Sequence[datetime] | None = None,
+        between: tuple[datetime | None, datetime | None] = (None, None),
+        limit: int | None,
     ) -> list[TimeBoundary]:
-        """Return the pinned times, all or those in `at`, the latest first."""
-        times = None if at is None else list(at)
-        rows = _QUERIES.time_boundaries(self._connection, pipeline=pipeline.name, at=times, limit=limit)
+        """Return the pinned times, the latest first: those in `at`, or all `between` two times, both included."""
+        rows = _QUERIES.time_boundaries(
+            self._connection,
+            pipeline=pipeline.name,
+            at=None if at is None else list(at),
+            from_time=between[0],
+            to_time=between[1],
+            limit=limit,
+        )
         return read_rows(TimeBoundary, rows)
 
     def forget(self, pipeline: Pipeline, from_time: datetime, to_time: datetime) -> int:

@@ -13,7 +13,7 @@ from rich.status import Status
 from rich.table import Table
 
 from exactbatch.batch.engines.connect_server import TOKEN
-from exactbatch.cli.console import AsJson, err, out, print_json, with_exit_status
+from exactbatch.cli.console import AsJson, DryRun, Yes, confirm, err, out, print_json, with_exit_status
 from exactbatch.cli.typer_app import App
 from exactbatch.errors.exit_status import CHECK_FAILED
 from exactbatch.local.airflow import LocalAirflow
@@ -122,10 +122,27 @@ def _show(stack: LocalStack, airflow: LocalAirflow | None, *, started: bool) -> 
 def down(
     name: Name = "dev",
     home: Home = None,
-    delete: Annotated[bool, typer.Option("--delete", help="Also remove data and logs.")] = False,
+    delete: Annotated[
+        bool, typer.Option("--delete", help="Also delete their data and logs. Asks first.")
+    ] = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
     """Stop the servers that `up` started. Their data is kept, unless you give --delete."""
+    stack = LocalStack(home, name)
+    exists = stack.folder.exists()
+    if dry_run:
+        running = [each.name for each in stack.servers if each.pid is not None] if exists else []
+        if as_json:
+            print_json({"name": name, "would_stop": running, "would_delete": delete and exists})
+            return
+        out.print(f"Would stop: {', '.join(running) or 'nothing'}.", markup=False)
+        if delete and exists:
+            out.print(f"Would delete {stack.folder}.", markup=False)
+        return
+    if delete and exists:
+        confirm(f"Delete {stack.folder}, with all data of Kafka, Postgres and Airflow in it?", yes=yes)
     with err.status("stopping") as status:
         stopped = LocalStack(home, name, progress=_shown_on(status)).down(delete=delete)
     if as_json:

@@ -7,6 +7,14 @@ from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Connection, transaction
 
 
+def preview_withdrawal(connection: Connection, pipeline: Pipeline, batch_id: int) -> Batch:
+    """Return the replay that withdraw_replay() would withdraw, without writing anything. Raises what it raises."""
+    ledger = Ledger(connection)
+    with transaction(connection):
+        ledger.registry.check(pipeline)
+        return _check_withdrawable(pipeline, ledger.batches.read(batch_id))
+
+
 def withdraw_replay(connection: Connection, pipeline: Pipeline, batch_id: int) -> None:
     """Mark a planned replay superseded, so that it can no longer commit.
 
@@ -19,18 +27,18 @@ def withdraw_replay(connection: Connection, pipeline: Pipeline, batch_id: int) -
     ledger = Ledger(connection)
     with transaction(connection):
         ledger.registry.lock(pipeline)
-        batch = ledger.batches.read(batch_id, lock="change")
-        if (batch.pipeline, batch.kind, batch.status) != (pipeline.name, "replay", "planned"):
-            raise ReplayRefused(
-                f"batch {batch_id} of pipeline {batch.pipeline!r} is {_described(batch)}: only a planned replay of "
-                f"{pipeline.name!r} can be withdrawn. Nothing was changed. `exactbatch batches {pipeline.name} --kind "
-                f"replay` lists its replays.",
-                batch_id=batch_id,
-            )
+        batch = _check_withdrawable(pipeline, ledger.batches.read(batch_id, lock="change"))
         ledger.batches.supersede_replay(batch)
         failpoint("withdraw.before_commit")
 
 
-def _described(batch: Batch) -> str:
-    article = "an" if batch.kind == "advance" else "a"
-    return f"{article} {batch.kind} that is {batch.status}"
+def _check_withdrawable(pipeline: Pipeline, batch: Batch) -> Batch:
+    if (batch.pipeline, batch.kind, batch.status) != (pipeline.name, "replay", "planned"):
+        article = "an" if batch.kind == "advance" else "a"
+        raise ReplayRefused(
+            f"batch {batch.batch_id} of pipeline {batch.pipeline!r} is {article} {batch.kind} that is {batch.status}: "
+            f"only a planned replay of {pipeline.name!r} can be withdrawn. Nothing was changed. `exactbatch batches "
+            f"{pipeline.name} --kind replay` lists its replays.",
+            batch_id=batch.batch_id,
+        )
+    return batch

@@ -159,7 +159,7 @@ def parse_range(text: str) -> RequestedRange:
         if topic and dash and all(map(_is_number, (partition, from_offset, until_offset))):
             return RequestedRange(topic, int(partition), int(from_offset), int(until_offset))
     raise ConfigurationError(
-        f"expected a range as topic:partition:from-until, until exclusive, for example flights:0:100-200; found "
+        f"expected a range as TOPIC:PARTITION:FROM-UNTIL, such as flights:0:100-200 for the offsets 100 to 199, found "
         f"{text!r}"
     )
 
@@ -171,7 +171,7 @@ def parse_place(text: str) -> RequestedRange:
         partition, offset = map(int, rest)
         return RequestedRange(topic, partition, offset, offset + 1)
     raise ConfigurationError(
-        f"expected a record as topic:partition:offset, for example flights:0:100; found {text!r}"
+        f"expected a record as TOPIC:PARTITION:OFFSET, such as flights:0:100, found {text!r}"
     )
 
 

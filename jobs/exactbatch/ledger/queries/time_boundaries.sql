@@ -32,6 +32,8 @@ from unnest(:topic::text[], :topic_id::uuid[], :partition::integer[], :offset::b
 select topic, topic_id, partition, boundary as at, "offset", resolved_at
 from exactbatch.time_boundary
 where pipeline = :pipeline and (:at::timestamptz[] is null or boundary = any(:at::timestamptz[]))
+    and (:from_time::timestamptz is null or boundary >= :from_time)
+    and (:to_time::timestamptz is null or boundary <= :to_time)
 order by boundary desc, topic, partition limit :limit;
 
 -- name: forget_time_boundaries!

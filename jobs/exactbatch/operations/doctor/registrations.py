@@ -4,8 +4,8 @@ import importlib
 import pkgutil
 from collections.abc import Iterator, Mapping, Sequence
 
-from exactbatch.discovery import WrongName, load_named, split_table
-from exactbatch.errors import ConfigurationError, ExactbatchError, IdentityChanged, NotRegistered
+from exactbatch.discovery import load_named, split_table
+from exactbatch.errors import ExactbatchError, IdentityChanged, NotRegistered
 from exactbatch.ledger import Ledger
 from exactbatch.operations.doctor.finding import Finding, of_error
 from exactbatch.operations.doctor.owners import check_owners
@@ -37,8 +37,6 @@ def find_pipelines(references: Sequence[str]) -> tuple[dict[str, Pipeline | Tabl
     for reference in references:
         try:
             pipelines[reference], _ = load_named(reference)
-        except WrongName as error:
-            findings.append(of_error("pipelines", ConfigurationError(str(error))))
         except ExactbatchError as error:
             findings.append(of_error("pipelines", error))
     if references:
