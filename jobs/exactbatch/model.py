@@ -46,9 +46,9 @@ class LogPartition:
         """Number of offsets between a stored offset, or without one the start of the log, and the end of the log.
 
         As Kafka's own tools count, the end is the high watermark: markers of transactions and records of open ones
-        count, too. Negative if the log ends below the stored offset.
+        count, too. 0 if the log ends below the stored offset.
         """
-        return self.high_watermark - (self.earliest if next_offset is None else next_offset)
+        return max(0, self.high_watermark - (self.earliest if next_offset is None else next_offset))
 
     def range(self, from_offset: int, until_offset: int) -> OffsetRange:
         """A range of this partition, [from_offset, until_offset)."""

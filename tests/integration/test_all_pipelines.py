@@ -207,6 +207,6 @@ def test_a_thousand_pipelines_with_ten_partitions_each(connection, monkeypatch):
     monkeypatch.setattr(KafkaBroker, "partitions", partitions)
     states = all_pipelines.load_states(connection, KafkaBroker({}))
     assert len(states) == 1000
-    assert {(each.partitions, each.lag.records, each.state, each.troubles) for each in states} == {
+    assert {(each.partitions, each.lag.lag, each.state, each.troubles) for each in states} == {
         (10, 30, "behind", ())
     }

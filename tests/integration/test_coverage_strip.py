@@ -10,7 +10,7 @@ from exactbatch import Append, Json, Pipeline
 from exactbatch.ledger.overview_rows import OverviewRows
 from exactbatch.model import LogPartition
 from exactbatch.operations.coverage_strip import find_gaps, load_strips, look_for_gaps
-from exactbatch.operations.overview import find_state, load_summaries, total_lag
+from exactbatch.operations.overview import find_lag, find_state, load_summaries
 from exactbatch.postgres.connection import transaction
 from support.environment import draw_seed
 from support.large_ledger import History, fill
@@ -217,8 +217,8 @@ def test_the_summary_has_batches_lag_and_the_error(connection, story):
             high_watermark=40 * SIZE + 25,
         )
     ]
-    lag = total_lag(summary.positions, logs, datetime.now(UTC))
-    assert (lag.records, lag.held_back, lag.lost, lag.contradiction) == (25, 15, 0, None)
+    lag = find_lag(summary, logs, datetime.now(UTC))
+    assert (lag.lag, lag.held_back, lag.lost, lag.contradiction) == (25, 15, 0, None)
     assert find_state(summary, lag, is_paused=True, now=datetime.now(UTC)) == "failing"
     assert find_state(None, lag, is_paused=False, now=datetime.now(UTC)) == "not registered"
 

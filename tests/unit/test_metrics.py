@@ -111,7 +111,7 @@ def test_a_pipeline_is_not_on_time_while_a_partition_does_not_say_what_its_oldes
 
 
 def test_a_pipeline_without_a_topic_or_a_commit_has_no_such_gauge():
-    assert log_metrics(PipelineLag("p", NOW, (), TopicMissing("gone")), {}) == []
+    assert log_metrics(PipelineLag("p", NOW, (), (TopicMissing("gone"),)), {}) == []
     assert ledger_metrics("p", None, NOW) == []
     assert values(ledger_metrics("p", NOW - MINUTE, NOW)) == {"last_commit_age": 60}
 

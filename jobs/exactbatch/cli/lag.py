@@ -13,7 +13,6 @@ from exactbatch.cli.table_layout import duration_text, new_table, partition_text
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.operations.freshness import overdue_text
 from exactbatch.operations.lag import PipelineLag, load_lag, seconds_since, seconds_until
-from exactbatch.operations.unprocessed import find_contradiction
 
 
 def lag(
@@ -53,8 +52,8 @@ def _print(lag: PipelineLag) -> None:
     if text := overdue_text(lag.freshness, lag.oldest, lag.at):
         out.print(Text.assemble(("! ", "yellow"), text))
     for partition in lag.partitions:
-        if (trouble := find_contradiction(partition.stored, partition.log)) is not None:
-            out.print(Text.assemble(("! ", "yellow"), trouble))
+        if partition.contradiction is not None:
+            out.print(Text.assemble(("! ", "yellow"), partition.contradiction))
 
 
 def _table(lag: PipelineLag) -> Table:

@@ -139,7 +139,7 @@ def _show_all(*, as_json: bool) -> None:
             each.state,
             f"{newest.batch_id} {newest.status}" if newest else "–",
             str(each.partitions),
-            "–" if each.lag is None else str(each.lag.records),
+            "–" if each.lag is None else str(each.lag.lag),
             time_text(committed.committed_at if committed else None),
         )
     troubles = [

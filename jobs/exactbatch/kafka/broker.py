@@ -35,6 +35,15 @@ _NO_TOPIC_ID: Final = UUID(int=0)
 Answer = TypeVar("Answer")
 
 
+def no_topic_matches(pattern: TopicPattern) -> TopicMissing:
+    """Return the error for a pattern that matches no topic."""
+    return TopicMissing(
+        f"no topic matches {pattern.regex!r}. Check the pattern, which has to match whole names, and "
+        f"bootstrap.servers. Topics that an ACL does not let this client describe are invisible to it: "
+        f"`exactbatch explain security` lists the ACLs that a pipeline needs."
+    )
+
+
 class KafkaBroker:
     """Queries brokers through kafka-python's admin client, which joins no group and creates no topic.
 
@@ -86,26 +95,24 @@ class KafkaBroker:
             for partition in sorted(partitions)
         )
 
+    def list_topics(self) -> list[str]:
+        """Return the names of all topics that are not Kafka's own and that an ACL lets this client describe.
+
+        No other topic can be told from one that does not exist.
+        """
+        with admin_client(self._properties) as client:
+            return [topic["name"] for topic in client.describe_topics(None) if not topic["is_internal"]]
+
     def matching_topics(self, pattern: TopicPattern, known: Collection[str] = ()) -> tuple[str, ...]:
         """Return the names of all topics that match, in order; some may be `known` from before.
 
-        One request lists all topics that an ACL lets this client describe: no other topic can be told from one that
-        does not exist. A known topic is among the result even if it is not listed.
+        A known topic is among the result even if list_topics() does not have it.
 
         Raises TopicMissing if there is none at all.
         """
-        with admin_client(self._properties) as client:
-            listed = {
-                topic["name"]
-                for topic in client.describe_topics(None)
-                if pattern.matches(topic["name"]) and not topic["is_internal"]
-            }
+        listed = set(filter(pattern.matches, self.list_topics()))
         if not listed and not known:
-            raise TopicMissing(
-                f"no topic matches {pattern.regex!r}. Check the pattern, which has to match whole names, and "
-                f"bootstrap.servers. Topics that an ACL does not let this client describe are invisible to it: "
-                f"`exactbatch explain security` lists the ACLs that a pipeline needs."
-            )
+            raise no_topic_matches(pattern)
         return tuple(sorted({*listed, *known}))
 
     def loaded_topics(self, topics: Topics, stored: Collection[str]) -> tuple[str, ...]:

@@ -1,16 +1,21 @@
-"""How far pipelines are behind their logs: in offsets, in time, and against retention."""
+"""How far pipelines are behind their logs: in offsets, in time, and against retention.
 
-from collections.abc import Iterable, Sequence
+`exactbatch lag` and `status`, doctor, metrics and the page all put it together here.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
-from exactbatch.errors import TopicMissing
-from exactbatch.kafka.broker import KafkaBroker
+from exactbatch.errors import ConfigurationError, ExactbatchError, TopicMissing
+from exactbatch.kafka.broker import KafkaBroker, no_topic_matches
 from exactbatch.ledger import Definition, Ledger
-from exactbatch.model import LogPartition, Retention, StoredOffset
+from exactbatch.model import LogPartition, Retention
+from exactbatch.offsets import TopicPartition
 from exactbatch.operations.freshness import is_overdue
-from exactbatch.operations.unprocessed import find_contradiction, first_unprocessed
+from exactbatch.operations.unprocessed import Stored, find_contradiction, first_unprocessed
+from exactbatch.planning.plan_tables import existing_partitions
 from exactbatch.postgres.connection import Connection, transaction
 
 
@@ -21,15 +26,17 @@ class PartitionLag:
     log        what the broker reports
     stored     its stored offset; None if there is none yet
     oldest     timestamp of the first record that is not processed; None without one, and if it is not known
-    retention  when the broker removes old records; None if an ACL hides it
+    retention  when the broker removes old records; None if it is not known, or an ACL hides it
     answered   False if the partition did not say in time what its first unprocessed record is
+    is_newer   True if the stored offset may have moved since the broker reported: it may be beyond the log's end
     """
 
     log: LogPartition
-    stored: StoredOffset | None
-    oldest: datetime | None
-    retention: Retention | None
+    stored: Stored | None
+    oldest: datetime | None = None
+    retention: Retention | None = None
     answered: bool = True
+    is_newer: bool = False
 
     @property
     def lag(self) -> int:
@@ -39,7 +46,19 @@ class PartitionLag:
     @property
     def held_back(self) -> int:
         """Number of offsets from the first open transaction on: part of the lag, and not read before it ends."""
-        return self.log.high_watermark - self.log.last_stable
+        return min(self.lag, self.log.high_watermark - self.log.last_stable)
+
+    @property
+    def lost(self) -> int:
+        """Number of offsets that retention has removed before they were processed."""
+        if self.stored is None or self.stored.topic_id != self.log.topic_id:
+            return 0
+        return max(0, self.log.earliest - self.stored.next_offset)
+
+    @property
+    def contradiction(self) -> str | None:
+        """A sentence on what the log lacks or is, against the stored offset; None if both agree."""
+        return None if self.is_newer else find_contradiction(self.stored, self.log)
 
     @property
     def removed_at(self) -> datetime | None:
@@ -63,7 +82,7 @@ class PartitionLag:
             "seconds_behind": seconds_since(self.oldest, now),
             "seconds_until_removed": seconds_until(self.removed_at, now),
             "retention_bytes": self.retention and self.retention.bytes,
-            "trouble": find_contradiction(self.stored, self.log),
+            "trouble": self.contradiction,
         }
 
 
@@ -71,20 +90,42 @@ class PartitionLag:
 class PipelineLag:
     """A registered pipeline and the lag of its partitions at a time.
 
-    missing    the error for a missing topic
+    errors     why topics are not among the partitions: missing, denied or without a leader
     freshness  the age from which an unprocessed record makes the pipeline overdue; None if it never is
+    denied     the error that keeps the timestamps of unprocessed records from being read
     """
 
     pipeline: str
     at: datetime
     partitions: tuple[PartitionLag, ...]
-    missing: TopicMissing | None = None
+    errors: tuple[ExactbatchError, ...] = ()
     freshness: timedelta | None = None
+    denied: ConfigurationError | None = None
+
+    @property
+    def missing(self) -> TopicMissing | None:
+        """The error for a missing topic."""
+        return next((each for each in self.errors if isinstance(each, TopicMissing)), None)
 
     @property
     def lag(self) -> int:
         """The sum over all partitions."""
         return sum(partition.lag for partition in self.partitions)
+
+    @property
+    def held_back(self) -> int:
+        """How many offsets of the lag open transactions hold back."""
+        return sum(partition.held_back for partition in self.partitions)
+
+    @property
+    def lost(self) -> int:
+        """How many offsets retention has removed before they were processed."""
+        return sum(partition.lost for partition in self.partitions)
+
+    @property
+    def contradiction(self) -> str | None:
+        """The first sentence on a log that contradicts its stored offset: no advance can be planned; or None."""
+        return next((text for each in self.partitions if (text := each.contradiction) is not None), None)
 
     @property
     def oldest(self) -> datetime | None:
@@ -132,37 +173,137 @@ def load_lag(connection: Connection, broker: KafkaBroker, names: Sequence[str]) 
             if names
             else ledger.registry.read_all()
         )
-        stored = {definition.name: ledger.plans.read_stored_offsets(definition) for definition in definitions}
-    return [measure_lag(broker, definition, stored[definition.name]) for definition in definitions]
+        stored = [ledger.plans.read_stored_offsets(definition) for definition in definitions]
+    return [_known(each) for each in measure_lags(broker, list(zip(definitions, stored, strict=True)))]
 
 
-def measure_lag(broker: KafkaBroker, definition: Definition, stored: Sequence[StoredOffset]) -> PipelineLag:
+def measure_lag(broker: KafkaBroker, definition: Definition, stored: Sequence[Stored]) -> PipelineLag:
     """Return the lag of a registered pipeline with these stored offsets.
 
     Raises KafkaUnavailable, and ConfigurationError if an ACL denies reading.
     """
-    pattern = definition.pattern
-    known = definition.known_topics(offset.topic for offset in stored)
-    offsets = {offset.topic_partition: offset for offset in stored}
-    try:
-        topics = known if pattern is None else broker.matching_topics(pattern, known)
-        logs = broker.partitions(topics, {offset.topic for offset in stored}) if topics else ()
-    except TopicMissing as error:
-        return PipelineLag(definition.name, datetime.now(UTC), (), error, definition.freshness)
-    oldest, unanswered = first_unprocessed(broker, logs, offsets)
-    behind = sorted({topic for topic, _ in oldest})
+    (lag,) = measure_lags(broker, [(definition, stored)])
+    return _known(lag)
+
+
+def _known(lag: PipelineLag) -> PipelineLag:
+    """Return a lag of which nothing but a missing topic keeps anything from being known, or raise what does."""
+    for error in (*lag.errors, *((lag.denied,) if lag.denied else ())):
+        if not isinstance(error, TopicMissing):
+            raise error
+    return lag
+
+
+def measure_lags(
+    broker: KafkaBroker, pipelines: Sequence[tuple[Definition, Sequence[Stored]]], *, ages_of_all: bool = True
+) -> list[PipelineLag]:
+    """Return the lags of registered pipelines with these stored offsets, in their order.
+
+    All logs are described at once; with patterns, one more query lists all topics. Timestamps of records are read for
+    up to 10 s; unless `ages_of_all`, only for pipelines with a freshness, and without asking for retention.
+
+    Raises KafkaUnavailable, ReadFailed, and ConfigurationError if an ACL denies more than topics.
+    """
+    definitions = [definition for definition, _ in pipelines]
+    offsets = [{each.topic_partition: each for each in stored} for _, stored in pipelines]
+    topics, unmatched = _find_topics(broker, definitions, offsets)
+    everything = {topic for each in topics for topic in each}
+    stored_topics = {topic for each in offsets for topic, _ in each}
+    described, errors = existing_partitions(broker, everything, stored_topics) if everything else ({}, {})
+    logs = [[log for topic in each for log in described.get(topic, ())] for each in topics]
+    aged = [number for number, each in enumerate(definitions) if ages_of_all or each.freshness is not None]
+    oldest = _find_oldest(broker, {number: (logs[number], offsets[number]) for number in aged})
+    behind = sorted({topic for each in oldest.values() for topic, _ in each.times}) if ages_of_all else []
     retention = broker.retention(behind) if behind else {}
-    partitions = tuple(
-        PartitionLag(
-            log=log,
-            stored=offsets.get(log.topic_partition),
-            oldest=oldest.get(log.topic_partition),
-            retention=retention.get(log.topic),
-            answered=log.topic_partition not in unanswered,
+    at = datetime.now(UTC)
+    return [
+        PipelineLag(
+            definition.name,
+            at,
+            tuple(
+                PartitionLag(
+                    log,
+                    offsets[number].get(log.topic_partition),
+                    oldest[number].times.get(log.topic_partition) if number in oldest else None,
+                    retention.get(log.topic),
+                    answered=number not in oldest or log.topic_partition not in oldest[number].unanswered,
+                )
+                for log in logs[number]
+            ),
+            (*unmatched[number], *(errors[topic] for topic in topics[number] if topic in errors)),
+            definition.freshness,
+            oldest[number].denied if number in oldest else None,
         )
-        for log in logs
-    )
-    return PipelineLag(definition.name, datetime.now(UTC), partitions, freshness=definition.freshness)
+        for number, definition in enumerate(definitions)
+    ]
+
+
+def _find_topics(
+    broker: KafkaBroker, definitions: Sequence[Definition], offsets: Sequence[Mapping[TopicPartition, Stored]]
+) -> tuple[list[Sequence[str]], list[tuple[TopicMissing, ...]]]:
+    """Return the topics of each pipeline, and the errors of patterns that match none.
+
+    Those of patterns are as they exist now, from one list for all pipelines.
+    """
+    known = [
+        each.known_topics(topic for topic, _ in stored)
+        for each, stored in zip(definitions, offsets, strict=True)
+    ]
+    if not any(each.pattern for each in definitions):
+        return list(known), [()] * len(known)
+    listed = broker.list_topics()
+    topics: list[Sequence[str]] = []
+    unmatched: list[tuple[TopicMissing, ...]] = []
+    for definition, own in zip(definitions, known, strict=True):
+        pattern = definition.pattern
+        found = own if pattern is None else sorted({*own, *filter(pattern.matches, listed)})
+        topics.append(found)
+        unmatched.append((no_topic_matches(pattern),) if pattern is not None and not found else ())
+    return topics, unmatched
+
+
+class _Oldest(NamedTuple):
+    """What first_unprocessed() has found of a pipeline, or the error that denied it."""
+
+    times: Mapping[TopicPartition, datetime]
+    unanswered: Set[TopicPartition]
+    denied: ConfigurationError | None = None
+
+
+def _find_oldest(
+    broker: KafkaBroker,
+    pipelines: Mapping[int, tuple[Sequence[LogPartition], Mapping[TopicPartition, Stored]]],
+) -> dict[int, _Oldest]:
+    """Look up the first unprocessed records of pipelines, which are given by a number, with logs and stored offsets.
+
+    Those that have no partition in common are asked for at once.
+    """
+    waiting, found = list(pipelines), dict[int, _Oldest]()
+    while waiting:
+        together: dict[int, set[TopicPartition]] = {}
+        taken: set[TopicPartition] = set()
+        for number in waiting:
+            places = {log.topic_partition for log in pipelines[number][0]}
+            if taken.isdisjoint(places):
+                together[number] = places
+                taken |= places
+        waiting = [number for number in waiting if number not in together]
+        logs = [log for number in together for log in pipelines[number][0]]
+        stored = {
+            place: each
+            for number, places in together.items()
+            for place, each in pipelines[number][1].items()
+            if place in places
+        }
+        try:
+            times, unanswered = first_unprocessed(broker, logs, stored)
+        except ConfigurationError as denied:
+            found |= dict.fromkeys(together, _Oldest({}, frozenset(), denied))
+            continue
+        for number, places in together.items():
+            own = {place: time for place, time in times.items() if place in places}
+            found[number] = _Oldest(own, unanswered & places)
+    return found
 
 
 def seconds_since(time: datetime | None, now: datetime) -> float | None:

@@ -1,9 +1,9 @@
 """The state of many pipelines at once: what the ledger knows, compared with what the brokers report."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final, Literal
 
 from exactbatch.ledger.definition import Definition
@@ -11,8 +11,8 @@ from exactbatch.ledger.overview_rows import ListedBatch, OverviewRows, Partition
 from exactbatch.ledger.row_types import Batch, BatchFailure
 from exactbatch.model import LogPartition
 from exactbatch.offsets import TopicPartition
+from exactbatch.operations.lag import PartitionLag, PipelineLag
 from exactbatch.operations.status import UNFINISHED_AFTER
-from exactbatch.operations.unprocessed import find_contradiction
 from exactbatch.postgres.connection import Connection, transaction
 
 State = Literal[
@@ -104,24 +104,6 @@ class LedgerSummary:
         return records / max(1.0, min(known, _THROUGHPUT).total_seconds())
 
 
-@dataclass(frozen=True, slots=True)
-class Lag:
-    """How far a pipeline is behind its logs.
-
-    records        offsets between the stored offsets and the ends of the logs
-    held_back      of these, offsets that open transactions hold back
-    lost           offsets that retention has removed before they were processed
-    since          when the oldest stored offset with unprocessed records behind it last moved; None without lag
-    contradiction  the first sentence on a log that contradicts its stored offset: no advance can be planned; or None
-    """
-
-    records: int
-    held_back: int
-    lost: int
-    since: datetime | None
-    contradiction: str | None
-
-
 def load_summaries(
     connection: Connection, pipelines: Sequence[str], *, batches: int = _BATCHES
 ) -> dict[str, LedgerSummary]:
@@ -147,39 +129,34 @@ def load_summaries(
     }
 
 
-def total_lag(
-    positions: Iterable[PartitionPosition], logs: Iterable[LogPartition], asked_at: datetime | None
-) -> Lag:
-    """Compare stored offsets with logs, about which Kafka was asked at a time. Pure.
-
-    A partition without a stored offset counts from its earliest offset.
-    """
-    stored: Mapping[TopicPartition, PartitionPosition] = {each.topic_partition: each for each in positions}
-    records = held_back = lost = 0
-    waiting: list[datetime] = []
-    contradictions: list[str] = []
+def find_lag(summary: LedgerSummary, logs: Iterable[LogPartition], asked_at: datetime | None) -> PipelineLag:
+    """Compare stored offsets with logs, about which Kafka was asked at a time, perhaps before they moved. Pure."""
+    stored = summary.stored
+    partitions = []
     for log in logs:
         position = stored.get(log.topic_partition)
-        at = log.earliest if position is None else position.next_offset
-        behind = max(0, log.high_watermark - at)
-        records += behind
-        held_back += max(0, log.high_watermark - max(at, log.last_stable))
-        if position is None:
-            continue
-        if position.topic_id == log.topic_id:
-            lost += max(0, log.earliest - at)
-        if behind:
-            waiting.append(position.updated_at)
-        # An offset that has moved since then may be ahead of what Kafka answered.
-        is_older = asked_at is not None and position.updated_at < asked_at - _CLOCKS
-        if is_older and (contradiction := find_contradiction(position, log)) is not None:
-            contradictions.append(contradiction)
-    return Lag(
-        records, held_back, lost, min(waiting, default=None), contradictions[0] if contradictions else None
+        is_older = asked_at is not None and position is not None and position.updated_at < asked_at - _CLOCKS
+        partitions.append(PartitionLag(log, position, is_newer=not is_older))
+    definition = summary.definition
+    return PipelineLag(
+        definition.name, asked_at or datetime.now(UTC), tuple(partitions), freshness=definition.freshness
     )
 
 
-def find_state(summary: LedgerSummary | None, lag: Lag | None, *, is_paused: bool, now: datetime) -> State:
+def waiting_since(summary: LedgerSummary, lag: PipelineLag) -> datetime | None:
+    """Return when the oldest stored offset with unprocessed records behind it last moved; None without lag. Pure."""
+    stored = summary.stored
+    moved = [
+        stored[each.log.topic_partition].updated_at
+        for each in lag.partitions
+        if each.lag and each.log.topic_partition in stored
+    ]
+    return min(moved, default=None)
+
+
+def find_state(
+    summary: LedgerSummary | None, lag: PipelineLag | None, *, is_paused: bool, now: datetime
+) -> State:
     """Return the one word for a pipeline that an operator needs to know first. Pure."""
     if summary is None:
         return "not registered"
@@ -200,9 +177,9 @@ def find_state(summary: LedgerSummary | None, lag: Lag | None, *, is_paused: boo
         return "unknown"
     if not summary.topics:
         return "no topic yet"
-    if lag.records and lag.held_back == lag.records:
+    if lag.lag and lag.held_back == lag.lag:
         return "held back"
-    return "behind" if lag.records else "up to date"
+    return "behind" if lag.lag else "up to date"
 
 
 def stored_at(

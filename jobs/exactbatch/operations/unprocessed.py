@@ -14,6 +14,11 @@ class Stored(Protocol):
     """A stored offset, and the ID of the topic that it belongs to."""
 
     @property
+    def topic_partition(self) -> TopicPartition:
+        """Topic and partition."""
+        ...
+
+    @property
     def next_offset(self) -> int:
         """The first offset that is not accounted for."""
         ...

@@ -51,7 +51,7 @@ from exactbatch.ledger import Streams
 from exactbatch.ledger.overview_rows import OverviewRows, PartitionPosition
 from exactbatch.operations.coverage_strip import load_strips, look_for_gaps
 from exactbatch.operations.forwarding import load_forwarding
-from exactbatch.operations.overview import LedgerSummary, load_summaries, stored_at, total_lag
+from exactbatch.operations.overview import LedgerSummary, find_lag, load_summaries, stored_at
 from exactbatch.operations.replay_preview import preview_registered
 from exactbatch.planning.request import parse_request
 from exactbatch.postgres.connection import transaction
@@ -265,18 +265,18 @@ def create_app() -> FastAPI:
             summary = find_summary(connection, dag_id, batches=0)
             with transaction(connection):
                 newest = OverviewRows(connection).page_of_batches(dag_id, before=_MOST, limit=_LAG_BATCHES)
-        state, positions = watched(dag, summary), summary.positions
+        state = watched(dag, summary)
         logs = [log for topic in summary.topics for log in state.logs.get(topic, ())]
         # Whole intervals, so that the ends of logs that were found once are found again.
         latest = now.timestamp() // _LAG_EVERY * _LAG_EVERY
         past = (datetime.fromtimestamp(latest - _LAG_EVERY * n, UTC) for n in range(_LAG_POINTS))
         # What Kafka said before a time tells nothing of where the log ended then.
         times = [at for at in past if state.taken_at is not None and at <= state.taken_at]
-        stored = stored_at(positions, newest, times)
+        stored = stored_at(summary.positions, newest, times)
         ends = past_ends.ends_at(dag.kafka, logs, sorted(stored)) if logs else {}
         points = [(at.timestamp(), max(0, end - stored[at])) for at, end in sorted(ends.items())]
         if logs:
-            points.append((now.timestamp(), total_lag(positions, logs, state.taken_at).records))
+            points.append((now.timestamp(), find_lag(summary, logs, state.taken_at).lag))
         return JSONResponse({"series": [[at for at, _ in points], [records for _, records in points]]})
 
     @data.get("/{dag_id}/rejects", dependencies=[MaySee, MayReadLogs])

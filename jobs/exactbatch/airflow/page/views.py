@@ -21,7 +21,8 @@ from exactbatch.offsets import OffsetRange
 from exactbatch.operations.coverage_strip import DrawnStrip, Segment
 from exactbatch.operations.forwarding import Forwarding
 from exactbatch.operations.freshness import is_overdue
-from exactbatch.operations.overview import Lag, LedgerSummary, State, find_state, total_lag
+from exactbatch.operations.lag import PipelineLag
+from exactbatch.operations.overview import LedgerSummary, State, find_lag, find_state, waiting_since
 from exactbatch.planning.freeze_replay import Preview
 
 
@@ -86,8 +87,9 @@ def _summary(dag: PipelineDag, summary: LedgerSummary, state: LogState, now: dat
     topics = summary.topics
     is_known = all(topic in state.logs for topic in topics)
     logs = [log for topic in topics for log in state.logs.get(topic, ())]
-    lag = total_lag(summary.positions, logs, state.taken_at) if is_known else None
-    left = retention_left(state, summary.stored, now) if lag is not None and lag.records else None
+    lag = find_lag(summary, logs, state.taken_at) if is_known else None
+    left = retention_left(state, summary.stored, now) if lag is not None and lag.lag else None
+    since = None if lag is None else waiting_since(summary, lag)
     newest = summary.committed or summary.newest
     word = find_state(summary, lag, is_paused=dag.is_paused, now=now)
     freshness = summary.definition.freshness
@@ -98,10 +100,10 @@ def _summary(dag: PipelineDag, summary: LedgerSummary, state: LogState, now: dat
         "overdue": is_overdue(freshness, oldest, now),
         "freshness_seconds": None if freshness is None else freshness.total_seconds(),
         "oldest_seconds": None if freshness is None or oldest is None else (now - oldest).total_seconds(),
-        "lag": None if lag is None else lag.records,
+        "lag": None if lag is None else lag.lag,
         "held_back": None if lag is None else lag.held_back,
         "lost": None if lag is None else lag.lost,
-        "lag_seconds": (now - lag.since).total_seconds() if lag is not None and lag.since else None,
+        "lag_seconds": (now - since).total_seconds() if since else None,
         "records_per_second": summary.records_per_second(now),
         "retention_seconds": None if left is None else left.total_seconds(),
         "newest": None if newest is None else _batch(newest),
@@ -111,7 +113,7 @@ def _summary(dag: PipelineDag, summary: LedgerSummary, state: LogState, now: dat
     }
 
 
-def _error(state: State, summary: LedgerSummary, lag: Lag | None) -> dict[str, Any] | None:
+def _error(state: State, summary: LedgerSummary, lag: PipelineLag | None) -> dict[str, Any] | None:
     """Return why a pipeline is in a state; None if it is no bad one. Only the failure of a batch has a `batch_id`."""
     if lag is not None and lag.contradiction is not None and state in ("losing data", "cannot plan"):
         return {"error": "log", "message": lag.contradiction, "failures": 0, "retryable": False}

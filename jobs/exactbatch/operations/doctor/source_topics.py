@@ -8,7 +8,6 @@ from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.operations.doctor.finding import Finding
 from exactbatch.operations.freshness import overdue_text
 from exactbatch.operations.lag import PartitionLag, PipelineLag, seconds_until
-from exactbatch.operations.unprocessed import find_contradiction
 
 # Less time until retention overtakes a stored offset is a warning; at most a quarter of retention.ms.
 HEADROOM: Final = timedelta(hours=24)
@@ -27,12 +26,12 @@ def check_topics(lags: Sequence[PipelineLag]) -> Iterator[Finding]:
                 "Create the topic, or correct bootstrap.servers or the topics of the pipeline.",
             )
         for partition in lag.partitions:
-            if (contradiction := find_contradiction(partition.stored, partition.log)) is not None:
+            if partition.contradiction is not None:
                 wrong = True
                 yield Finding(
                     "topics",
                     "problem",
-                    f"pipeline {lag.pipeline!r}: {contradiction}",
+                    f"pipeline {lag.pipeline!r}: {partition.contradiction}",
                     "Check bootstrap.servers, then read `exactbatch explain log` for this case.",
                 )
     if not wrong:
