@@ -73,6 +73,7 @@ _AUDIT_TYPES: Final = "tests/integration/test_audit_types.py"
 _FORWARD: Final = "tests/integration/test_forward.py"
 _PIPELINE_TESTS: Final = "tests/integration/test_testing_postgres.py"
 _POSITIONS: Final = "tests/integration/test_positions.py"
+_QUESTIONS: Final = "tests/integration/test_questions.py"
 
 
 @dataclass(frozen=True)
@@ -2605,12 +2606,40 @@ MUTANTS: Final = (
     Mutant(
         "migrate upgrades an older ledger without a question",
         "cli/migrate.py",
-        "found < newest_version() and not yes",
-        "found < newest_version() and False",
+        "            yes=yes,\n",
+        "            yes=True,\n",
         (
             "tests/integration/test_upgrade_question.py"
             "::test_without_a_terminal_an_old_ledger_is_left_as_it_is",
         ),
+    ),
+    Mutant(
+        "what cannot be undone is done without a terminal to ask on",
+        "cli/console.py",
+        "    if yes:\n",
+        "    if yes or sys.stdin is None:\n",
+        (f"{_QUESTIONS}::test_nothing_that_cannot_be_undone_is_done_without_an_answer",),
+    ),
+    Mutant(
+        "a dry run begins an epoch",
+        "cli/new_epoch.py",
+        "        if not dry_run:\n",
+        "        if yes or dry_run:\n",
+        (f"{_QUESTIONS}::test_nothing_that_cannot_be_undone_is_done_without_an_answer[new_epoch]",),
+    ),
+    Mutant(
+        "a dry run withdraws a replay",
+        "cli/replay.py",
+        "        if not options.dry_run:\n",
+        "        if options.yes or options.dry_run:\n",
+        (f"{_QUESTIONS}::test_nothing_that_cannot_be_undone_is_done_without_an_answer[withdraw]",),
+    ),
+    Mutant(
+        "boundaries outside of the given times would be forgotten, says a dry run",
+        "ledger/queries/time_boundaries.sql",
+        "is null or boundary >= :from_time)",
+        "is null or true)",
+        (f"{_QUESTIONS}::test_nothing_that_cannot_be_undone_is_done_without_an_answer[boundaries]",),
     ),
     Mutant(
         "an older program takes a newer ledger for its own",

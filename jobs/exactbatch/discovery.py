@@ -3,12 +3,17 @@
 import importlib
 import sys
 import traceback
+from difflib import get_close_matches
 from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Final
 
 from exactbatch.errors import ConfigurationError, ExactbatchError, WrongUsage
 from exactbatch.pipeline import Pipeline
 from exactbatch.tables import Tables
+
+_SHOWN: Final = 20  # modules of a package in a message
 
 
 def load_pipeline(reference: str) -> Pipeline:
@@ -51,8 +56,7 @@ def _find_object(reference: str) -> Pipeline | Tables:
                 module_name, error
             ) from error  # the module imports something that does not exist
         raise WrongUsage(
-            f"there is no module {module_name!r} for {reference!r}: {error.name!r} cannot be imported. A "
-            f"pipeline is a module in jobs/pipelines/; check the name, and PYTHONPATH."
+            f"there is no module {module_name!r} for {reference!r}{_meant(module_name)}"
         ) from None
     except (Exception, SystemExit) as error:
         raise _not_imported(module_name, error) from error
@@ -65,6 +69,29 @@ def _find_object(reference: str) -> Pipeline | Tables:
         f"{type(pipeline).__name__ if hasattr(module, attribute) else 'nothing of that name'}; "
         f"the module has: {', '.join(pipelines) or 'no pipeline'}"
     )
+
+
+def _meant(module_name: str) -> str:
+    """Return the rest of a sentence on a module that does not exist: which ones its package has."""
+    package, _, name = module_name.rpartition(".")
+    there = module_names(package)
+    if not there:
+        return ". Correct the name, or add the folder that has it to PYTHONPATH."
+    similar = get_close_matches(name, there, n=1)
+    meant = f" Did you mean {similar[0]}?" if similar else ""
+    more = ", …" if len(there) > _SHOWN else ""
+    return f". The package {package} has: {', '.join(there[:_SHOWN])}{more}.{meant}"
+
+
+def module_names(package: str) -> list[str]:
+    """Return the modules of a package, in alphabetical order, without importing one; none if there is no package."""
+    try:
+        found = find_spec(package)
+    except (ImportError, ValueError):
+        return []
+    folders = found.submodule_search_locations or () if found is not None else ()
+    names = {file.stem for folder in folders for file in Path(folder).glob("*.py")}
+    return sorted(name for name in names if not name.startswith("_"))
 
 
 def load_named(reference: str) -> tuple[Pipeline | Tables, str | None]:

@@ -33,7 +33,13 @@ class Settings:
 
         Raises ConfigurationError if one of them is missing, or if EXACTBATCH_KAFKA is not a JSON object.
         """
-        return cls(kafka=_kafka(_required(KAFKA, variables)), postgres=_required(POSTGRES, variables))
+        if missing := [
+            f"the environment variable {name} is not set. Set it to {_EXAMPLES[name]}."
+            for name in (KAFKA, POSTGRES)
+            if not variables.get(name)
+        ]:
+            raise ConfigurationError(" Also, ".join(missing))
+        return cls(kafka=_kafka(variables[KAFKA]), postgres=variables[POSTGRES])
 
     def as_environment(self) -> dict[str, str]:
         """Return the variables from which from_environment() reads the same settings."""
@@ -57,13 +63,6 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             f"{', '.join(repeated)}: given twice in one JSON object. Keep one of the values"
         )
     return values
-
-
-def _required(name: str, variables: Mapping[str, str]) -> str:
-    value = variables.get(name, "")
-    if not value:
-        raise ConfigurationError(f"the environment variable {name} is not set. Set it to {_EXAMPLES[name]}.")
-    return value
 
 
 def _kafka(text: str) -> dict[str, Any]:

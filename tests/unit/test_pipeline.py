@@ -184,6 +184,15 @@ def test_a_module_that_is_not_there_is_named(name):
         load_pipeline(f"{name}:flights")
 
 
+def test_a_misspelt_module_is_answered_with_those_that_are_there():
+    with pytest.raises(
+        ConfigurationError, match="The package pipelines has: .*flights.* Did you mean flights"
+    ):
+        load_pipeline("pipelines.flihgts:flights")
+    with pytest.raises(ConfigurationError, match="or add the folder that has it to PYTHONPATH"):
+        load_pipeline("pipleines.flights:flights")
+
+
 def test_a_misspelt_name_is_answered_with_those_that_are_there():
     with pytest.raises(ConfigurationError) as caught:
         load_pipeline("pipelines.flights:flight")

@@ -41,6 +41,11 @@ def test_a_missing_variable_is_named(environment, name, value):
     assert "exactbatch local" not in str(caught.value)
 
 
+def test_all_missing_variables_are_named_at_once():
+    with pytest.raises(ConfigurationError, match=f"{KAFKA} is not set. .* Also, .* {POSTGRES} is not set."):
+        Settings.from_environment({})
+
+
 @pytest.mark.parametrize(
     ("text", "found"),
     [
