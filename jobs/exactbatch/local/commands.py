@@ -44,6 +44,7 @@ Home = Annotated[
     Path | None,
     typer.Option(
         "--home",
+        metavar="FOLDER",
         help="Folder of all stacks: by default $EXACTBATCH_HOME, or else .local in the working directory.",
         show_default=False,
     ),
@@ -57,24 +58,29 @@ def up(
     home: Home = None,
     as_json: AsJson = False,
     kafka_port: Annotated[
-        int | None, typer.Option(help="Preferred port of Kafka.", show_default="9092")
+        int | None, typer.Option(metavar="PORT", help="Preferred port of Kafka.", show_default="9092")
     ] = None,
     postgres_port: Annotated[
-        int | None, typer.Option(help="Preferred port of Postgres.", show_default="5432")
+        int | None, typer.Option(metavar="PORT", help="Preferred port of Postgres.", show_default="5432")
     ] = None,
     connect: Annotated[bool, typer.Option(help="Also start a Spark Connect server.")] = True,
     connect_port: Annotated[
-        int | None, typer.Option(help="Preferred port of Spark Connect.", show_default="15002")
+        int | None,
+        typer.Option(metavar="PORT", help="Preferred port of Spark Connect.", show_default="15002"),
     ] = None,
     airflow: Annotated[bool, typer.Option("--airflow", help="Also start Airflow.")] = False,
     dags: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of Airflow's DAG files.", exists=True, file_okay=False, show_default="dags"
+            metavar="FOLDER",
+            help="Folder of Airflow's DAG files.",
+            exists=True,
+            file_okay=False,
+            show_default="dags",
         ),
     ] = None,
     airflow_port: Annotated[
-        int | None, typer.Option(help="Preferred port of Airflow.", show_default="8080")
+        int | None, typer.Option(metavar="PORT", help="Preferred port of Airflow.", show_default="8080")
     ] = None,
     open_: Annotated[bool, typer.Option("--open", help="Open Airflow in a browser.")] = False,
 ) -> None:
@@ -205,7 +211,9 @@ def send(
     ],
     name: Name = "dev",
     home: Home = None,
-    partitions: Annotated[int, typer.Option(min=1, help="Partitions of a new topic.")] = 4,
+    partitions: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Number of partitions of a new topic.")
+    ] = 4,
     as_json: AsJson = False,
 ) -> None:
     """Send each line of a file to a topic of the local Kafka, as a record without a key."""
