@@ -48,9 +48,9 @@ the name of a registered pipeline.
 - What deletes something, or cannot be undone, asks first: `--yes` answers, and `--dry-run` shows what would be done and
   changes nothing. Without a terminal to ask on, such a command changes nothing and ends with exit status 2, unless it
   has `--yes`.
-- Words are the same everywhere: offsets go `FROM` … `UNTIL` and windows of Kafka timestamps `START` … `END`, in which the
-  second is not included; `--before` and `--keep` name a time in the past, and `--batch` and `--below` the ID of a batch.
-  A time is ISO 8601, such as `2026-01-05T08:00Z`, in UTC unless it has another offset.
+- Offsets go `FROM` … `UNTIL`, and windows of Kafka timestamps `START` … `END`; the second is not included. `--before`
+  and `--keep` name a time in the past, `--batch` and `--below` the ID of a batch. A time is ISO 8601, such as
+  `2026-01-05T08:00Z`, in UTC unless it names another time zone.
 - The connections come from [environment variables](environment.md).
 - The exit status says what a script should do: [Exit statuses](../errors.md#exit-statuses).
 - `exactbatch --install-completion` adds completion of commands, options and names of pipelines to your shell.

@@ -38,8 +38,11 @@ def load_object(reference: str) -> Pipeline | Tables:
         raise ConfigurationError(str(error)) from None
 
 
-def _find_object(reference: str) -> Pipeline | Tables:
-    """Import as load_object() does. Raises WrongUsage, and ConfigurationError for a module whose import fails."""
+def _find_object(reference: str, *, typed: str | None = None) -> Pipeline | Tables:
+    """Import as load_object() does what was `typed` so, or in short.
+
+    Raises WrongUsage, and ConfigurationError for a module whose import fails.
+    """
     module_name, _, attribute = reference.partition(":")
     if not module_name or not attribute or module_name.startswith("."):
         raise WrongUsage(
@@ -56,7 +59,7 @@ def _find_object(reference: str) -> Pipeline | Tables:
                 module_name, error
             ) from error  # the module imports something that does not exist
         raise WrongUsage(
-            f"there is no module {module_name!r} for {reference!r}{_meant(module_name)}"
+            f"there is no module {module_name!r} for {(typed or reference)!r}{_meant(module_name)}"
         ) from None
     except (Exception, SystemExit) as error:
         raise _not_imported(module_name, error) from error
@@ -100,10 +103,15 @@ def load_named(reference: str) -> tuple[Pipeline | Tables, str | None]:
 
     Raises WrongUsage, also for a table of a Pipeline, and ConfigurationError for a module whose import fails.
     """
+    if "/" in reference or reference.endswith(".py"):
+        raise WrongUsage(
+            f"expected the name of a pipeline, found the path {reference!r}. Write NAME for pipelines.NAME:NAME, or "
+            f"MODULE:NAME."
+        )
     whole, table = split_table(reference)
-    found = _find_object(whole if ":" in whole else f"pipelines.{whole}:{whole}")
+    found = _find_object(whole if ":" in whole else f"pipelines.{whole}:{whole}", typed=whole)
     if table is not None and not isinstance(found, Tables):
-        raise WrongUsage(f"expected Tables before the dot in {reference!r}, found a Pipeline")
+        raise WrongUsage(f"{whole!r} is one pipeline, and no Tables. Leave out {f'.{table}'!r}.")
     return found, table
 
 

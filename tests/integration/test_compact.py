@@ -365,7 +365,7 @@ def test_a_publish_waits_for_a_compaction_and_then_goes_on(world, make_topic, ma
     topic.produce(change(0, "new"), change(1, "new"))
     batch_id = world.plan(pipeline)
     go = tmp_path / "go"
-    compacting = command(pipeline, "--all", "--json", failpoints=f"compact.before_commit=hold:{go}")
+    compacting = command(pipeline, "--all", "--yes", "--json", failpoints=f"compact.before_commit=hold:{go}")
     wait_for(Path(f"{go}.held").exists)
     thread = threading.Thread(target=world.process, args=(pipeline, batch_id))
     thread.start()

@@ -70,7 +70,7 @@ def test_an_error_takes_its_place_from_a_range():
 @pytest.mark.parametrize("error", ALL)
 def test_an_error_tells_whether_trying_again_can_help(error):
     assert error.retryable == (error.__name__ in RETRYABLE) == issubclass(error, RetryableError)
-    assert exit_status(error("…")) == (1 if error.retryable else 42)
+    assert exit_status(error("…")) == (1 if error.retryable else 2 if error is errors.WrongUsage else 42)
 
 
 @pytest.mark.parametrize("error", ALL)

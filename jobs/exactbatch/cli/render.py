@@ -112,7 +112,7 @@ def ledger_note(versions: Sequence[int]) -> str:
 def boundaries_table(pipeline: Pipeline, boundaries: Sequence[TimeBoundary]) -> Table:
     """Show the offsets that times were resolved to."""
     table = new_table(
-        f"resolved times of {pipeline.name}: {len(boundaries)}",
+        f"time boundaries of {pipeline.name}: {len(boundaries)}",
         text=("time (UTC)", "partition"),
         numbers=("offset", "resolved (UTC)"),
     )
