@@ -8,10 +8,9 @@ are committed in each case.
 import argparse
 import sys
 
-from exactbatch.batch.driver_log import log_failure, set_up_log
 from exactbatch.batch.engines.driver_engine import DriverEngine
 from exactbatch.batch.process_batches import process_batches
-from exactbatch.batch.spark.driver_settings import driver_settings
+from exactbatch.batch.spark.driver_settings import driver_settings, log_failure, set_up_log
 from exactbatch.batch.spark.spark_session import spark_session
 from exactbatch.discovery import load_object
 from exactbatch.errors import ExactbatchError

@@ -12,7 +12,7 @@ from typing import Final
 from pyspark import SparkConf
 from pyspark.sql import SparkSession
 
-from exactbatch.batch.spark.guarded_ports import guarded_ports
+from exactbatch.batch.spark.spark_settings import guarded_ports
 
 _CHECK_S: Final = 5.0  # how often it asks whether Spark has stopped
 

@@ -90,35 +90,35 @@ class Mutant:
 MUTANTS: Final = (
     Mutant(
         "__deleted of a flattened event is ignored",
-        "formats/debezium/flattened/flat_images.py",
+        "formats/debezium/flattened.py",
         "pc.if_else(pc.fill_null(deleted, False), DELETE, pc.coalesce(op, unknown))",
         "pc.coalesce(op, unknown)",
         (f"{_FLATTENED}::test_text_and_booleans_say_whether_an_event_is_a_delete",),
     ),
     Mutant(
         "the text false of __deleted is taken for true",
-        "formats/debezium/flattened/flat_images.py",
+        "formats/debezium/flattened.py",
         '        deleted = pc.equal(deleted, "true")\n',
         "        deleted = pc.if_else(deleted.is_valid(), True, pa.scalar(None, pa.bool_()))\n",
         (f"{_FLATTENED}::test_text_and_booleans_say_whether_an_event_is_a_delete",),
     ),
     Mutant(
         "a flattened event may contradict itself",
-        "formats/debezium/flattened/flat_images.py",
+        "formats/debezium/flattened.py",
         "    if pc.any(contradicts, min_count=0).as_py():\n",
         "    if False:\n",
         (f"{_FLATTENED}::test_what_an_event_says_of_its_deletion_may_not_be_unclear",),
     ),
     Mutant(
         "a flattened insert takes a value of an earlier row",
-        "formats/debezium/flattened/flat_images.py",
+        "formats/debezium/flattened.py",
         "    unknown = pc.if_else(deleted.is_valid(), UPDATE, _INSERT)\n",
         "    unknown = UPDATE\n",
         (f"{_FLATTENED}::test_only_a_value_of_an_update_is_kept",),
     ),
     Mutant(
         "an object without a field of the columns is a flattened row of nulls",
-        "formats/debezium/flattened/decoder.py",
+        "formats/debezium/flattened.py",
         "            if reason := self._why_no_row(found) if found else self._no_field(found):\n",
         "            if reason := None:\n",
         (f"{_FLATTENED}::test_an_object_that_is_no_row_is_a_reject",),
@@ -153,7 +153,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a binary key of another length is accepted",
-        "formats/raw/decoder.py",
+        "formats/single/decoder.py",
         "        fits = pc.fill_null(pc.equal(lengths, width), True)\n",
         "        fits = pc.fill_null(pc.greater_equal(lengths, width), True)\n"
         "        values = pc.binary_slice(values, 0, width)\n",
@@ -161,14 +161,14 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a binary key is read with its lowest byte first",
-        "formats/raw/spec.py",
+        "formats/single/spec.py",
         '    "bigint": (8, ">i8"),\n',
         '    "bigint": (8, "<i8"),\n',
         (f"{_PLAIN_KEYS}::test_bytes_of_a_type_have_its_width",),
     ),
     Mutant(
         "a plain key may have quotes",
-        "formats/text/decoder.py",
+        "formats/single/decoder.py",
         "        if not pc.all(is_plain, min_count=0).as_py():\n",
         "        if False:\n",
         (f"{_PLAIN_KEYS}::test_text_that_is_not_of_the_type_is_a_reject",),
@@ -189,14 +189,14 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a vector takes a number out of range",
-        "formats/vectors.py",
+        "formats/json/raw_fields.py",
         "    if too_large.any():",
         "    if False:",
         ("tests/unit/test_vectors.py::test_what_is_no_vector_is_refused",),
     ),
     Mutant(
         "a halfvec has the numbers of a vector",
-        "formats/vectors.py",
+        "formats/json/raw_fields.py",
         "            floats = floats.astype(np.float16)",
         "            floats = floats",
         ("tests/unit/test_vectors.py::test_a_halfvec_has_the_nearest_half",),
@@ -219,7 +219,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "an enveloped null is a row of nulls",
-        "formats/json/enveloped_nulls.py",
+        "formats/json/blocks.py",
         "    return without_envelopes(values) if spec.reads_payloads else values",
         "    return values",
         ("tests/integration/test_unstorable_text.py::test_an_enveloped_null_is_a_tombstone",),
@@ -320,14 +320,14 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a default takes the place of a null that is written",
-        "formats/json/nested_text.py",
+        "formats/json/member_columns.py",
         "    return pa.array([not text for text in written], pa.bool_())\n",
         "    return pa.array([not text or text == _NULL for text in written], pa.bool_())\n",
         (f"{_JSON_PATHS}::test_a_default_stands_for_a_missing_member_and_not_for_null",),
     ),
     Mutant(
         "a member of a path may be given twice as text",
-        "formats/json/nested_text.py",
+        "formats/json/member_columns.py",
         "            if len(values) > 1:\n",
         "            if False:\n",
         (f"{_JSON_PATHS}::test_a_parent_of_another_type_and_a_member_given_twice_are_rejects",),
@@ -362,7 +362,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "JSON is decoded after the header of a schema of any type",
-        "formats/json_schema/decoder.py",
+        "formats/json/decoder.py",
         "        return None if found == _JSON else",
         "        return None if found else",
         ("tests/unit/test_protobuf.py::test_json_after_the_header_of_a_registry",),
@@ -390,7 +390,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "an audit takes any rows for those of a record that gives several",
-        "audit/several_rows.py",
+        "audit/equal_values.py",
         '"sum(t) > sum(e)" if may_lack_rows else "sum(t) <> sum(e)"',
         '"false"',
         (
@@ -479,7 +479,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "two Upserts of one target write different columns",
-        "sinks/upsert/shared_target.py",
+        "sinks/upsert/without_history.py",
         "    if pipelines and (extra := ",
         "    if False and (extra := ",
         (f"{_SHARED}::test_upserts_that_share_a_target_write_the_same_columns",),
@@ -658,7 +658,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a refused row is one whose check is null",
-        "sinks/tables/row_rules.py",
+        "sinks/tables/constraints.py",
         'sql.SQL("not ({})").format(sql.SQL(constraint.expression))',
         'sql.SQL("({}) is not true").format(sql.SQL(constraint.expression))',
         (
@@ -667,7 +667,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a refused row is one whose parent is in its own batch",
-        "sinks/tables/row_rules.py",
+        "sinks/tables/constraints.py",
         "    if constraint.is_own:\n",
         "    if False:\n",
         (f"{_REFUSED}::test_a_row_may_refer_to_one_of_its_own_batch",),
@@ -682,7 +682,7 @@ MUTANTS: Final = (
     *(
         Mutant(
             f"rows that share a unique key are tried without others in spite of {what}",
-            "sinks/tables/exclusive_indexes.py",
+            "sinks/tables/constraints.py",
             "if cursor.fetchone()[0] or not all(each.is_plain and not each.nulls_equal for each in indexes):",
             f"if {condition}:",
             (
@@ -742,7 +742,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "rows that a trigger changes beside those of the batch are not counted",
-        "sinks/tables/write_counts.py",
+        "sinks/tables/counted_writes.py",
         '        return (self.inserted + self.updated, self.deleted, self.files) == (rows, 0, "")\n',
         "        return True\n",
         (f"{_WRITES}::test_trigger_that_changes_rows_which_batch_does_not_write_is_refused",),
@@ -875,7 +875,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "code of a target writes rows of other pipelines when a batch is published",
-        "ledger/session.py",
+        "ledger/ledger.py",
         "        bind_transaction(connection, pipeline)\n",
         "",
         (f"{_RIGHTS}::test_code_of_a_targets_owner_reaches_no_other_pipeline[trigger]",),
@@ -1278,7 +1278,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "two pipelines create the index of their changes at the same time",
-        "sinks/upsert/change_index.py",
+        "sinks/upsert/writer.py",
         "\"select exactbatch.try_lock('index of ' || %s)\"",
         "\"select %s <> ''\"",
         (f"{_CREATED}::test_two_pipelines_write_their_first_changes_at_the_same_time",),
@@ -1337,7 +1337,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "the markers of folded batches are forgotten",
-        "ledger/parts.py",
+        "ledger/ledger.py",
         "    tables = [writer.lineage_table, *([writer.markers] if isinstance(writer, KeepsLatest) else [])]\n",
         "    tables = [writer.lineage_table]\n",
         ("tests/integration/test_prune.py::test_markers_of_folded_batches_are_replaced_and_compacted",),
@@ -1406,7 +1406,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a reject gives its values to other changes",
-        "batch/staging/note_unknown.py",
+        "batch/staging/reread.py",
         "        if cursor.rowcount in (0, limit + 1):\n",
         "        if True:\n",
         ("tests/integration/test_unchanged_values.py::test_a_reject_gives_its_values_to_no_other_change",),
@@ -1600,7 +1600,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "an audit after a compaction forgets an Append next to an Upsert",
-        "audit/batch_counts.py",
+        "audit/derived.py",
         "sql.Literal(isinstance(writer, Compacts))",
         "sql.Literal(True)",
         (
@@ -1754,7 +1754,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "the auditor reads the bytes of a bare body as a prefix",
-        "audit/decoding.py",
+        "audit/log_records.py",
         "value.decode(values, records, keeps_unchanged=traits.keeps_unchanged)",
         "value.values.decode(values)",
         (f"{_HEADER_TOPICS}::test_the_bytes_of_an_id_in_a_bare_body_are_no_prefix",),
@@ -1775,14 +1775,14 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a value of Avro may be of any depth",
-        "formats/avro/bounded_bodies.py",
+        "formats/avro/bodies.py",
         "    return _marked(schema, _recursive(schema), _Widths(schema))\n",
         "    return schema\n",
         ("tests/unit/test_avro_bounds.py::test_a_deep_record_is_a_reject_and_crashes_nothing",),
     ),
     Mutant(
         "of records of Avro that contain each other, only the outer one is found",
-        "formats/avro/bounded_bodies.py",
+        "formats/avro/bodies.py",
         "        if reached <= index:\n",
         "        if reached == index:\n",
         ("tests/unit/test_avro_bounds.py::test_a_record_may_be_in_two_circles",),
@@ -1871,7 +1871,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "nanoseconds are counted as microseconds",
-        "formats/epoch.py",
+        "formats/connect/times.py",
         'number // 1000 if unit == "ns" else',
         'number if unit == "ns" else',
         (
@@ -1938,7 +1938,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a column of a draft is widened although that rejects no fewer records",
-        "sampling/fitting.py",
+        "sampling/draft.py",
         ".rejects))) < fewest:\n",
         ".rejects))) >= 0:\n",
         ("tests/unit/test_new_columns.py::test_one_value_that_no_type_accepts_breaks_its_record_alone",),
@@ -2236,9 +2236,9 @@ MUTANTS: Final = (
     ),
     Mutant(
         "an audit holds rows against a small log whose start retention has moved",
-        "audit/small_logs.py",
-        "one.position = one.earliest = start_after",
-        "one.position = start_after",
+        "audit/log_windows.py",
+        "place.offset = place.earliest = _start_after",
+        "place.offset = _start_after",
         (
             "tests/integration/test_audit_retention.py"
             "::test_what_retention_removes_during_an_audit_counts_as_removed",
@@ -2459,21 +2459,21 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a time without a record is kept",
-        "planning/resolve_window.py",
+        "planning/freeze_replay.py",
         "                first is not None\n                and neighbours",
         "                neighbours",
         (f"{_BUTTONS}::test_interval_asked_for_too_early_is_processed_later",),
     ),
     Mutant(
         "a time whose first record retention may have removed is kept",
-        "planning/resolve_window.py",
+        "planning/freeze_replay.py",
         "                and not _may_be_removed(partition, situation.first_records, at)\n",
         "",
         (f"{_REPLAY}::test_a_window_whose_beginning_was_removed_is_refused",),
     ),
     Mutant(
         "a DAG run fails whose results another forwarder sends",
-        "airflow/tasks/forward_results.py",
+        "airflow/tasks/report_batch.py",
         "raise AirflowSkipException(str(error)) from None",
         "raise",
         (f"{_FORWARD}::test_the_task_is_skipped_if_another_forwarder_takes_over",),
@@ -2537,7 +2537,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a topic that joins later starts at the end of its log",
-        "planning/observe_advance.py",
+        "planning/freeze_advance.py",
         "if not new or (by_pattern and known and isinstance(pipeline.start, str)):",
         "if not new:",
         (f"{_PATTERNS}::test_a_topic_that_joins_later_loses_no_record_whatever_the_start[latest]",),
@@ -2598,7 +2598,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a user of the bootstrap servers is in the name of a dataset",
-        "operations/datasets.py",
+        "airflow/openlineage_facets.py",
         '.rpartition("://")[2].rpartition("@")[2]',
         '.rpartition("://")[2]',
         ("tests/unit/test_openlineage.py::test_a_cluster_is_named_by_its_first_server",),
@@ -2701,7 +2701,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a link runs code in a browser",
-        "airflow/history.py",
+        "airflow/connections.py",
         '    return parts.scheme in ("http", "https") and bool(parts.netloc)\n',
         "    return True\n",
         ("tests/unit/test_links.py",),
@@ -2729,7 +2729,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "an event of the group's coordinator ends a read",
-        "kafka/events.py",
+        "kafka/client_errors.py",
         "    return event.topic() is not None or (error is not None and error.fatal())",
         "    return True",
         ("tests/integration/test_kafka_acls.py::test_the_reader_needs_no_group",),
@@ -2774,7 +2774,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "words for the time are constants",
-        "transforms/query_times.py",
+        "transforms/refused_plan.py",
         "        if word := _WORD.match(str(child.value())):\n",
         "        if word := None:\n",
         (f"{_PLAN}::test_what_gives_another_result_each_time_is_refused_by_name",),
@@ -2816,14 +2816,14 @@ MUTANTS: Final = (
     ),
     Mutant(
         "text that is not UTF-8 goes to Postgres",
-        "batch/staging/storable_rows.py",
+        "batch/staging/transformed_rows.py",
         "elements.validate(full=True)",
         "pass",
         (f"{_ROWS}::test_value_that_no_table_can_hold_makes_its_record_reject",),
     ),
     Mutant(
         "a replay takes a delete back whose tombstone may be gone",
-        "planning/compacted_topics.py",
+        "planning/refused_replays.py",
         "        if remaining:",
         "        if False:",
         (
@@ -2850,14 +2850,14 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a lost range takes those that are read with it along",
-        "kafka/shared_reads.py",
+        "kafka/reader.py",
         "        if error.retryable or not concerned:",
         "        if True:",
         ("tests/unit/test_shared_reads.py::test_the_error_of_one_range_is_no_error_of_the_others",),
     ),
     Mutant(
         "small ranges of large records are held all the same",
-        "kafka/shared_reads.py",
+        "kafka/reader.py",
         "                    if bytes_ > _HELD_BYTES:",
         "                    if False:",
         ("tests/unit/test_shared_reads.py::test_ranges_with_large_records_are_read_in_smaller_groups",),
@@ -2950,22 +2950,15 @@ MUTANTS: Final = (
     Mutant(
         "the auditor takes records that come a second time",
         "audit/log_windows.py",
-        "                check_ascending(read.offsets, *key, self._position)\n",
+        "                check_ascending(block.offsets, *topic_partition, place.offset)\n",
         "",
         ("tests/unit/test_log_windows.py::test_offsets_that_do_not_ascend_are_refused",),
     ),
     Mutant(
-        "the auditor takes records of small logs that come a second time",
-        "audit/small_logs.py",
-        "            check_ascending(block.offsets, *key, one.position)\n",
-        "",
-        ("tests/integration/test_audit_small_logs.py::test_records_that_come_a_second_time_are_refused",),
-    ),
-    Mutant(
         "the auditor takes a small log for read when others are too large",
-        "audit/small_logs.py",
-        "if each.slice not in unread}",
-        "}",
+        "audit/log_windows.py",
+        "            if place.is_read\n        }",
+        "        }",
         ("tests/integration/test_audit_small_logs.py::test_what_is_planted_in_small_logs_is_found",),
     ),
     Mutant(
@@ -2991,7 +2984,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a large batch in small pieces does not take the fast path",
-        "batch/rows/fast_path.py",
+        "batch/rows/row_encoder.py",
         "max(len(task.range), task.slot_offsets)",
         "len(task.range)",
         (
@@ -3015,7 +3008,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "what no partition is concerned with ends a look behind a window",
-        "kafka/events.py",
+        "kafka/client_errors.py",
         "elif concerns_reading(message):",
         "else:",
         ("tests/integration/test_kafka_acls.py::test_a_window_behind_whose_end_is_looked_needs_no_group",),
@@ -3043,7 +3036,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "text without a date becomes a time of today",
-        "transforms/query_times.py",
+        "transforms/refused_plan.py",
         "    elif _has(_TIMESTAMP, type_) and not has_format:",
         "    elif False:",
         (
@@ -3066,7 +3059,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "text within a struct is mended without a word",
-        "batch/transform/spark_columns.py",
+        "batch/transform/transform_plan.py",
         'F.when(is_utf8, text).otherwise(F.lit(b"\\xff").cast("string"))',
         "text",
         (
@@ -3126,7 +3119,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "nanoseconds before 1970 round up",
-        "formats/epoch.py",
+        "formats/connect/times.py",
         "    return pc.subtract(quotient, is_above.cast(quotient.type))",
         "    return quotient",
         ("tests/unit/test_json_types.py::test_nanoseconds_are_cut_down_to_the_microsecond_before",),
@@ -3147,7 +3140,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "negative decimals of Debezium are positive",
-        "formats/connect/unscaled_decimals.py",
+        "formats/connect/binary_text.py",
         "np.where(decoded[stops - sizes] >= 0x80, 0xFF, 0)",
         "np.where(decoded[stops - sizes] >= 0x80, 0, 0)",
         (f"{_DEBEZIUM}_types.py::test_a_value_arrives_as_the_source_has_it",),
@@ -3203,7 +3196,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "events are read by the schema of another",
-        "formats/debezium/groups.py",
+        "formats/debezium/envelope.py",
         '        matches = pc.and_(pc.starts_with(values, head), pc.ends_with(values, "}"))',
         '        matches = pc.and_(pc.starts_with(values, head[:50]), pc.ends_with(values, "}"))',
         (f"{_DEBEZIUM}_refusals.py::test_events_of_several_schemas_and_forms_keep_their_order",),
@@ -3836,7 +3829,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a Spark Connect server runs a transform that nobody has checked",
-        "batch/engines/connect_limits.py",
+        "batch/engines/connect_url.py",
         "    if pipeline.is_transformed:\n",
         "    if False:\n",
         ("tests/unit/test_connect_operator.py",),
@@ -4153,7 +4146,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "columns that are read from compiled rows lose the sign of numerics",
-        "compiled/row_columns.py",
+        "compiled/rows_arrow.py",
         "-scaled if is_negative else scaled",
         "scaled",
         ("tests/unit/test_json_kernel.py",),
@@ -4167,7 +4160,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a transform gets records in another order than that of the log",
-        "batch/rows/fast_decoder.py",
+        "batch/rows/json_loop.py",
         "np.argsort(kept)",
         "np.arange(len(kept))",
         (
@@ -4176,7 +4169,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a transform rejects other records than those that do not decode",
-        "batch/rows/fast_decoder.py",
+        "batch/rows/json_loop.py",
         "int(taken.declined[index])",
         "index",
         (
@@ -4185,7 +4178,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a transform loses the records that compiled code declines",
-        "batch/rows/fast_decoder.py",
+        "batch/rows/json_loop.py",
         "others = strict(records.take(taken.declined.tolist()))",
         "others = strict(records.take([]))",
         (
@@ -4284,7 +4277,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a quote of CSV ends its field",
-        "formats/csv/refused_lines.py",
+        "formats/csv/decoder.py",
         "lines[-1].append((field + rest[0], quoted is not None))",
         "lines[-1].append((field or rest[0], quoted is not None))",
         ("tests/unit/test_refused_at_once.py::test_a_line_of_csv_has_a_reason_exactly_if_arrow_refuses_it",),
@@ -4451,7 +4444,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a sample is read through a consumer that takes its records with it",
-        "kafka/open_consumer.py",
+        "kafka/range_consumer.py",
         "    can_be_native = partitions == 1 and not keeps_records and",
         "    can_be_native = partitions == 1 and",
         ("tests/integration/test_try.py::test_a_broken_record_is_named",),
@@ -4535,7 +4528,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a server that refuses the token is asked for ten minutes",
-        "local/spark_connect.py",
+        "local/stack.py",
         "        session.client.set_retry_policies([])\n",
         "",
         ("tests/unit/test_local_connect.py::test_a_server_whose_port_another_process_has_is_not_up",),
@@ -4549,7 +4542,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "the Postgres of tests lets in who does not know its password",
-        "local/disposable.py",
+        "local/postgres.py",
         '"--auth=scram-sha-256"',
         '"--auth=trust"',
         (f"{_PIPELINE_TESTS}::test_only_this_account_and_who_knows_the_password_can_connect",),

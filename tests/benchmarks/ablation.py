@@ -109,10 +109,10 @@ ACCELERATORS: Final = (
     Accelerator(
         name="native_reader",
         title="records without objects",
-        edits=[("kafka/open_consumer.py", "    if can_be_native and", "    if False and")],
+        edits=[("kafka/range_consumer.py", "    if can_be_native and", "    if False and")],
         code=[
-            *("kafka/native_client.py", "kafka/native_consumer.py", "kafka/native_library.py"),
-            *("kafka/native_records.py", "kafka/open_consumer.py", "compiled/messages.py"),
+            *("kafka/native_client.py", "kafka/native_records.py", "kafka/native_library.py"),
+            *("kafka/native_records.py", "kafka/range_consumer.py", "compiled/messages.py"),
         ],
         ways=[EXACTBATCH_BY_BATCH],
         shapes=["flights", "events", "zstd"],
@@ -120,10 +120,10 @@ ACCELERATORS: Final = (
     Accelerator(
         name="kernel",
         title="compiled JSON and COPY",
-        edits=[("batch/rows/fast_path.py", "    return pays(", "    return False and pays(")],
+        edits=[("batch/rows/row_encoder.py", "    return pays(", "    return False and pays(")],
         code=[
             "compiled",
-            *(f"batch/rows/{name}.py" for name in ("fast_decoder", "fast_path", "json_loop", "row_encoder")),
+            *(f"batch/rows/{name}.py" for name in ("json_loop", "row_encoder")),
         ],
         ways=[EXACTBATCH, EXACTBATCH_BY_BATCH],
         shapes=["flights", "nested"],
@@ -138,7 +138,7 @@ ACCELERATORS: Final = (
                 "    if True:\n        return None",
             )
         ],
-        code=["kafka/shared_reads.py"],
+        code=["kafka/reader.py"],
         ways=[EXACTBATCH],
         shapes=["flights"],
         topic=(100_000, 200),
@@ -146,8 +146,8 @@ ACCELERATORS: Final = (
     Accelerator(
         name="small_logs",
         title="audit: one consumer for small slices",
-        edits=[("audit/small_logs.py", "        if slice_ not in self._held and", "        if False and")],
-        code=["audit/small_logs.py"],
+        edits=[("audit/log_windows.py", "        if slice_ not in self._held and", "        if False and")],
+        code=["audit/log_windows.py"],
         audits=["offsets"],
         shapes=["flights"],
         topic=(100_000, 200),

@@ -47,8 +47,7 @@ from ways import (
 
 from exactbatch.audit.run_audit import audit
 from exactbatch.local.demo.flights import COUNT
-from exactbatch.local.jars import fetch_jars
-from exactbatch.local.java import find_java
+from exactbatch.local.java import fetch_jars, find_java
 from exactbatch.settings import Settings
 from support.registry import registry_server
 

@@ -16,8 +16,8 @@ from confluent_kafka.admin import AdminClient
 from psycopg2.extensions import parse_dsn
 
 from exactbatch.columns import Column
+from exactbatch.local.child_process import HOST, find_port
 from exactbatch.local.java import find_java
-from exactbatch.local.ports import HOST, find_port
 from support.logins import password_of
 
 START_TIMEOUT = 300.0  # seconds

@@ -27,7 +27,7 @@ from exactbatch.batch.engines.driver_engine import DriverEngine
 from exactbatch.batch.job import process_batch
 from exactbatch.batch.spark import python_daemon
 from exactbatch.batch.spark.class_archive import archive_folder, build_archive, with_archive
-from exactbatch.batch.staging.engine import Engine
+from exactbatch.batch.staging.shares import Engine
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger, migrate
 from exactbatch.pipeline import Pipeline

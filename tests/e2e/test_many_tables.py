@@ -15,7 +15,7 @@ from exactbatch.audit.run_audit import audit
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.local.airflow import LocalAirflow
 from exactbatch.local.topics import create_topic, send
-from exactbatch.operations.tables_status import load_tables_status
+from exactbatch.operations.status import load_tables_status
 from exactbatch.postgres.connection import connect
 from exactbatch.settings import Settings
 from support.one_airflow import register

@@ -14,7 +14,7 @@ import pytest
 
 from exactbatch.local import LocalStack
 from exactbatch.local.airflow_client import AirflowClient
-from exactbatch.local.waiting import wait_until
+from exactbatch.local.child_process import wait_until
 from support.environment import DOCS, HOME, ROOT
 from support.jvm import quick_spark
 from support.page_blocks import Command, File, steps_of

@@ -18,7 +18,7 @@ from exactbatch.compiled import availability
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger
 from exactbatch.local import LocalStack
-from exactbatch.local.ports import HOST
+from exactbatch.local.child_process import HOST
 from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings
 from support.faults.answered_batches import (

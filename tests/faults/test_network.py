@@ -24,7 +24,7 @@ from exactbatch.batch.publishing.publish import Published
 from exactbatch.errors import RetryableError
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger
-from exactbatch.local.ports import HOST
+from exactbatch.local.child_process import HOST
 from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings

@@ -24,8 +24,8 @@ from exactbatch import Tuning, failpoints
 from exactbatch.batch import job as batch_job
 from exactbatch.batch.staging import staging_tables
 from exactbatch.errors import ExactbatchError, Fenced, PostgresUnavailable, StagedRowsDiffer, TasksFailed
-from exactbatch.local.account import hand_over, postgres_account
 from exactbatch.local.child_process import wait_until_ended
+from exactbatch.local.postgres import hand_over, postgres_account
 from exactbatch.postgres.connection import connect
 from support.environment import LONG
 from support.faults.cases import RECORDS, Case

@@ -12,7 +12,7 @@ from psycopg2.extensions import make_dsn
 
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.local import LocalStack
-from exactbatch.local.ports import HOST
+from exactbatch.local.child_process import HOST
 from support.faults.proxy import (
     Cut,
     CutAfter,

@@ -26,7 +26,7 @@ from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.kafka.client_properties import check_properties
 from exactbatch.ledger import Ledger, migrate
 from exactbatch.local import LocalStack
-from exactbatch.local.ports import HOST, find_port
+from exactbatch.local.child_process import HOST, find_port
 from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import KAFKA, POSTGRES, Settings

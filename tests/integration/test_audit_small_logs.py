@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from exactbatch.audit import log_windows, small_logs
+from exactbatch.audit import log_windows
 from exactbatch.audit.run_audit import audit
 from exactbatch.errors import ReadFailed
 from support.audited_target import FORGE, AuditedTarget
@@ -30,9 +30,8 @@ class Opened(list[Any]):
 @pytest.fixture
 def opened(monkeypatch) -> Opened:
     opened = Opened()
-    monkeypatch.setattr(small_logs, "_SMALL", 20)
-    for module in (small_logs, log_windows):
-        monkeypatch.setattr(module, "Consumer", opened.counting(module.Consumer))
+    monkeypatch.setattr(log_windows, "_SMALL", 20)
+    monkeypatch.setattr(log_windows, "Consumer", opened.counting(log_windows.Consumer))
     return opened
 
 
@@ -96,22 +95,22 @@ def test_what_is_planted_in_small_logs_is_found(target, opened, monkeypatch):
     assert found(target) == expected
     assert len(opened) == 2
     # Records that are too large to be held: each partition that was not read before has a consumer of its own.
-    monkeypatch.setattr(small_logs, "_HELD_BYTES", 0)
-    monkeypatch.setattr(small_logs, "_RECORDS", 10)
+    monkeypatch.setattr(log_windows, "_HELD_BYTES", 0)
+    monkeypatch.setattr(log_windows, "_RECORDS", 10)
     assert found(target) == expected
     # Groups of at most as many offsets.
     monkeypatch.undo()
-    monkeypatch.setattr(small_logs, "_TOGETHER", 20)
+    monkeypatch.setattr(log_windows, "_TOGETHER", 20)
     assert found(target) == expected
 
 
 def test_records_that_come_a_second_time_are_refused(target, monkeypatch):
-    consume = small_logs.Consumer.consume
+    consume = log_windows.Consumer.consume
 
-    class Twice(small_logs.Consumer):
+    class Twice(log_windows.Consumer):
         def consume(self, *given: Any) -> Any:
             return [each for message in consume(self, *given) for each in (message, message)]
 
-    monkeypatch.setattr(small_logs, "Consumer", Twice)
+    monkeypatch.setattr(log_windows, "Consumer", Twice)
     with pytest.raises(ReadFailed, match="comes after offset"):
         audit(target.pipeline, target.settings)

@@ -12,7 +12,7 @@ from exactbatch import Append, Json, Pipeline, Upsert
 from exactbatch.audit.check_access import check_visible
 from exactbatch.audit.derived import stale_rows
 from exactbatch.audit.latest_values import LatestValues
-from exactbatch.audit.offset_window import OffsetWindow
+from exactbatch.audit.log_windows import OffsetWindow
 from exactbatch.audit.run_audit import audit
 from exactbatch.audit.snapshot import Snapshot
 from exactbatch.audit.values import ExpectedValues

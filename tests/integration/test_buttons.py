@@ -17,7 +17,7 @@ from jinja2 import Environment
 from exactbatch import Append, Pipeline
 from exactbatch.airflow import Connections, pipeline_dag
 from exactbatch.airflow import operator as operators
-from exactbatch.airflow.tasks import plan_batch, send_metrics
+from exactbatch.airflow.tasks import plan_batch, report_batch
 from exactbatch.airflow.versions import AirflowException, AirflowFailException, AirflowSkipException, BaseHook
 from exactbatch.batch.publishing.fences import check_publishable
 from exactbatch.errors import KafkaUnavailable
@@ -669,5 +669,5 @@ def test_the_gauges_of_the_ledger_are_sent_if_kafka_does_not_answer(buttons, sta
 
     monkeypatch.setattr(KafkaBroker, "partitions", unavailable)
     with pytest.raises(KafkaUnavailable):  # Airflow logs an error of a callback
-        send_metrics.send_gauges([buttons.pipeline.name], Connections())
+        report_batch.send_gauges([buttons.pipeline.name], Connections())
     assert set(untagged(statsd, buttons)) == {"last_commit_age"}

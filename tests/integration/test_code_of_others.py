@@ -13,8 +13,7 @@ from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.kafka.sample import Bounds
 from exactbatch.operations import compact, merge_partitions
 from exactbatch.operations.compact import compact_changes, preview_compaction
-from exactbatch.operations.doctor.owners import check_owners
-from exactbatch.operations.doctor.registrations import check_targets
+from exactbatch.operations.doctor.registrations import check_owners, check_targets
 from exactbatch.operations.try_records import try_records
 from exactbatch.postgres.connection import connect
 from exactbatch.settings import Settings

@@ -23,7 +23,7 @@ from exactbatch.batch.engines.connect_engine import ConnectEngine
 from exactbatch.batch.job import process_batch
 from exactbatch.batch.publishing.publish import Published
 from exactbatch.errors import ConfigurationError, TasksFailed
-from exactbatch.local.spark_connect import Connect
+from exactbatch.local.stack import Connect
 from exactbatch.settings import Settings
 from support.batch_runner import BatchRunner, MakeTopic
 from support.environment import HOME, JOBS, TESTS

@@ -28,9 +28,9 @@ from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger
 from exactbatch.operations import lag
 from exactbatch.operations.airflow_api import airflow_url
-from exactbatch.operations.doctor import examine, finding, pools
-from exactbatch.operations.doctor.encryption import check_encryption
+from exactbatch.operations.doctor import examine, finding, servers
 from exactbatch.operations.doctor.finding import Finding, run_check
+from exactbatch.operations.doctor.servers import check_encryption
 from exactbatch.postgres.connection import transaction
 from support.roles import ROLES
 from support.topics import an_hour_ago, record
@@ -601,7 +601,7 @@ def test_a_pool_is_missing_or_has_no_slots(doctor, pipeline):
 )
 def test_the_uri_of_a_connection_means_what_it_means_to_airflow(uri):
     theirs = Connection.from_uri(uri, conn_id="api")
-    assert pools._access(uri) == (airflow_url(theirs.host, theirs.port), theirs.login, theirs.password)
+    assert servers._access(uri) == (airflow_url(theirs.host, theirs.port), theirs.login, theirs.password)
 
 
 def test_a_postgres_that_is_newer_than_what_was_tested_is_said(

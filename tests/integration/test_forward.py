@@ -40,7 +40,7 @@ from exactbatch.forwarding.producer import ResultProducer
 from exactbatch.forwarding.sent import settled_partitions
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger, PendingResult, Streams
-from exactbatch.operations.measurement import measure
+from exactbatch.operations.metrics import measure
 from exactbatch.operations.status import load_status
 from exactbatch.postgres.connection import connect, transaction
 from support.batch_runner import recreate
@@ -1067,7 +1067,7 @@ def test_the_status_says_what_waits(world, make_topic, make_pipeline):
 
 
 def test_the_task_of_the_dag_sends_what_waits_and_is_skipped_then(late, monkeypatch, capsys):
-    monkeypatch.setattr("exactbatch.airflow.tasks.forward_results.load_pipeline", lambda _: late.pipeline)
+    monkeypatch.setattr("exactbatch.airflow.tasks.report_batch.load_pipeline", lambda _: late.pipeline)
     monkeypatch.setattr(Connections, "settings", lambda _: late.settings)
     with DAG("p"):
         task = forward_task("pipelines.p:p", Connections()).operator
@@ -1088,7 +1088,7 @@ def test_the_task_is_skipped_if_another_forwarder_takes_over(late, small, monkey
             for send in others:
                 send()
 
-    monkeypatch.setattr("exactbatch.airflow.tasks.forward_results.load_pipeline", lambda _: late.pipeline)
+    monkeypatch.setattr("exactbatch.airflow.tasks.report_batch.load_pipeline", lambda _: late.pipeline)
     monkeypatch.setattr(Connections, "settings", lambda _: late.settings)
     monkeypatch.setattr(forwarding, "failpoint", at)
     with DAG("p"):

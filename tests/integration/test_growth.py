@@ -11,7 +11,7 @@ import pytest
 from psycopg2 import sql
 
 from exactbatch import Aggregate, Append, Count, Json, Max, OffsetRange, Pipeline, Upsert
-from exactbatch.audit.batch_counts import counts_of_batches
+from exactbatch.audit.derived import counts_of_batches
 from exactbatch.batch.publishing.publish import _count_records
 from exactbatch.batch.staging.task import Staged
 from exactbatch.columns import Column
@@ -19,9 +19,9 @@ from exactbatch.coverage import Coverage
 from exactbatch.errors import BatchLost, ConfigurationError
 from exactbatch.ledger import Ledger, TimeBoundaries, registry
 from exactbatch.model import Covered, FoundRecord, LogPartition, Plan, StoredOffset
+from exactbatch.planning.freeze_replay import resolve_window
 from exactbatch.planning.plan_tables import _requests
 from exactbatch.planning.request import ReplayRequest
-from exactbatch.planning.resolve_window import resolve_window
 from exactbatch.planning.situation import BEGINNING, Situation, ranges_of_batches
 from exactbatch.postgres import connection as connections
 from exactbatch.postgres.connection import transaction

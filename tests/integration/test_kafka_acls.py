@@ -38,7 +38,7 @@ from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.kafka.reader import read_range
 from exactbatch.ledger import Batch, DagRun, Ledger, check_schema
 from exactbatch.local import LocalStack
-from exactbatch.local.ports import HOST, find_port
+from exactbatch.local.child_process import HOST, find_port
 from exactbatch.offsets import OffsetRange
 from exactbatch.operations.report import Report, load_report
 from exactbatch.operations.status import load_status

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from exactbatch.ledger import Ledger
-from exactbatch.local.ports import HOST
+from exactbatch.local.child_process import HOST
 from exactbatch.postgres.connection import transaction
 from support.bare_cluster import submit
 from support.environment import DOCS, HOME

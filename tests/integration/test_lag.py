@@ -18,7 +18,7 @@ from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger
 from exactbatch.ledger.registry import Registry
 from exactbatch.model import Plan, StoredOffset
-from exactbatch.operations.doctor.source_topics import check_freshness
+from exactbatch.operations.doctor.topic_checks import check_freshness
 from exactbatch.operations.lag import load_lag
 from exactbatch.operations.status import load_status
 from exactbatch.postgres.connection import transaction

@@ -18,8 +18,7 @@ from confluent_kafka.admin import AdminClient
 
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.local import LocalStack, LocalStackError
-from exactbatch.local.account import UNPRIVILEGED, as_account, postgres_account
-from exactbatch.local.postgres import CLIENTS, executables
+from exactbatch.local.postgres import CLIENTS, UNPRIVILEGED, as_account, executables, postgres_account
 
 OTHER = "daemon"
 

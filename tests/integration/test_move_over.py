@@ -17,7 +17,7 @@ from psycopg2.extensions import parse_dsn
 from exactbatch import Json, Pipeline, Upsert
 from exactbatch.audit.run_audit import audit
 from exactbatch.local import LocalStack
-from exactbatch.local.jars import fetch_jars
+from exactbatch.local.java import fetch_jars
 from support.batch_runner import BatchRunner
 from support.environment import DOCS, TESTS
 from support.logins import password_of

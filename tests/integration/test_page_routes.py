@@ -22,7 +22,7 @@ from psycopg2.extensions import make_dsn, parse_dsn
 
 from exactbatch import Append, Json, Pipeline, ToTopic
 from exactbatch.airflow import Connections
-from exactbatch.airflow.links import BatchLink
+from exactbatch.airflow.launch import BatchLink
 from exactbatch.airflow.page.airflow_versions import browsers_send_session
 from exactbatch.airflow.page.databases import Databases
 from exactbatch.airflow.versions import BaseHook
@@ -30,7 +30,7 @@ from exactbatch.errors import PostgresUnavailable
 from exactbatch.ledger import migrate
 from exactbatch.local import LocalStackError
 from exactbatch.local.airflow import LocalAirflow
-from exactbatch.local.ports import HOST
+from exactbatch.local.child_process import HOST
 from exactbatch.postgres.connection import connect, transaction
 from support.logins import password_of
 from support.page_airflow import client_of, serving_airflow

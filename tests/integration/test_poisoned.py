@@ -10,7 +10,7 @@ from exactbatch import Append, Json, Pipeline, failpoints
 from exactbatch.cli import status as cli_status
 from exactbatch.cli.app import app
 from exactbatch.errors import Fenced, PostgresUnavailable, TargetMismatch, TransformFailed
-from exactbatch.ledger import session as ledger_session
+from exactbatch.ledger import ledger as ledger_session
 from exactbatch.operations.status import PipelineStatus, load_status
 from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import ReplayRequest, RequestedRange

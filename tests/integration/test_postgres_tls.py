@@ -16,7 +16,7 @@ from exactbatch.batch.staging.task import StageTask
 from exactbatch.errors import PostgresUnavailable, TasksFailed
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.local import LocalStack
-from exactbatch.local.ports import HOST
+from exactbatch.local.child_process import HOST
 from exactbatch.operations.report import load_report
 from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import ReplayRequest, RequestedRange

@@ -15,8 +15,7 @@ from exactbatch.ledger import migrate
 from exactbatch.postgres.arrow import connect_arrow
 from exactbatch.postgres.connection import Connection, connect, transaction
 from exactbatch.postgres.dsn import refused_connection
-from exactbatch.postgres.input_checks import is_refused, refusal, repeats_a_field
-from exactbatch.postgres.types import type_named
+from exactbatch.postgres.types import is_refused, refusal, repeats_a_field, type_named
 from exactbatch.sinks.aggregate.group_key import check_group_key, create_group_key, group_key
 from exactbatch.sinks.tables.target import TargetTable
 from support.postgres_versions import started

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from exactbatch.cli import progress
 from exactbatch.ledger import Ledger
-from exactbatch.operations.batch_progress import accounted_offsets, staged_records
+from exactbatch.operations.batch_history import accounted_offsets, staged_records
 from exactbatch.postgres.connection import transaction
 from support.topics import record
 

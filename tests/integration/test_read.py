@@ -18,7 +18,7 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from kafka import KafkaProducer
 
-from exactbatch.audit import log_records
+from exactbatch.audit import log_records, log_windows
 from exactbatch.audit.log_windows import LogWindows
 from exactbatch.batch.rows.decode import build_rejects
 from exactbatch.errors import (
@@ -415,7 +415,7 @@ def test_a_damaged_record_is_an_error_and_no_value(make_topic: MakeTopic, stack:
 
 
 def auditor_of(topic: Topic, partition: LogPartition, head: int, **properties: Any) -> LogWindows:
-    return LogWindows({**topic.properties, **properties}, partition, 0, head)
+    return LogWindows.open({**topic.properties, **properties}, partition, 0, head)
 
 
 @pytest.mark.parametrize("compression", ["none", "zstd"])
@@ -487,7 +487,7 @@ def test_aborted_records_are_progress(make_topic: MakeTopic) -> None:
     [partition] = KafkaBroker(topic.properties).partitions([topic.name])
     auditor = auditor_of(topic, partition, 12, **slow)
     with closing(auditor), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LogWindows, "_TIMEOUT", 3)
+        patch.setattr(log_windows, "_TIMEOUT", 3)
         assert [block.offsets.tolist() for block in auditor.window(12)] == [[11]]
 
 

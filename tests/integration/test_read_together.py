@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient
 from exactbatch.errors import LogEndedEarly, OffsetsLost
 from exactbatch.kafka import reader
 from exactbatch.kafka.broker import KafkaBroker
-from exactbatch.kafka.shared_reads import SharedReads
+from exactbatch.kafka.reader import SharedReads
 from exactbatch.offsets import OffsetRange
 from support.topics import Topic
 

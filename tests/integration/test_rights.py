@@ -15,7 +15,7 @@ from exactbatch.batch.job import process_batch
 from exactbatch.errors import ConfigurationError, ExactbatchError, PostgresUnavailable
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger, list_staging_tables, migrate
-from exactbatch.operations.doctor.owners import check_owners
+from exactbatch.operations.doctor.registrations import check_owners
 from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.planning.freeze_replay import preview_replay
 from exactbatch.planning.request import ReplayRequest, RequestedRange

@@ -15,7 +15,7 @@ from exactbatch.audit.run_audit import audit
 from exactbatch.errors import ConfigurationError, TargetMismatch
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger, migrate
-from exactbatch.local.disposable import start_disposable
+from exactbatch.local.postgres import start_disposable
 from exactbatch.operations.status import load_status
 from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.postgres.connection import connect, transaction

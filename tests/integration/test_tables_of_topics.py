@@ -10,15 +10,14 @@ from kafka import KafkaAdminClient
 from typer.testing import CliRunner
 
 from exactbatch import Append, Pipeline, Tables, TableTopic
-from exactbatch.airflow.page.dags import PipelineDag
-from exactbatch.airflow.page.table_members import with_members
+from exactbatch.airflow.page.dags import PipelineDag, with_members
 from exactbatch.batch.engines.driver_engine import DriverEngine
 from exactbatch.batch.process_batches import Outcome, process_batches
 from exactbatch.cli.app import app
 from exactbatch.errors import ConfigurationError, NotRegistered, TooManyRejects, TopicMissing
 from exactbatch.ledger import DagRun, Ledger
 from exactbatch.model import PlannedBatch
-from exactbatch.operations.tables_status import load_tables_status
+from exactbatch.operations.status import load_tables_status
 from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.planning.members import selected
 from exactbatch.planning.plan_tables import observe_members, plan_tables

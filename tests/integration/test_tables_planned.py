@@ -15,7 +15,7 @@ from exactbatch import TopicPattern
 from exactbatch.cli.app import app
 from exactbatch.errors import ConfigurationError, TopicMissing
 from exactbatch.ledger import DagRun, Ledger
-from exactbatch.operations.tables_status import load_tables_status
+from exactbatch.operations.status import load_tables_status
 from exactbatch.planning import plan_tables as planning
 from exactbatch.planning.plan_tables import plan_tables, preview_tables
 from exactbatch.planning.request import ReplayRequest, RequestedRange

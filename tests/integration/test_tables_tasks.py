@@ -12,7 +12,7 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 from exactbatch import Pipeline, Tables, TableTopic, TopicPattern
 from exactbatch.airflow import Connections, pipeline_dag
 from exactbatch.airflow.operator import ProcessBatchOperator
-from exactbatch.airflow.tasks import plan_batch, report_batch, send_metrics
+from exactbatch.airflow.tasks import plan_batch, report_batch
 from exactbatch.airflow.versions import AirflowException, AirflowFailException, AirflowSkipException, BaseHook
 from exactbatch.audit.run_audit import audit
 from exactbatch.batch.engines.driver_engine import DriverEngine
@@ -98,7 +98,7 @@ def sessions(monkeypatch):
         names.append(name)
         return ledger_session(postgres, name, *arguments)
 
-    for module in (plan_batch, report_batch, send_metrics):
+    for module in (plan_batch, report_batch):
         monkeypatch.setattr(module, "ledger_session", session)
     return names
 

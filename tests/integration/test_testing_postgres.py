@@ -15,8 +15,8 @@ from psycopg2.extensions import make_dsn, parse_dsn
 
 from exactbatch import Aggregate, Append, Count, Json, Pipeline, Sum, Upsert, Window
 from exactbatch.errors import KeyOnTwoPartitions
-from exactbatch.local.disposable import start_disposable
-from exactbatch.local.waiting import wait_until
+from exactbatch.local.child_process import wait_until
+from exactbatch.local.postgres import start_disposable
 from exactbatch.testing import Record, load
 from support.environment import JOBS
 
@@ -118,7 +118,7 @@ TEST = """
 import time
 from pathlib import Path
 from exactbatch import Append, Json, Pipeline
-from exactbatch.local.disposable import start_disposable
+from exactbatch.local.postgres import start_disposable
 from exactbatch.testing import load
 from psycopg2.extensions import parse_dsn
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from exactbatch.batch.staging import uncastable
-from exactbatch.ledger import session
+from exactbatch.ledger import ledger as session
 
 
 @pytest.mark.parametrize(("noted", "searched"), [(3, 1), (4, 0)])

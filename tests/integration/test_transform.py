@@ -13,9 +13,9 @@ from pyspark.sql import functions as F
 
 from exactbatch import Append, Json, Pipeline, Upsert
 from exactbatch.batch import job as batch_job
-from exactbatch.batch.staging.staged_lineage import records_with_rows
 from exactbatch.batch.staging.staging_tables import StagingTables, create_rejects, create_rows
 from exactbatch.batch.staging.task import Staged, StagedBatch
+from exactbatch.batch.staging.transformed_rows import records_with_rows
 from exactbatch.batch.transform.transform_plan import check_query
 from exactbatch.batch.transform.transform_stager import TransformStager
 from exactbatch.errors import (

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 
 from exactbatch import Append, Json, Raw, Upsert
 from exactbatch.batch.rows.copy import PostgresAccess
-from exactbatch.batch.staging import storable_rows
+from exactbatch.batch.staging import transformed_rows
 from exactbatch.batch.staging.stage import stage_rows
 from exactbatch.batch.staging.staging_tables import StagingTables, create_rejects, create_rows
 from exactbatch.batch.transform import failing_record, transform_stager
@@ -161,7 +161,7 @@ def test_value_that_only_postgres_refuses_is_terminal_and_names_its_records(
     with transaction(connection) as cursor:
         create_rejects(cursor, tables)
         create_rows(cursor, tables, columns)
-    monkeypatch.setattr(storable_rows, "_refusal", lambda _column: None)
+    monkeypatch.setattr(transformed_rows, "_refusal", lambda _column: None)
     batches = [
         pa.record_batch(
             {

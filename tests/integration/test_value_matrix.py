@@ -9,7 +9,7 @@ import pytest
 
 from exactbatch import Append, Json, Upsert
 from exactbatch.batch.rows.rejected import PendingRejects
-from exactbatch.batch.staging.storable_rows import storable_rows
+from exactbatch.batch.staging.transformed_rows import storable_rows
 from exactbatch.columns import LINEAGE_NAMES, Column
 from exactbatch.errors import TransformFailed, TransformRefused
 from exactbatch.sinks.tables.target import TargetTable

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pyspark import InheritableThread
 
-from exactbatch.batch.spark.launch_timeout import launch_timeout
+from exactbatch.batch.spark.waiting_jobs import launch_timeout
 from exactbatch.errors import TasksFailed
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from exactbatch.code_identity import code_identity
-from exactbatch.local.ports import accepts, find_port
+from exactbatch.local.child_process import accepts, find_port
 from support.topics import record
 from support.waiting import wait_for
 

@@ -22,7 +22,7 @@ from exactbatch.airflow import Connections
 from exactbatch.airflow.operator import ProcessBatchOperator
 from exactbatch.ledger import DagRun, Ledger
 from exactbatch.local import LocalStack
-from exactbatch.local.ports import HOST
+from exactbatch.local.child_process import HOST
 from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings

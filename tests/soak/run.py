@@ -22,7 +22,7 @@ from exactbatch.errors import ExactbatchError
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger, Streams, migrate
 from exactbatch.local import LocalStack
-from exactbatch.local.ports import HOST, find_port
+from exactbatch.local.child_process import HOST, find_port
 from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings

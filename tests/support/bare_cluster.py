@@ -13,8 +13,8 @@ from typing import Final
 import psutil
 import pyspark
 
+from exactbatch.local.child_process import HOST, accepts, find_port
 from exactbatch.local.java import find_java
-from exactbatch.local.ports import HOST, accepts, find_port
 from exactbatch.settings import Settings
 from support.environment import JOBS
 from support.waiting import wait_for

@@ -13,8 +13,8 @@ from typing import Any
 
 from psycopg2.extensions import make_dsn, parse_dsn
 
-from exactbatch.local.account import postgres_account
-from exactbatch.local.ports import HOST, accepts, find_port
+from exactbatch.local.child_process import HOST, accepts, find_port
+from exactbatch.local.postgres import postgres_account
 from support.logins import as_login, password_of
 
 CONFIGURATION = """

@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Final
 
 from exactbatch.local import LocalStack
-from exactbatch.local.jars import fetch_jars
-from exactbatch.local.java import find_java
-from exactbatch.local.secret import write_secret
+from exactbatch.local.java import fetch_jars, find_java
+from exactbatch.local.state import write_secret
 from support.logins import java_properties
 
 _DEFINITIONS: Final = Path(__file__).parent / "ivy"

@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final
 
-from exactbatch.local import LocalStack, jars
-from exactbatch.local.child_process import Recorded, spawn
-from exactbatch.local.jars import fetch_jars
+from exactbatch.local import LocalStack, java
+from exactbatch.local.child_process import HOST, Recorded, accepts, spawn
+from exactbatch.local.java import fetch_jars
 from exactbatch.local.kafka_server import Broker, server_properties
-from exactbatch.local.ports import HOST, accepts
-from exactbatch.local.secret import write_secret
 from exactbatch.local.server import NotReady, Server
-from exactbatch.local.state import StateFile
+from exactbatch.local.state import StateFile, write_secret
 from support.stacks import new_stack
 
 _DEFINITIONS: Final = Path(__file__).parent / "ivy"
@@ -30,7 +28,7 @@ class Release:
 
 
 # That of the local stack, which all other tests run with.
-(_OWN,) = re.findall(r'name="kafka_2\.13" rev="([^"]+)"', (jars.DEFINITIONS / "kafka.xml").read_text())
+(_OWN,) = re.findall(r'name="kafka_2\.13" rev="([^"]+)"', (java.DEFINITIONS / "kafka.xml").read_text())
 # By the name that a test has for it, the oldest first. KRaft of 2.8 is left out: it has no transactions, and a broker
 # that is its own controller does not start again. In 4.0, ZooKeeper ended.
 RELEASES: Final[Mapping[str, Release]] = {

@@ -15,9 +15,8 @@ import httpx
 import pyspark
 from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 
-from exactbatch.local.jars import fetch_jars
-from exactbatch.local.java import find_java
-from exactbatch.local.ports import HOST
+from exactbatch.local.child_process import HOST
+from exactbatch.local.java import fetch_jars, find_java
 
 _HOME: Final = Path(pyspark.__file__).parent
 _BACKEND: Final = "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend"

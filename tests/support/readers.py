@@ -5,7 +5,7 @@ from typing import Any, Final
 import pytest
 
 from exactbatch.compiled.availability import VARIABLE
-from exactbatch.kafka import open_consumer as opening
+from exactbatch.kafka import range_consumer as opening
 from exactbatch.kafka.native_client import NativeClient
 
 # "messages" creates an object for each record, "native" does not.

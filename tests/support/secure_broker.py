@@ -14,7 +14,7 @@ from confluent_kafka.admin import (
 )
 
 from exactbatch.local import LocalStack
-from exactbatch.local.ports import HOST, find_port
+from exactbatch.local.child_process import HOST, find_port
 from support.certificates import Authority
 
 USER: Final = "job"

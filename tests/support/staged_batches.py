@@ -11,7 +11,7 @@ from exactbatch import OffsetRange, Pipeline
 from exactbatch.audit.derived import difference
 from exactbatch.batch.publishing.fences import read_sink_facts
 from exactbatch.batch.publishing.publish import Published, publish
-from exactbatch.batch.staging.note_unknown import note_unknown
+from exactbatch.batch.staging.reread import note_unknown
 from exactbatch.batch.staging.staging_tables import (
     INTACT,
     StagingTables,

@@ -8,7 +8,7 @@ from typing import Any, Final
 from unittest.mock import patch
 
 from exactbatch.local import LocalStack
-from exactbatch.local.ports import HOST, find_port
+from exactbatch.local.child_process import HOST, find_port
 from support.token_server import AUDIENCE, ISSUER, TokenServer
 
 _HANDLER: Final = "org.apache.kafka.common.security.oauthbearer.OAuthBearerValidatorCallbackHandler"

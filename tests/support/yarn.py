@@ -9,9 +9,8 @@ from xml.sax.saxutils import escape
 
 import psutil
 
-from exactbatch.local.jars import fetch_jars
-from exactbatch.local.java import find_java
-from exactbatch.local.ports import HOST, accepts, find_port
+from exactbatch.local.child_process import HOST, accepts, find_port
+from exactbatch.local.java import fetch_jars, find_java
 from support.environment import HOME
 from support.waiting import wait_for
 

@@ -9,7 +9,7 @@ import fastavro
 import pytest
 
 from exactbatch.formats import Avro
-from exactbatch.formats.avro.bounded_bodies import bounded
+from exactbatch.formats.avro.bodies import bounded
 from exactbatch.formats.json.raw_fields import TOO_DEEP
 from support.decoding import reason, rows
 

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from exactbatch.kafka import close_consumer as module
-from exactbatch.kafka.close_consumer import closing_consumer
+from exactbatch.kafka import consumer as module
+from exactbatch.kafka.consumer import closing_consumer
 from support.environment import ROOT
 
 
@@ -50,4 +50,4 @@ def test_no_consumer_that_reads_is_closed_without_a_limit():
         or "closing(consumer)" in line
         or ("onsumer" in line and ".close()" in line)
     ]
-    assert [each.partition(":")[0] for each in found] == ["client_properties.py", "close_consumer.py"], found
+    assert [each.partition(":")[0] for each in found] == ["client_properties.py", "consumer.py"], found

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 from confluent_kafka import KafkaError
 
-from exactbatch.kafka.events import split_events
+from exactbatch.kafka.client_errors import split_events
 
 
 def record(offset):

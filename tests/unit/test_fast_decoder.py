@@ -6,8 +6,7 @@ import pytest
 from confluent_kafka import Message
 
 from exactbatch import Json
-from exactbatch.batch.rows.fast_decoder import FastDecoder
-from exactbatch.batch.rows.json_loop import JsonLoop
+from exactbatch.batch.rows.json_loop import FastDecoder, JsonLoop
 from exactbatch.compiled.json_kernel import JsonKernel
 from exactbatch.compiled.row_frame import NO_FRAME
 from exactbatch.formats.decoders import find_decoder

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from exactbatch.batch.rows import fast_path
+from exactbatch.batch.rows import row_encoder
 from exactbatch.compiled import availability
 from exactbatch.errors import ConfigurationError
 from support.new_process import run
@@ -187,7 +187,7 @@ def test_a_worker_that_reads_many_pieces_loads_the_code_for_all_of_them(
     monkeypatch: pytest.MonkeyPatch, slot_offsets: int, expected: int
 ) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(fast_path, "pays", lambda offsets: bool(asked.append(offsets)))
+    monkeypatch.setattr(row_encoder, "pays", lambda offsets: bool(asked.append(offsets)))
     task = SimpleNamespace(range=range(10), slot_offsets=slot_offsets)
-    assert not fast_path.reads_fast(task)  # type: ignore[arg-type]
+    assert not row_encoder.reads_fast(task)  # type: ignore[arg-type]
     assert asked == [expected]

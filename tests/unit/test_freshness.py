@@ -13,9 +13,9 @@ from exactbatch.airflow.page.first_records import (
     only_current,
 )
 from exactbatch.model import LogPartition, StoredOffset
-from exactbatch.operations.freshness import differing_freshness, is_overdue
 from exactbatch.operations.lag import PipelineLag
 from exactbatch.operations.status import PipelineStatus
+from exactbatch.operations.unprocessed import differing_freshness, is_overdue
 from support import logs
 from support.pipelines import flights_pipeline
 

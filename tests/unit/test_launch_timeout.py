@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from exactbatch.batch.spark.launch_timeout import JobGroup
-from exactbatch.batch.spark.waiting_jobs import Watch
+from exactbatch.batch.spark.waiting_jobs import JobGroup, Watch
 
 
 @dataclass

@@ -7,8 +7,8 @@ import pytest
 
 from exactbatch import ledger
 from exactbatch.airflow import Connections
-from exactbatch.airflow.history import application_url
-from exactbatch.airflow.links import BatchLink, SparkApplicationLink, build_links
+from exactbatch.airflow.connections import application_url
+from exactbatch.airflow.launch import BatchLink, SparkApplicationLink, build_links
 from exactbatch.airflow.page.dags import stored_in
 from exactbatch.airflow.versions import AirflowFailException
 from exactbatch.errors import ConfigurationError
@@ -44,7 +44,7 @@ def test_an_application_has_a_page_if_both_are_known(monkeypatch, address, appli
     monkeypatch.setattr(Connections, "settings", lambda _: Settings(kafka={}, postgres=""))
     connection = SimpleNamespace(cursor=nullcontext)
     monkeypatch.setattr(ledger, "ledger_session", lambda *_: nullcontext(connection))
-    monkeypatch.setattr("exactbatch.airflow.links.transaction", lambda _: nullcontext())
+    monkeypatch.setattr("exactbatch.airflow.launch.transaction", lambda _: nullcontext())
     monkeypatch.setattr(
         "exactbatch.ledger.batches.Batches.read", lambda *_: SimpleNamespace(application_id=application)
     )

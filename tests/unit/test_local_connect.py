@@ -12,7 +12,7 @@ import pytest
 
 from exactbatch.local.child_process import Recorded, spawn
 from exactbatch.local.server import PortTaken
-from exactbatch.local.spark_connect import Connect
+from exactbatch.local.stack import Connect
 from exactbatch.local.state import StateFile
 
 BIND_EXCEPTION = (

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from exactbatch.local import LocalStackError
-from exactbatch.local.jars import DEFINITIONS, bundled_ivy, check_jars, fetch_jars, is_complete
+from exactbatch.local.java import DEFINITIONS, bundled_ivy, check_jars, fetch_jars, is_complete
 
 
 def fetched(jars: Path) -> Path:
@@ -48,7 +48,7 @@ def test_jars_that_differ_are_not_kept(tmp_path, monkeypatch):
     def retrieve(_definition, into, _progress):
         (into / "kafka_2.13-4.1.1.jar").write_bytes(b"other")
 
-    monkeypatch.setattr("exactbatch.local.jars._retrieve", retrieve)
+    monkeypatch.setattr("exactbatch.local.java._retrieve", retrieve)
     with pytest.raises(LocalStackError, match="46 of 46 jars differ"):
         fetch_jars("kafka", tmp_path / "jars")
     assert list((tmp_path / "jars").iterdir()) == []
@@ -74,7 +74,7 @@ def test_a_download_that_fails_is_tried_again(tmp_path, monkeypatch):
         f"test $(wc -l < {tmp_path}/tries) = 3 || {{ echo 'module not found: caffeine'; exit 1; }}\n"
     )
     java.chmod(0o755)
-    monkeypatch.setattr("exactbatch.local.jars.find_java", lambda: str(java))
+    monkeypatch.setattr("exactbatch.local.java.find_java", lambda: str(java))
     said = []
     for tries in (3, 6):
         with pytest.raises(LocalStackError) as caught:

@@ -10,8 +10,15 @@ import psutil
 import pytest
 
 from exactbatch.local import LocalStack, LocalStackError
-from exactbatch.local.child_process import Recorded, spawn, wait_until_ended
-from exactbatch.local.ports import accepts, becomes_free, find_port, is_free
+from exactbatch.local.child_process import (
+    Recorded,
+    accepts,
+    becomes_free,
+    find_port,
+    is_free,
+    spawn,
+    wait_until_ended,
+)
 from exactbatch.local.state import ServerState, StateFile
 
 SLEEP = (sys.executable, "-c", "print('here', flush=True); import time; time.sleep(60)")

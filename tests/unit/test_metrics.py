@@ -16,11 +16,11 @@ import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from exactbatch.airflow.connections import Connections
-from exactbatch.airflow.tasks.send_metrics import metrics_are_on, send, send_gauges
+from exactbatch.airflow.tasks.report_batch import metrics_are_on, send, send_gauges
 from exactbatch.errors import TopicMissing
 from exactbatch.ledger import Batch, PartlyCommitted
 from exactbatch.model import Retention, StoredOffset
-from exactbatch.operations.doctor.source_topics import check_freshness
+from exactbatch.operations.doctor.topic_checks import check_freshness
 from exactbatch.operations.lag import PartitionLag, PipelineLag
 from exactbatch.operations.metrics import Metric, batch_metrics, ledger_metrics, log_metrics
 from exactbatch.operations.unprocessed import first_unprocessed
@@ -212,7 +212,7 @@ _TASK = """
 from datetime import UTC, datetime, timedelta
 from support.airflow_versions import start_metrics
 start_metrics()
-from exactbatch.airflow.tasks.send_metrics import metrics_are_on, send
+from exactbatch.airflow.tasks.report_batch import metrics_are_on, send
 from exactbatch.operations.metrics import Metric
 assert metrics_are_on()
 names = {"pipeline": "shop.eu", "kind": "advance"}

@@ -16,7 +16,7 @@ from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError
 from exactbatch.sampling.column_names import column_name, module_name
 from exactbatch.sampling.csv_columns import csv_draft
-from exactbatch.sampling.fitting import decode, fit
+from exactbatch.sampling.draft import decode, fit
 from exactbatch.sampling.json_columns import MOST_COLUMNS
 from exactbatch.sampling.key_and_sink import TopicFacts
 from exactbatch.sampling.proposal import chosen_records, propose

@@ -20,9 +20,15 @@ from exactbatch.errors import ConfigurationError
 from exactbatch.errors.printable import printable
 from exactbatch.member_paths import Path as MemberPath
 from exactbatch.sampling.key_and_sink import TopicFacts
-from exactbatch.sampling.literals import Literal, record_code, string
 from exactbatch.sampling.proposal import propose
-from exactbatch.sampling.source_code import dag_file, pipeline_module, pipeline_test
+from exactbatch.sampling.source_code import (
+    Literal,
+    dag_file,
+    pipeline_module,
+    pipeline_test,
+    record_code,
+    string,
+)
 
 RUFF = str(Path(sys.executable).parent / "ruff")
 

@@ -16,18 +16,19 @@ from openlineage.client.serde import Serde
 
 from exactbatch.airflow import Connections
 from exactbatch.airflow.connect_operator import ProcessBatchOnServerOperator
-from exactbatch.airflow.openlineage_facets import OFFSET_RANGES, operator_lineage
-from exactbatch.airflow.operator import ProcessBatchOperator
-from exactbatch.airflow.versions import AirflowFailException
-from exactbatch.ledger import Batch
-from exactbatch.offsets import OffsetRange
-from exactbatch.operations.datasets import (
+from exactbatch.airflow.openlineage_facets import (
+    OFFSET_RANGES,
     BatchDatasets,
     kafka_namespace,
+    operator_lineage,
     postgres_namespace,
     tables,
     topic_ranges,
 )
+from exactbatch.airflow.operator import ProcessBatchOperator
+from exactbatch.airflow.versions import AirflowFailException
+from exactbatch.ledger import Batch
+from exactbatch.offsets import OffsetRange
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "openlineage" / "OffsetRangesInputDatasetFacet.json"
 NOW = datetime(2026, 1, 5, 12, tzinfo=UTC)

@@ -14,8 +14,7 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 from airflow.sdk import Connection
 
 from exactbatch.airflow.check_batches import check_committed, check_own, named_batches
-from exactbatch.airflow.operator import ProcessBatchOperator
-from exactbatch.airflow.submit import search_path
+from exactbatch.airflow.operator import ProcessBatchOperator, search_path
 from exactbatch.airflow.tasks import left_batches as launch
 from exactbatch.airflow.versions import AirflowException, AirflowFailException, BaseHook
 from exactbatch.batch.spark.class_archive import archive_file

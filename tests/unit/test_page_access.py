@@ -12,7 +12,7 @@ from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessE
 from airflow.models.dag import DagModel
 from fastapi.testclient import TestClient
 
-from exactbatch.airflow.page import databases, routes, table_members
+from exactbatch.airflow.page import dags, databases, routes
 from exactbatch.airflow.page.brokers import Brokers
 from exactbatch.airflow.page.dags import PipelineDag, PipelineDags
 from exactbatch.airflow.page.databases import Databases
@@ -111,7 +111,7 @@ def test_what_a_dag_without_permission_runs_is_no_member_of_another_dag(client, 
     names = ("shop.eu.orders", "shop.orders", "shop.payroll", "shop.us.orders", "shops.orders")
     monkeypatch.setattr(PipelineDags, "find", FIND)
     monkeypatch.setattr(Databases, "connection", lambda *_: nullcontext())
-    monkeypatch.setattr(table_members, "transaction", lambda _: nullcontext())
+    monkeypatch.setattr(dags, "transaction", lambda _: nullcontext())
     monkeypatch.setattr(Registry, "read_all", lambda _: [SimpleNamespace(name=name) for name in names])
     monkeypatch.setattr(routes, "load_summaries", lambda *_, **__: {})
 

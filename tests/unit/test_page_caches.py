@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from exactbatch.airflow.page import brokers, dags, databases, past_ends
+from exactbatch.airflow.page import brokers, dags, databases
 from exactbatch.airflow.page.first_records import oldest_unprocessed
 from exactbatch.errors import ConfigurationError, KafkaUnavailable
 from exactbatch.kafka import broker as kafka_broker
@@ -37,7 +37,7 @@ class Thread:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    for module in (brokers, databases, past_ends):
+    for module in (brokers, databases):
         monkeypatch.setattr(module, "time", clock)
     return clock
 
@@ -49,15 +49,15 @@ def stored(offset):
 def test_ends_of_logs_are_forgotten_an_hour_after_the_last_request(monkeypatch, clock):
     started = []
     monkeypatch.setattr(
-        past_ends.threading,
+        brokers.threading,
         "Thread",
         lambda *, target, args, **_: SimpleNamespace(start=lambda: started.append((target, args))),
     )
-    monkeypatch.setattr(past_ends, "airflow_connection", lambda conn_id: conn_id)
-    monkeypatch.setattr(past_ends, "kafka_properties", lambda _: {})
+    monkeypatch.setattr(brokers, "airflow_connection", lambda conn_id: conn_id)
+    monkeypatch.setattr(brokers, "kafka_properties", lambda _: {})
     broker = SimpleNamespace(ends_at=lambda _, times: [7] * len(times))
-    monkeypatch.setattr(past_ends, "KafkaBroker", lambda _: broker)
-    ends = past_ends.PastEnds()
+    monkeypatch.setattr(brokers, "KafkaBroker", lambda _: broker)
+    ends = brokers.PastEnds()
 
     def ask(topic):
         answer = ends.ends_at("kafka", [log(topic=topic)], [NOW])

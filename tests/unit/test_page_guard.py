@@ -13,7 +13,7 @@ from airflow.api_fastapi.app import create_auth_manager, purge_cached_app
 from airflow.models.dag import DagModel
 from jwt import InvalidTokenError
 
-from exactbatch.airflow.page import databases, room, routes
+from exactbatch.airflow.page import databases, guard, routes
 from exactbatch.airflow.page.airflow_versions import browsers_send_session
 from exactbatch.airflow.page.dags import PipelineDag, PipelineDags
 from exactbatch.airflow.page.routes import create_app
@@ -163,7 +163,7 @@ def test_without_a_session_each_answer_has_the_headers(ask):
 
 def test_more_requests_than_have_a_turn_wait_without_a_thread_and_are_told_to_come_again(page, monkeypatch):
     """The page itself needs no turn: it loads, and asks again."""
-    monkeypatch.setattr(room, "_WAIT", 0.3)
+    monkeypatch.setattr(guard, "_WAIT", 0.3)
     threads, release = [], threading.Event()
 
     def find(*_):
@@ -188,7 +188,7 @@ def test_more_requests_than_have_a_turn_wait_without_a_thread_and_are_told_to_co
             release.set()
             assert {each.status_code for each in await asyncio.gather(*held)} == {404}
             # A turn that ends is free again, however its request ended; a slow machine may take long for all of them.
-            monkeypatch.setattr(room, "_WAIT", 60)
+            monkeypatch.setattr(guard, "_WAIT", 60)
             again = [client.get("/data/pipelines/one") for _ in range(20)]
             assert {each.status_code for each in await asyncio.gather(*again)} == {404}
 

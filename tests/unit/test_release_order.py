@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from exactbatch.sinks.upsert.release_order import order_releases
+from exactbatch.sinks.upsert.moving_values import order_releases
 from support.environment import draw_seed
 
 

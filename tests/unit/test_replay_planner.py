@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from exactbatch.errors import OffsetsLost, ReplayRefused, StoredOffsetBeyondLog, TopicRecreated
 from exactbatch.model import Covered, FoundRecord, StoredOffset
 from exactbatch.offsets import OffsetRange, union
-from exactbatch.planning.refused_windows import check_end_not_in_future
+from exactbatch.planning.refused_replays import check_end_not_in_future
 from exactbatch.planning.replay import check_above_horizons, plan_replay
-from exactbatch.planning.request import RequestedRange
-from exactbatch.planning.time_window import window_ranges
+from exactbatch.planning.request import RequestedRange, window_ranges
 from support.logs import ID, log
 
 

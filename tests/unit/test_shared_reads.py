@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from exactbatch.errors import ExactbatchError, OffsetsLost, ReadFailed
-from exactbatch.kafka import shared_reads
+from exactbatch.kafka import reader
+from exactbatch.kafka.reader import SharedReads
 from exactbatch.kafka.records import MessageRecords, Records
-from exactbatch.kafka.shared_reads import SharedReads
 from exactbatch.offsets import OffsetRange
 
 SIZE = 1000  # bytes of each value
@@ -43,8 +43,8 @@ class Log:
         self.lost: dict[int, ExactbatchError] = {}
         self.gone: ExactbatchError | None = None
         self.open = 0
-        monkeypatch.setattr(shared_reads, "read_together", self.read_together)
-        monkeypatch.setattr(shared_reads, "read_range", self.read_range)
+        monkeypatch.setattr(reader, "read_together", self.read_together)
+        monkeypatch.setattr(reader, "read_range", self.read_range)
 
     def read_together(
         self, ranges: Mapping[OffsetRange, int | None], _properties: Any, **_: Any
@@ -110,7 +110,7 @@ def test_a_range_that_is_requested_again_is_read_again(log: Log) -> None:
 def test_ranges_with_large_records_are_read_in_smaller_groups(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared_reads, "_HELD_BYTES", 25 * SIZE)
+    monkeypatch.setattr(reader, "_HELD_BYTES", 25 * SIZE)
     ranges = [range_of(each) for each in range(5)]
     reads = reads_of(*ranges)
     for range_ in ranges:

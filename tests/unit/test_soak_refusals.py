@@ -7,7 +7,7 @@ import pytest
 
 from exactbatch.errors import ReplayRefused
 from exactbatch.offsets import OffsetRange
-from exactbatch.planning.refused_windows import check_reached, check_whole
+from exactbatch.planning.refused_replays import check_reached, check_whole
 from exactbatch.planning.replay import ReplayPlan, Widening
 from soak.work import window_is_refused
 

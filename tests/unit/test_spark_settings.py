@@ -13,7 +13,6 @@ import pytest
 from pyspark import SparkContext
 from pyspark.errors import PySparkException
 
-from exactbatch.batch.spark.guarded_ports import guarded_ports
 from exactbatch.batch.spark.spark_errors import may_be_of_a_record, setting_refused
 from exactbatch.batch.spark.spark_session import (
     _check_home,
@@ -22,7 +21,7 @@ from exactbatch.batch.spark.spark_session import (
     _stop_accumulators_later,
     spark_session,
 )
-from exactbatch.batch.spark.spark_settings import PINNED, build_variables
+from exactbatch.batch.spark.spark_settings import PINNED, build_variables, guarded_ports
 from exactbatch.errors import ConfigurationError, TasksFailed
 from support.pipelines import flights_pipeline
 

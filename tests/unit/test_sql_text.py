@@ -13,13 +13,15 @@ PACKAGE: Final = Path(__file__).parents[2] / "jobs" / "exactbatch"
 # ledger/queries, the search path, whose schemas Postgres has quoted, what the class or function has itself chosen from
 # constants, and the checks of a pipeline, which are SQL of its author.
 TAKEN: Final = {
-    "audit/violations.py": {"check", "column.type"},
+    "audit/log_records.py": {"check", "column.type"},
     "sinks/values/checks.py": {"cast.type", "each.type", "check"},
     "audit/values.py": {"self._types[name]", "decimal"},
     "audit/latest_comparison.py": {"tables.types[name]", "type_"},
     "sinks/aggregate/watermark.py": {"columns"},
-    "sinks/tables/row_rules.py": {"constraint.expression", "constraint.referenced", "each", "operator"},
-    "sinks/tables/exclusive_indexes.py": {
+    "sinks/tables/constraints.py": {
+        "constraint.expression",
+        "constraint.referenced",
+        "each",
         "expression",
         "f' collate {collation}' if collation else ''",
         "operator",

@@ -1,6 +1,6 @@
 """The clock of a launch's stages."""
 
-from exactbatch.batch.stage_times import StageTimes
+from exactbatch.batch.publishing.publish import StageTimes
 
 
 def test_a_stage_lasts_until_the_next_and_adds_up():

@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 
 from exactbatch import Avro, Csv, Debezium, Json, JsonSchema, Protobuf, Text, WithMessage
-from exactbatch.sampling.fitting import decode
+from exactbatch.sampling.draft import decode
 from exactbatch.sampling.suggestions import grouped, suggestion
 from support.protobuf_schema import shop_class, shop_descriptors
 from support.registry import registry_server

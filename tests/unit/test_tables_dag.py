@@ -13,7 +13,7 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 from exactbatch import Append, Json, Pipeline, Tables, TableTopic
 from exactbatch.airflow import Connections, pipeline_dag
 from exactbatch.airflow import operator as module
-from exactbatch.airflow import submit as submit_module
+from exactbatch.airflow import operator as operator_module
 from exactbatch.airflow.check_batches import missed_plans, named_batches
 from exactbatch.airflow.parameters import find_tables
 from exactbatch.airflow.tasks import left_batches as launch
@@ -81,7 +81,7 @@ class Launches:
 
         monkeypatch.setattr(launch, "done_already", ask)
         monkeypatch.setattr(launch, "planned_offsets", lambda *_: 1_000)
-        monkeypatch.setattr(submit_module.BaseHook, "get_connection", lambda _: None)
+        monkeypatch.setattr(operator_module.BaseHook, "get_connection", lambda _: None)
         monkeypatch.setattr(SparkSubmitOperator, "execute", submit)
         monkeypatch.setattr(Connections, "settings", lambda _: Settings(kafka={}, postgres="dbname=x"))
         self.hook = SimpleNamespace(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exactbatch import Debezium, Json
-from exactbatch.formats.vectors import vectors_of_json
+from exactbatch.formats.json.raw_fields import vectors_of_json
 from support.decoding import decode, reason
 
 FORMAT = Json("id int, v public.vector, h extensions.halfvec, vs public.vector[]")

@@ -2,8 +2,7 @@
 
 import exactbatch.airflow.versions  # noqa: F401 - first, because it refuses Airflow 2
 from exactbatch.airflow.connections import Connections
-from exactbatch.airflow.dag import pipeline_dag
+from exactbatch.airflow.dag import PipelineTaskGroup, pipeline_dag, pipeline_task_group
 from exactbatch.airflow.task_definitions import pipeline_asset
-from exactbatch.airflow.task_group import PipelineTaskGroup, pipeline_task_group
 
 __all__ = ["Connections", "PipelineTaskGroup", "pipeline_asset", "pipeline_dag", "pipeline_task_group"]

@@ -1,14 +1,15 @@
-"""Airflow's connections as the settings of a batch, and as access to Airflow's own REST API."""
+"""Airflow's connections as the settings of a batch, as access to Airflow's own REST API, and as addresses on Spark's
+history server.
+"""
 
 import logging
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import psycopg2
 from psycopg2.extensions import make_dsn
 
-from exactbatch.airflow.history import check_history_address
 from exactbatch.airflow.versions import BaseHook
 from exactbatch.errors import ConfigurationError
 from exactbatch.kafka.properties import TOKEN_METHOD, uses_tokens
@@ -39,6 +40,28 @@ _REDSHIFT: Final = ("redshift", "redshift-serverless")
 _CLOUD_BROKERS: Final = {".amazonaws.com": "aws_msk_iam", ".cloud.goog": "gcp"}
 
 logger = logging.getLogger(__name__)
+
+
+def is_web_address(address: str) -> bool:
+    """True for http:// and https:// with a host; a link with any other scheme may run code in a browser."""
+    parts = urlsplit(address)
+    return parts.scheme in ("http", "https") and bool(parts.netloc)
+
+
+def check_history_address(address: str | None) -> None:
+    """Raise ConfigurationError unless the address of a history server, if there is one, can be opened in a browser."""
+    if address is not None and not is_web_address(address):
+        raise ConfigurationError(
+            f"expected spark_history as the address of Spark's history server, such as http://history:18080, found "
+            f"{address!r}"
+        )
+
+
+def application_url(address: str | None, application_id: str | None) -> str | None:
+    """Return the page of an application on the history server; None if either is not known."""
+    if not address or not application_id:
+        return None
+    return f"{address.rstrip('/')}/history/{quote(application_id, safe='')}/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,13 +1,26 @@
-"""What the operators of both engines have in common: their fields, and which of their batches are left."""
+"""What the operators of both engines have in common: their fields, which of their batches are left, links, and lineage.
 
-from typing import Any, Final
+The links need no login of their own. Airflow asks for them once a task has ended, in the task's process, and keeps them
+as XComs.
+
+Airflow's provider for OpenLineage calls the methods of BatchLineage around a task, if it is installed and configured.
+It logs their errors, which do not fail the task. Without it nothing calls them, and nothing of it is imported.
+"""
+
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlencode
+
+from airflow.sdk import BaseOperatorLink
 
 from exactbatch.airflow.check_batches import named_batches
-from exactbatch.airflow.connections import Connections
-from exactbatch.airflow.links import build_links
-from exactbatch.airflow.openlineage import BatchLineage
+from exactbatch.airflow.connections import Connections, application_url
 from exactbatch.model import PlannedBatch
+from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings
+
+if TYPE_CHECKING:
+    from airflow.providers.openlineage.extractors import OperatorLineage
+
 
 # Airflow stores them with the DAG, all but the first for the Pipelines page, which does not import pipelines.
 FIELDS: Final = (
@@ -19,6 +32,74 @@ FIELDS: Final = (
     "spark_history",
     "tables",
 )
+
+
+class BatchLineage:
+    """The part of an operator that describes its batch to OpenLineage."""
+
+    connections: Connections
+    batches: str
+    tables: str | None
+
+    def get_openlineage_facets_on_start(self) -> "OperatorLineage[Any, Any]":
+        """Return the topics with their planned ranges, and the targets; nothing for a task of many tables.
+
+        Its event would connect each topic with each table.
+
+        Raises AirflowFailException if plan_batch has left no batch, BatchLost, NotRegistered, and the errors of
+        ledger_session().
+        """
+        # Airflow's provider for OpenLineage, which is optional, is what calls this.
+        from airflow.providers.openlineage.extractors import OperatorLineage
+
+        from exactbatch.airflow.openlineage_facets import load_lineage
+
+        if self.tables is not None:
+            return OperatorLineage()
+        (batch,) = named_batches(self.batches)
+        return load_lineage(self.connections.settings(), batch)
+
+    def get_openlineage_facets_on_complete(self, _task_instance: Any) -> "OperatorLineage[Any, Any]":
+        """Return the same, with the numbers of records, rows and rejects if the batch is committed."""
+        return self.get_openlineage_facets_on_start()
+
+
+class BatchLink(BaseOperatorLink):
+    """The batch on the Pipelines page. The address is relative to Airflow's, which may be below a path."""
+
+    name = "Batch in exactbatch"
+
+    def get_link(self, operator: Any, *, ti_key: Any) -> str:
+        """Return the address."""
+        (batch,) = named_batches(operator.batches)
+        return "exactbatch/?" + urlencode(
+            {"dag": ti_key.dag_id, "run": ti_key.run_id, "batch": batch.batch_id}
+        )
+
+
+class SparkApplicationLink(BaseOperatorLink):
+    """The Spark application of the batch's last launch, on Spark's history server."""
+
+    name = "Spark application"
+
+    def get_link(self, operator: Any, *, ti_key: Any) -> str:  # noqa: ARG002
+        """Return the address; an empty text, for which Airflow shows no link, if no application is known.
+
+        Raises the errors of ledger_session(), which Airflow logs.
+        """
+        # Parsing a DAG file, which needs no ledger, imports this module.
+        from exactbatch.ledger import Ledger, ledger_session
+
+        (batch,) = named_batches(operator.batches)
+        postgres = operator.connections.settings().postgres
+        with ledger_session(postgres, "exactbatch link") as connection, transaction(connection):
+            application_id = Ledger(connection).batches.read(batch.batch_id, batch.plan_id).application_id
+        return application_url(operator.connections.spark_history, application_id) or ""
+
+
+def build_links(connections: Connections) -> tuple[BaseOperatorLink, ...]:
+    """Return the links of a task; one to Spark only if there is a history server."""
+    return (BatchLink(), SparkApplicationLink()) if connections.spark_history else (BatchLink(),)
 
 
 class LaunchesBatches(BatchLineage):

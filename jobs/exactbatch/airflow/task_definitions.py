@@ -10,8 +10,8 @@ from typing import Any, Final, Literal, get_args
 from airflow.sdk import Asset, BaseOperator, task
 
 from exactbatch.airflow.connections import Connections
-from exactbatch.airflow.dag_arguments import callbacks
-from exactbatch.batch.engines.connect_limits import check_pipeline
+from exactbatch.airflow.parameters import callbacks
+from exactbatch.batch.engines.connect_url import check_pipeline
 from exactbatch.discovery import find_reference
 from exactbatch.errors import ConfigurationError
 from exactbatch.pipeline import Pipeline
@@ -205,10 +205,7 @@ def _report_task(
 
     def note_announced(context: Any) -> None:
         """Note in the ledger which batches the event lists, now that Airflow has it; else the next run repeats them."""
-        # Only a task that runs needs what it imports.
-        from exactbatch.airflow.tasks import report_batch as work
-
-        work.note_announced(connections, context["ti"])
+        _after_batches().note_announced(connections, context["ti"])
 
     # After the commits of the announced pipelines.
     send_progress = _gauges_callback("announced", connections)
@@ -228,12 +225,10 @@ def _report_task(
         batches: Any, missed: Any = "", ti: Any = None, outlet_events: Any = None
     ) -> dict[str, Any]:
         """Log what the batches did, announce them in an event of the asset, and show progress to lag tools."""
-        # Only a task that runs needs what it imports.
-        from exactbatch.airflow.tasks import report_batch as work
-
-        return work.report_batch(
+        reported: dict[str, Any] = _after_batches().report_batch(
             reference, connections, asset, batches, missed, ti=ti, outlet_events=outlet_events
         )
+        return reported
 
     return report_batch(*batches)
 
@@ -247,10 +242,7 @@ def _check_tables_task(name: str, connections: Connections, planned: Sequence[st
     @task(trigger_rule="none_failed_min_one_success")
     def check_tables(batches: Any, failed: Any) -> None:
         """Fail the run if a table could not be planned, or if a batch is not committed."""
-        # Only a task that runs needs what it imports.
-        from exactbatch.airflow.tasks import check_tables as work
-
-        work.check_tables(name, connections, batches, failed)
+        _after_batches().check_tables(name, connections, batches, failed)
 
     return check_tables(*planned)
 
@@ -264,10 +256,7 @@ def forward_task(reference: str, connections: Connections) -> Any:
     @task(trigger_rule="none_failed")
     def forward_results() -> None:
         """Send the results that wait in the outbox. Skip if there are none, or if another forwarder sends them."""
-        # Only a task that runs needs what it imports.
-        from exactbatch.airflow.tasks import forward_results as work
-
-        work.forward_results(reference, connections)
+        _after_batches().forward_results(reference, connections)
 
     return forward_results()
 
@@ -276,10 +265,15 @@ def _gauges_callback(key: str, connections: Connections) -> Callable[[Any], None
     """Return a callback that sends the gauges of the pipelines whose names an XCom of the task has."""
 
     def send_progress(context: Any) -> None:
-        # Only a task that runs needs what it imports.
-        from exactbatch.airflow.tasks import send_metrics
-
         ti = context["ti"]
-        send_metrics.send_gauges(ti.xcom_pull(task_ids=ti.task_id, key=key) or (), connections)
+        _after_batches().send_gauges(ti.xcom_pull(task_ids=ti.task_id, key=key) or (), connections)
 
     return send_progress
+
+
+def _after_batches() -> Any:
+    """Return what the tasks after the batches do."""
+    # Only a task that runs needs what it imports.
+    from exactbatch.airflow.tasks import report_batch
+
+    return report_batch

@@ -1,13 +1,18 @@
-"""Which batch covers each offset, according to the ledger: sorted arrays of intervals. Pure."""
+"""Which batch covers each offset, according to the ledger: sorted arrays of intervals.
 
-from collections.abc import Iterable
+Of batches that exactbatch prune has folded, the ledger knows the pipelines, and no longer the ranges.
+"""
+
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+from psycopg2 import sql
 
 from exactbatch.audit.audit_result import Offsets
+from exactbatch.audit.snapshot import Snapshot
 
 NOT_COVERED: Final = -2  # in place of the ID of a batch: no batch covers the offset
 FOLDED: Final = 0  # in place of the ID of a batch: exactbatch prune has folded it
@@ -75,3 +80,26 @@ class Covering:
             return np.zeros(len(offsets), np.int64), np.zeros(len(offsets), bool)
         index = np.searchsorted(self.starts, offsets, side="right") - 1
         return index, (index >= 0) & (offsets < self.ends[index])
+
+
+def has_folded(snapshot: Snapshot, pipelines: Sequence[str]) -> bool:
+    """True if any batch of the pipelines is folded."""
+    query = sql.SQL(
+        "select exists (select from exactbatch.batch where pipeline = any({}::text[]) and pruned is not null)"
+    )
+    return bool(snapshot.rows(query.format(sql.Literal(list(pipelines))))[0][0])
+
+
+def is_folded(batch_id: sql.Composable, pipelines: Sequence[str]) -> sql.Composable:
+    """Return the condition that a batch belongs to the pipelines and is folded."""
+    return sql.SQL(
+        "exists (select from exactbatch.batch f where f.batch_id = {} and f.pipeline = any({}::text[]) "
+        "and f.pruned is not null)"
+    ).format(batch_id, sql.Literal(list(pipelines)))
+
+
+def covering_batch(batch_id: sql.Composable, pipeline: str) -> sql.Composable:
+    """Return the batch of a row as coverage names it: FOLDED for a folded batch of the pipeline."""
+    return sql.SQL("case when {} then {} else {} end").format(
+        is_folded(batch_id, [pipeline]), sql.Literal(FOLDED), batch_id
+    )

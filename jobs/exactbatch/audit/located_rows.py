@@ -9,8 +9,7 @@ import pyarrow as pa
 from psycopg2 import sql
 
 from exactbatch.audit.audit_result import Offsets
-from exactbatch.audit.covering import FOLDED, NOT_COVERED, Covering
-from exactbatch.audit.folded import has_folded, is_folded
+from exactbatch.audit.covering import FOLDED, NOT_COVERED, Covering, has_folded, is_folded
 from exactbatch.audit.snapshot import Snapshot
 from exactbatch.audit.units import Slice, Unit
 from exactbatch.pipeline import Pipeline

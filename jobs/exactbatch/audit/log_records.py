@@ -1,16 +1,31 @@
-"""Values, keys, headers and timestamps of records that the auditor has read."""
+"""The records that the auditor has read: their parts, what they decode to, as a batch stages it, and which of them a
+check of the pipeline refuses, without the code that rejects them.
+"""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from operator import methodcaller
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 from confluent_kafka import Message
+from psycopg2 import sql
 
 from exactbatch.audit.audit_result import Offsets
+from exactbatch.columns import Column
+from exactbatch.formats.bounds import InParts
+from exactbatch.formats.decoded import Decoded
+from exactbatch.formats.decoder import Decoder
+from exactbatch.formats.json.blocks import with_nulls
+from exactbatch.formats.message.decoder import RecordDecoder
 from exactbatch.formats.message.record_headers import Header, last_headers, read_headers
 from exactbatch.formats.postgres_limits import EARLIEST_TIMESTAMP_MS, LATEST_TIMESTAMP_MS
+from exactbatch.formats.replaced_text import WholeMessages, decode_replacing
+from exactbatch.formats.upsert_changes import as_changes, epoch_starts, with_epochs
+from exactbatch.offsets import TopicPartition
+from exactbatch.pipeline import Pipeline
+from exactbatch.postgres.types import find_modifier, is_refused
+from exactbatch.sinks.sink import SinkTraits
 
 _NO_TIMESTAMP: Final = 0  # RD_KAFKA_TIMESTAMP_NOT_AVAILABLE, the type of timestamp of a record without one
 
@@ -64,3 +79,87 @@ class LogRecords:
             | (milliseconds > LATEST_TIMESTAMP_MS)
         )
         return pa.array(milliseconds.astype("datetime64[ms]"), pa.timestamp("ms", "UTC"), mask=unset)
+
+
+def decode_records(
+    pipeline: Pipeline,
+    traits: SinkTraits,
+    value: RecordDecoder,
+    key: Decoder[Any] | None,
+    records: LogRecords,
+    partition: TopicPartition,
+    offsets: Offsets,
+) -> Iterator[tuple[slice, Decoded]]:
+    """Decode records of a partition, in parts, with the decoders of their records and keys: into changes, if the sink
+    keeps deletes. Yield the place of each part among the records."""
+    start = 0
+    epochs = traits.epochs
+    starts = epoch_starts(epochs, partition) if epochs else None
+
+    def decode(part: LogRecords) -> Decoded:
+        return decode_replacing(
+            lambda some: _decode(pipeline, traits, value, key, some),
+            part,
+            pipeline.value,
+            pipeline.message_key,
+            pipeline.replace_unstorable,
+        )
+
+    for part, decoded in InParts().decode(records, decode):
+        place = slice(start, start + len(part))
+        if starts is not None:
+            decoded = with_epochs(decoded, pa.array(offsets[place], pa.int64()), starts)
+        yield place, decoded
+        start = place.stop
+
+
+def _decode(
+    pipeline: Pipeline,
+    traits: SinkTraits,
+    value: RecordDecoder,
+    key: Decoder[Any] | None,
+    records: WholeMessages,
+) -> Decoded:
+    values = with_nulls(pipeline.value, records.values())
+    decoded = value.decode(values, records, keeps_unchanged=traits.keeps_unchanged)
+    if not traits.keeps_deletes:
+        return decoded
+    names = {column.name for column in pipeline.value.columns}
+    return as_changes(
+        decoded,
+        values,
+        records,
+        key,
+        tuple(name for name in traits.key_columns if name in names),
+        tombstones_delete=pipeline.value.tombstone_deletes,
+        keeps_unchanged=traits.keeps_unchanged,
+    )
+
+
+def violations(
+    columns: Sequence[Column], checks: Sequence[str], *, keeps_deletes: bool
+) -> Iterator[sql.Composable]:
+    """Yield for each check a condition over decoded records e that it is false, or that it cannot be evaluated because
+    a value is not of its column's type."""
+    values = [
+        sql.SQL(
+            "case when {value} is null or {refused} then null else {value}::text::{type} end as {column}"
+        ).format(
+            value=sql.Identifier("e", column.name),
+            column=sql.Identifier(column.name),
+            refused=is_refused(
+                sql.SQL("{}::text").format(sql.Identifier("e", column.name)),
+                column.type,
+                find_modifier(column.type),
+            ),
+            type=sql.SQL(column.type),
+        )
+        for column in columns
+    ]
+    for check in checks:
+        is_false = sql.SQL("coalesce((select not ({}\n) from (select {}) c), false)").format(
+            sql.SQL(check), sql.SQL(", ").join(values)
+        )
+        yield (
+            sql.SQL("(not coalesce(e.deleted, false) and {})").format(is_false) if keeps_deletes else is_false
+        )

@@ -12,8 +12,7 @@ import numpy as np
 from psycopg2 import sql
 
 from exactbatch.audit.audit_result import Differences, Offsets
-from exactbatch.audit.decoding import decode_records
-from exactbatch.audit.log_records import LogRecords
+from exactbatch.audit.log_records import LogRecords, decode_records
 from exactbatch.audit.offset_sets import Flags
 from exactbatch.audit.snapshot import Snapshot
 from exactbatch.errors.printable import printable

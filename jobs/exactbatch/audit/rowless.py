@@ -20,7 +20,7 @@ from exactbatch.audit.audit_result import Offsets
 from exactbatch.audit.log_records import LogRecords
 from exactbatch.audit.offset_sets import Flags
 from exactbatch.formats import Debezium, Flattened, Format, Json, WithMessage
-from exactbatch.formats.avro.bounded_bodies import bounded, read
+from exactbatch.formats.avro.bodies import bounded, read
 from exactbatch.formats.registry.addresses import with_registry
 from exactbatch.formats.registry.schema_id_headers import VALUE_HEADER, with_prefixes
 from exactbatch.formats.registry.schemas import writer_schema

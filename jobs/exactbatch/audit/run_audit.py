@@ -20,9 +20,8 @@ from exactbatch.audit.audit_result import (
     TargetAudit,
     joined_reports,
 )
-from exactbatch.audit.batch_counts import compare_batches, whole_batches
 from exactbatch.audit.check_access import check_visible, find_tables, lock_tables, unsafe_tables
-from exactbatch.audit.derived import stale_rows
+from exactbatch.audit.derived import compare_batches, stale_rows, whole_batches
 from exactbatch.audit.latest_values import LatestValues
 from exactbatch.audit.located_rows import has_other_logs
 from exactbatch.audit.places import find_places, pipeline_counts_batches, sharing_pipelines

@@ -10,11 +10,10 @@ import numpy as np
 from exactbatch.audit.audit_result import SHOWN, Compared, Differences, PartitionAudit
 from exactbatch.audit.covering import Covering
 from exactbatch.audit.located_rows import LocatedRows
-from exactbatch.audit.log_windows import Block, LogWindows
+from exactbatch.audit.log_windows import Block, LogWindows, SmallLogs
 from exactbatch.audit.offset_sets import FoundInSlice, FoundOffsets, Positions, Rules, compare
 from exactbatch.audit.rejected_records import RejectedRecords
 from exactbatch.audit.rowless import find_rowless
-from exactbatch.audit.small_logs import HeldLog, SmallLogs
 from exactbatch.audit.snapshot import Snapshot
 from exactbatch.audit.units import WINDOW, Slice, Unit, group_into_windows
 from exactbatch.audit.values import ExpectedValues
@@ -169,9 +168,7 @@ class _UnitComparison:
         self._rows_of_batches += found.rows_of_batches
         return found
 
-    def _compare_with_log(
-        self, part: Slice, whole: Slice, found: FoundInSlice, log: LogWindows | HeldLog
-    ) -> int:
+    def _compare_with_log(self, part: Slice, whole: Slice, found: FoundInSlice, log: LogWindows) -> int:
         """Compare a part of a slice with the log, and return how many records the log has there."""
         covering, result = self._coverings[whole], self._results[whole]
         is_record, rowless = np.zeros(len(part), bool), [np.array([], np.int64)]
@@ -211,7 +208,7 @@ class _UnitComparison:
 
     def _log(self, slice_: Slice) -> LogWindows:
         audited, key = self._audited, (self._unit.topic, slice_.partition)
-        return LogWindows(
+        return LogWindows.open(
             audited.settings.kafka,
             audited.partitions[key],
             slice_.start,

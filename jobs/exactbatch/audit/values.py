@@ -13,16 +13,13 @@ import pyarrow as pa
 from psycopg2 import sql
 
 from exactbatch.audit.audit_result import Differences, Offsets
-from exactbatch.audit.decoding import decode_records
+from exactbatch.audit.covering import covering_batch, has_folded
 from exactbatch.audit.derived import difference
-from exactbatch.audit.equal_values import COMPARABLE, unequal_records
-from exactbatch.audit.folded import covering_batch, has_folded
+from exactbatch.audit.equal_values import COMPARABLE, UNSTORABLE, several_differ, unequal_records
 from exactbatch.audit.json_members import find_audited_decoder
-from exactbatch.audit.log_records import LogRecords
-from exactbatch.audit.offset_window import OffsetWindow
-from exactbatch.audit.several_rows import UNSTORABLE, several_differ
+from exactbatch.audit.log_records import LogRecords, decode_records, violations
+from exactbatch.audit.log_windows import OffsetWindow
 from exactbatch.audit.snapshot import Snapshot
-from exactbatch.audit.violations import violations
 from exactbatch.columns import LINEAGE
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats.decoded import Decoded

@@ -27,13 +27,11 @@ from exactbatch.batch.publishing.fences import (
     read_sink_facts,
 )
 from exactbatch.batch.publishing.outbox import noting
-from exactbatch.batch.publishing.publish import Published, publish
+from exactbatch.batch.publishing.publish import Published, StageTimes, publish
 from exactbatch.batch.rows.rejected import SHOWN_REJECTS, too_many_rejects
-from exactbatch.batch.stage_times import StageTimes
-from exactbatch.batch.staging.direct import DirectStager
-from exactbatch.batch.staging.engine import Engine, Executors
 from exactbatch.batch.staging.repeats import check_repeats
-from exactbatch.batch.staging.shares import spark_tasks_for
+from exactbatch.batch.staging.shares import Engine, Executors, spark_tasks_for
+from exactbatch.batch.staging.stage import DirectStager
 from exactbatch.batch.staging.stage_partition import PartitionStager
 from exactbatch.batch.staging.staged_pieces import close_partition, create_partition
 from exactbatch.batch.staging.stager import Stager, stage_tasks

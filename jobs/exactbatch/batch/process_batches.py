@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from exactbatch.batch.job import process_batch
 from exactbatch.batch.publishing.publish import Published
-from exactbatch.batch.staging.engine import Engine
+from exactbatch.batch.staging.shares import Engine
 from exactbatch.errors import ExactbatchError
 from exactbatch.errors.translation import translate_all_errors
 from exactbatch.ledger import ledger_session

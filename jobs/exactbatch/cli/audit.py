@@ -75,8 +75,8 @@ def _spark(pipeline: Pipeline, master: str | None) -> "Iterator[SparkSession | N
         yield None
         return
     # Spark takes long to import, and is needed only with a master.
-    from exactbatch.batch.spark.launch_timeout import launch_timeout
     from exactbatch.batch.spark.spark_session import spark_session
+    from exactbatch.batch.spark.waiting_jobs import launch_timeout
 
     where = f"audit of pipeline {pipeline.name!r}"
     with (

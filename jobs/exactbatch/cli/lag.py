@@ -11,8 +11,8 @@ from exactbatch.cli.console import AsJson, out, print_json
 from exactbatch.cli.load_pipeline import ledger_connection, load_settings, registered_name, typed_names
 from exactbatch.cli.table_layout import duration_text, new_table, partition_text
 from exactbatch.kafka.broker import KafkaBroker
-from exactbatch.operations.freshness import overdue_text
 from exactbatch.operations.lag import PipelineLag, load_lag, seconds_since, seconds_until
+from exactbatch.operations.unprocessed import overdue_text
 
 
 def lag(

@@ -22,10 +22,9 @@ from exactbatch.formats.registry.schema_id_headers import KEY_HEADER, VALUE_HEAD
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.kafka.sample import Bounds, Sample, sample
 from exactbatch.sampling.column_names import module_name
-from exactbatch.sampling.header_ids import are_json, as_sent, with_header_ids
 from exactbatch.sampling.key_and_sink import TopicFacts
 from exactbatch.sampling.proposal import Proposal, chosen_records, propose
-from exactbatch.sampling.registry_columns import RegistryAddress
+from exactbatch.sampling.registry_columns import RegistryAddress, are_json, as_sent, with_header_ids
 from exactbatch.sampling.source_code import dag_file, pipeline_module, pipeline_test
 from exactbatch.settings import Settings
 from exactbatch.testing import Record, decode

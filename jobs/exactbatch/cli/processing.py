@@ -8,7 +8,7 @@ from exactbatch.batch.engines.driver_engine import DriverEngine
 from exactbatch.batch.job import process_batch
 from exactbatch.batch.process_batches import Outcome, process_batches
 from exactbatch.batch.spark.spark_session import spark_session
-from exactbatch.batch.staging.engine import Engine
+from exactbatch.batch.staging.shares import Engine
 from exactbatch.cli.console import out, print_json
 from exactbatch.cli.progress import counting, following
 from exactbatch.kafka.broker import KafkaBroker

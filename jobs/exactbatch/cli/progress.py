@@ -21,7 +21,7 @@ from rich.text import Text
 from exactbatch.cli.console import err
 from exactbatch.errors import ExactbatchError
 from exactbatch.ledger import Batch
-from exactbatch.operations.batch_progress import accounted_offsets, progress_session, staged_records
+from exactbatch.operations.batch_history import accounted_offsets, progress_session, staged_records
 from exactbatch.settings import Settings
 
 Update = Callable[[int, int | None], None]

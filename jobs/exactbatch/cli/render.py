@@ -18,7 +18,7 @@ from exactbatch.operations.prune import Pruning
 from exactbatch.operations.status import PipelineStatus
 from exactbatch.pipeline import Pipeline
 from exactbatch.planning.freeze_replay import Preview
-from exactbatch.planning.time_window import beyond_text
+from exactbatch.planning.request import beyond_text
 from exactbatch.topic_pattern import TopicPattern
 
 _BATCHES_SHOWN = 4

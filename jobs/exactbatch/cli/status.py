@@ -19,8 +19,7 @@ from exactbatch.cli.table_layout import new_table, time_text
 from exactbatch.errors import RetryableError, WrongUsage
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.operations.all_pipelines import load_states
-from exactbatch.operations.status import PipelineStatus, load_status
-from exactbatch.operations.tables_status import TablesStatus, load_tables_status
+from exactbatch.operations.status import PipelineStatus, TablesStatus, load_status, load_tables_status
 from exactbatch.pipeline import Pipeline
 from exactbatch.settings import Settings
 from exactbatch.tables import Tables

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from exactbatch.compiled.compiler import called, inlined
-from exactbatch.compiled.row_formats import BYTES, JSONB
+from exactbatch.compiled.row_frame import BYTES, JSONB
 from exactbatch.compiled.strings import write_unescaped
 
 # The parts of a cell. numba counts references to arrays, so that a few with several columns are faster than many.
@@ -29,7 +29,7 @@ VALUE: Final = 2
 ESCAPED: Final = 3  # a text with escapes of JSON
 
 # The parts of a column that put_row() reads; json_rows.py has more.
-FORMAT: Final = 0  # an integer of 1, 2, 4 or 8 bytes, or another format of row_formats.py
+FORMAT: Final = 0  # an integer of 1, 2, 4 or 8 bytes, or another format of row_frame.py
 SCALE: Final = 1  # of a numeric
 
 _U: Final = np.uint64

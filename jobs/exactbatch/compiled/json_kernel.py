@@ -39,8 +39,16 @@ from exactbatch.compiled.json_rows import (
     TIMESTAMP,
     json_rows,
 )
-from exactbatch.compiled.row_formats import JSONB, MOST_PRECISION, MOST_SCALE, cell_bound, row_format
-from exactbatch.compiled.row_frame import EPOCH_DAYS, EPOCH_US, Frame
+from exactbatch.compiled.row_frame import (
+    EPOCH_DAYS,
+    EPOCH_US,
+    JSONB,
+    MOST_PRECISION,
+    MOST_SCALE,
+    Frame,
+    cell_bound,
+    row_format,
+)
 
 # Seconds since 1970, and days, of the years 1 to 9999, which the loop takes; formats/json/spec.py takes more.
 _FIRST_SECOND: Final = -62_135_596_800

@@ -32,7 +32,7 @@ class ExactbatchError(Exception):
         constraint: name of a constraint of the target
         sqlstate: the code of five characters that Postgres sent
 
-    Errors travel from executors to the driver as the message and the attributes (batch/staging/outcomes.py).
+    Errors travel from executors to the driver as the message and the attributes (batch/staging/shares.py).
     """
 
     retryable: ClassVar[bool] = False

@@ -7,11 +7,10 @@ from typing import Final
 from exactbatch.formats.csv.spec import Csv
 from exactbatch.formats.debezium.spec import Debezium
 from exactbatch.formats.format import Format
-from exactbatch.formats.json.spec import Json
-from exactbatch.formats.json_schema.spec import JsonSchema
+from exactbatch.formats.json.spec import Json, JsonSchema
 from exactbatch.formats.message.spec import WithMessage
 from exactbatch.formats.registry.wire_format import has_prefix, prefix_size
-from exactbatch.formats.text.spec import Text
+from exactbatch.formats.single.spec import Text
 
 # An escape of a whole pair, of U+0000 or half a pair, and any other one, so that \\u0000 is a backslash and text.
 _ESCAPE: Final = re.compile(

@@ -63,14 +63,10 @@ def without_values(decoded: Decoded, refused: Iterable[tuple[int, str]]) -> Deco
 def decode_present(
     values: pa.BinaryArray,
     decode: Callable[[pa.BinaryArray], pa.RecordBatch],
-    find_refused: FindRefused | None = None,
+    find_refused: FindRefused,
 ) -> Decoded:
     """Decode the values that are not null as decode_block_or_halves() does; count the others as tombstones."""
-    present = positions(values)
-    if tombstones := values.null_count:
-        present = pc.filter(present, values.is_valid())
-        values = values.drop_null()
-    return replace(decode_block_or_halves(values, present, decode, find_refused), tombstones=tombstones)
+    return decode_several(values, lambda part: (decode(part), None), find_refused)
 
 
 def in_order(parts: Sequence[Decoded], tombstones: int) -> Decoded:
@@ -87,22 +83,21 @@ def in_order(parts: Sequence[Decoded], tombstones: int) -> Decoded:
 def decode_several(
     values: pa.BinaryArray,
     decode: Callable[[pa.BinaryArray], tuple[pa.RecordBatch, npt.NDArray[np.int64] | None]],
-    find_refused: FindRefused | None = None,
+    find_refused: FindRefused,
 ) -> Decoded:
     """Decode as decode_present() does, where a value gives any number of rows: `decode` also returns the value that
     each row is of, ascending, or None if each value gives one row."""
-    present = positions(values).filter(values.is_valid())
-    tombstones = values.null_count
-    return replace(
-        _decoded_in_parts(values.drop_null(), present, decode, find_refused), tombstones=tombstones
-    )
+    present, tombstones = positions(values), values.null_count
+    if tombstones:
+        present, values = present.filter(values.is_valid()), values.drop_null()
+    return replace(_decoded_in_parts(values, present, decode, find_refused), tombstones=tombstones)
 
 
 def decode_block_or_halves(
     values: pa.BinaryArray,
     indexes: pa.Int64Array,
     decode: Callable[[pa.BinaryArray], pa.RecordBatch],
-    find_refused: FindRefused | None = None,
+    find_refused: FindRefused,
 ) -> Decoded:
     """Decode all values at once; if that fails, halve the block until each refused value is alone.
 
@@ -118,12 +113,12 @@ def _decoded_in_parts(
     values: pa.BinaryArray,
     indexes: pa.Int64Array,
     decode: Callable[[pa.BinaryArray], tuple[pa.RecordBatch, npt.NDArray[np.int64] | None]],
-    find_refused: FindRefused | None,
+    find_refused: FindRefused,
 ) -> Decoded:
     batches: list[pa.RecordBatch] = []
     kept: list[pa.Int64Array] = []
     rejects: list[tuple[int, str]] = []
-    waiting = [(values, indexes, find_refused is None)]
+    waiting = [(values, indexes, False)]
     while waiting:
         part, positions, is_searched = waiting.pop()
         try:
@@ -135,7 +130,7 @@ def _decoded_in_parts(
                 reason = TOO_DEEP if isinstance(error, RecursionError) else str(error)
                 rejects.append((positions[0].as_py(), reason))
                 continue
-            if find_refused is not None and not is_searched and not isinstance(error, TooManyTogether):
+            if not is_searched and not isinstance(error, TooManyTogether):
                 is_searched = True
                 found: dict[int, str] = {}
                 for index, reason in find_refused(part):

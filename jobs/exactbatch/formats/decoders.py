@@ -10,21 +10,16 @@ from exactbatch.formats.csv.spec import Csv
 from exactbatch.formats.custom.decoder import CustomDecoder
 from exactbatch.formats.custom.spec import Custom
 from exactbatch.formats.debezium.decoder import DebeziumDecoder
-from exactbatch.formats.debezium.flattened.decoder import FlattenedDecoder
-from exactbatch.formats.debezium.flattened.spec import Flattened
-from exactbatch.formats.debezium.spec import Debezium
+from exactbatch.formats.debezium.flattened import FlattenedDecoder
+from exactbatch.formats.debezium.spec import Debezium, Flattened
 from exactbatch.formats.decoder import Decoder
 from exactbatch.formats.format import Format
-from exactbatch.formats.json.decoder import JsonDecoder
-from exactbatch.formats.json.spec import Json
-from exactbatch.formats.json_schema.decoder import JsonSchemaDecoder
-from exactbatch.formats.json_schema.spec import JsonSchema
+from exactbatch.formats.json.decoder import JsonDecoder, JsonSchemaDecoder
+from exactbatch.formats.json.spec import Json, JsonSchema
 from exactbatch.formats.protobuf.decoder import ProtobufDecoder
 from exactbatch.formats.protobuf.spec import Protobuf
-from exactbatch.formats.raw.decoder import RawDecoder
-from exactbatch.formats.raw.spec import Raw
-from exactbatch.formats.text.decoder import TextDecoder
-from exactbatch.formats.text.spec import Text
+from exactbatch.formats.single.decoder import RawDecoder, TextDecoder
+from exactbatch.formats.single.spec import Raw, Text
 
 DECODERS: Final[Mapping[type[Format], type[Decoder[Any]]]] = {
     Avro: AvroDecoder,

@@ -14,7 +14,7 @@ from exactbatch.forwarding.producer import PLAN, SEQUENCE, STREAM
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.kafka.client_errors import acl_missing
 from exactbatch.kafka.client_properties import reader_properties
-from exactbatch.kafka.close_consumer import closing_consumer
+from exactbatch.kafka.consumer import closing_consumer
 from exactbatch.ledger import Stream
 from exactbatch.model import LogPartition
 

@@ -14,8 +14,7 @@ from kafka.errors import KafkaError as AdminError
 from exactbatch.errors import ConfigurationError
 from exactbatch.kafka.client_errors import acl_missing, connection_refused, unavailable
 from exactbatch.kafka.client_properties import admin_properties, check_properties, reader_properties
-from exactbatch.kafka.close_consumer import close_consumer
-from exactbatch.kafka.consumer import Signals
+from exactbatch.kafka.consumer import Signals, close_consumer
 
 # Seconds that librdkafka gets to say why brokers cannot be reached, after kafka-python has failed to reach them.
 _DIAGNOSIS: Final = 3.0

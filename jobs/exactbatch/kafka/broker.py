@@ -21,8 +21,7 @@ from exactbatch.errors import ConfigurationError, KafkaUnavailable, StoredOffset
 from exactbatch.kafka.admin import admin_client, describe_cluster, needs_acl
 from exactbatch.kafka.client_errors import acl_missing
 from exactbatch.kafka.identity import check_same_logs
-from exactbatch.kafka.search import first_before
-from exactbatch.kafka.timestamps import first_timestamps
+from exactbatch.kafka.timestamps import first_before, first_timestamps
 from exactbatch.model import FoundRecord, LogPartition, Retention, Start, StoredOffset
 from exactbatch.offsets import TopicPartition
 from exactbatch.time_text import read_time

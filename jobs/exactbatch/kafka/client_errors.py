@@ -1,9 +1,12 @@
-"""Turn the errors of brokers and clients into errors that say what to do."""
+"""What a librdkafka consumer returns instead of records, the end of a log and errors, and the errors of brokers and
+clients as errors that say what to do.
+"""
 
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from operator import methodcaller
+from typing import Any, Final, Protocol
 
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, Message
 
 from exactbatch.errors import (
     ConfigurationError,
@@ -12,14 +15,70 @@ from exactbatch.errors import (
     ReadFailed,
     TokenUnavailable,
 )
-from exactbatch.kafka.events import Event
 from exactbatch.kafka.properties import TOKEN_METHOD, uses_tokens
 from exactbatch.tokens.providers import forget_tokens
 
+_error = methodcaller("error")
 DAMAGED: Final = (
     "Nothing was written. Try again: the network may have changed it. If the error persists, it is damaged on the "
     "disk of the broker that leads the partition: let another replica lead it."
 )
+
+
+class Event(Protocol):
+    """What a consumer returns instead of a record; confluent_kafka's Message is one."""
+
+    def error(self) -> KafkaError | None:
+        """The error; the end of a log is one, too."""
+        ...
+
+    def topic(self) -> str | None:
+        """The topic; None for an event that concerns the client."""
+        ...
+
+    def offset(self) -> int | None:
+        """The offset that the event concerns, if there is one."""
+        ...
+
+
+def split_events(messages: Sequence[Message]) -> tuple[Sequence[Message], int | None, Message | None]:
+    """Split the messages of one consume() into records, the end of the log, and an error.
+
+    The end is the offset of the last end-of-log event, None without one. The error is the first error event that
+    concerns reading, None without one; messages after it are dropped.
+    """
+    if not any(map(_error, messages)):
+        return messages, None, None
+    records = []
+    end_of_log = None
+    for message in messages:
+        error = message.error()
+        if error is None:
+            records.append(message)
+        elif error.code() == KafkaError._PARTITION_EOF:
+            end_of_log = message.offset()
+        elif concerns_reading(message):
+            return records, end_of_log, message
+    return records, end_of_log, None
+
+
+def concerns_reading(event: Event) -> bool:
+    """True if an error event of consume() is about the partition that is read, or ends the client.
+
+    Other events are about the coordinator of the consumer group, which librdkafka looks for although reads of
+    assigned offsets do not need it: neither its ACL nor its availability matters.
+    """
+    error = event.error()
+    return event.topic() is not None or (error is not None and error.fatal())
+
+
+def is_out_of_range(event: Event) -> bool:
+    """True for an error event about a position below the start of the log or past its end."""
+    error = event.error()
+    return error is not None and error.code() in (
+        KafkaError._AUTO_OFFSET_RESET,
+        KafkaError.OFFSET_OUT_OF_RANGE,
+    )
 
 
 def acl_missing(operation: str, resource: str, name: str, purpose: str) -> ConfigurationError:

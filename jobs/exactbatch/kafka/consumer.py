@@ -1,12 +1,18 @@
-"""Follow a librdkafka consumer: its callbacks, and the cluster and log that it reads."""
+"""Follow a librdkafka consumer: its callbacks, the cluster and log that it reads, and its end.
+
+librdkafka may take for ever to close it.
+"""
 
 import json
+import logging
 import socket
+import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +25,8 @@ from exactbatch.offsets import TopicPartition as Partition
 
 # consume() waits until it has as many messages as requested or this time has passed, in seconds.
 POLL: Final = 0.1
+_TIMEOUT: Final = 10.0  # seconds; a consumer without a group usually closes within milliseconds
+logger = logging.getLogger(__name__)
 
 
 class ClusterClient(Protocol):
@@ -175,3 +183,45 @@ def check_in_log(consumer: ClusterClient, topic: str, partition: int, offset: in
             from_offset=offset,
             until_offset=offset + 1,
         )
+
+
+class _Closeable(Protocol):
+    def close(self) -> None:
+        """Close it."""
+
+
+C = TypeVar("C", bound=_Closeable)
+
+
+@contextmanager
+def closing_consumer(consumer: C) -> Iterator[C]:
+    """Close a consumer at the end of the block, as close_consumer() does."""
+    try:
+        yield consumer
+    finally:
+        close_consumer(consumer)
+
+
+def close_consumer(consumer: _Closeable) -> None:
+    """Close a consumer, and wait for that no longer than 10 s: its threads are then left to the end of the process.
+
+    Raises what closing it raises.
+    """
+    raised = list[BaseException]()
+
+    def close() -> None:
+        try:
+            consumer.close()
+        except BaseException as error:
+            raised.append(error)
+
+    closer = threading.Thread(target=close, name="close consumer", daemon=True)
+    closer.start()
+    closer.join(_TIMEOUT)
+    if closer.is_alive():
+        logger.warning(
+            "librdkafka has not closed a consumer within %s s: its threads stay until this process ends",
+            _TIMEOUT,
+        )
+    if raised:
+        raise raised[0]

@@ -16,9 +16,14 @@ from exactbatch.errors import (
     StoredOffsetBeyondLog,
     TopicMissing,
 )
-from exactbatch.kafka.client_errors import acl_missing, connection_refused, event_error
+from exactbatch.kafka.client_errors import (
+    Event,
+    acl_missing,
+    connection_refused,
+    event_error,
+    is_out_of_range,
+)
 from exactbatch.kafka.consumer import ClusterClient
-from exactbatch.kafka.events import Event, is_out_of_range
 from exactbatch.offsets import OffsetRange
 
 # A truncated log is reported as _AUTO_OFFSET_RESET, too; only librdkafka's text distinguishes it from a lost

@@ -1,4 +1,6 @@
-"""The records of one partition: as Arrow columns, as one block of flat arrays, or one by one."""
+"""The records of one partition: as Arrow columns, as one block of flat arrays, which compiled code reads, or one by
+one.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -13,17 +15,37 @@ from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Message
 
 from exactbatch.formats.message.record_headers import Header, header_size, last_headers, read_headers
 from exactbatch.formats.postgres_limits import EARLIEST_TIMESTAMP_MS, LATEST_TIMESTAMP_MS
-from exactbatch.kafka.record_block import RecordBlock
 
 Int64s = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 Flags = npt.NDArray[np.bool_]
-
 NO_TIMESTAMP = -1  # milliseconds: the record has none
-
 _key = methodcaller("key")
 _value = methodcaller("value")
 _timestamp = methodcaller("timestamp")
+
+
+@dataclass(frozen=True, slots=True)
+class RecordBlock:
+    """n records, ordered by offset; every array but `data` has n elements.
+
+    data           the bytes of all values
+    starts, ends   where each value lies in `data`, as the half-open range [start, end)
+    offsets        in the log, ascending
+    timestamps_ms  Kafka's timestamps, milliseconds since 1970 UTC
+    present        false for a record with a null value, and for one whose timestamp Records.timestamps() gives as
+                   null; its start, end and timestamp mean nothing
+    """
+
+    data: npt.NDArray[np.uint8]
+    starts: npt.NDArray[np.uint64]
+    ends: npt.NDArray[np.uint64]
+    offsets: npt.NDArray[np.int64]
+    timestamps_ms: npt.NDArray[np.int64]
+    present: npt.NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.offsets)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,22 +1,26 @@
-"""Look up the timestamp of one record in each of many partitions."""
+"""Look up timestamps: of one record in each of many partitions, and the first record of a range before a time."""
 
+import math
 import time
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
-from exactbatch.kafka.client_errors import event_error
+from exactbatch.errors import KafkaUnavailable
+from exactbatch.kafka.client_errors import concerns_reading, event_error, split_events
 from exactbatch.kafka.client_properties import limit_fetches, reader_properties
-from exactbatch.kafka.close_consumer import closing_consumer
-from exactbatch.kafka.consumer import POLL, Signals
-from exactbatch.kafka.events import concerns_reading
+from exactbatch.kafka.consumer import POLL, Signals, closing_consumer
+from exactbatch.model import FoundRecord
+from exactbatch.offsets import OffsetRange
 from exactbatch.offsets import TopicPartition as Partition
 
 _TIMEOUT: Final = 10.0  # seconds, for all partitions together
 _AT_A_TIME: Final = 200  # partitions; each has one fetch in memory
 _FETCH: Final = 64 * 1024  # bytes
 _REMOVED: Final = (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)
+_SAMPLE: Final = 2000  # records
 
 
 def first_timestamps(
@@ -64,3 +68,45 @@ def _answers(messages: Sequence[Any]) -> list[tuple[Partition, int | None]]:
         elif concerns_reading(message):
             raise event_error(f"{place[0]}[{place[1]}]", *place, message)
     return answers
+
+
+_SEARCH_TIMEOUT: Final = 20.0  # seconds without progress
+
+
+def first_before(properties: Mapping[str, Any], range_: OffsetRange, at: datetime) -> FoundRecord | None:
+    """Return the first committed record of the range with a timestamp before `at`.
+
+    Looks at the first _SAMPLE records only; returns None if there is no such record among them.
+
+    Raises KafkaUnavailable, ReadFailed, and ConfigurationError if an ACL denies reading.
+    """
+    milliseconds = math.ceil(at.timestamp() * 1000)
+    limits = {"queued.min.messages": _SAMPLE, "queued.max.messages.kbytes": 8 * 1024, "log_level": 0}
+    signals = Signals()
+    config = {**reader_properties(properties), **limits, **signals.callbacks()}
+    with closing_consumer(Consumer(config)) as consumer:
+        consumer.assign([TopicPartition(range_.topic, range_.partition, range_.from_offset)])
+        seen, passed, deadline = 0, range_.from_offset, time.monotonic() + _SEARCH_TIMEOUT
+        while seen < _SAMPLE:
+            messages, end_of_log, error = split_events(consumer.consume(_SAMPLE - seen, POLL))
+            signals.receive()
+            for message in messages:
+                record = FoundRecord(message.offset() or 0, message.timestamp()[1])
+                if record.offset >= range_.until_offset:
+                    return None
+                if 0 <= record.timestamp < milliseconds:
+                    return record
+            if error is not None:
+                raise event_error(range_, range_.topic, range_.partition, error)
+            if end_of_log is not None:
+                return None
+            seen += len(messages)
+            if (fetched := signals.fetched.of(range_.topic_partition)) > passed:
+                passed, deadline = fetched, time.monotonic() + _SEARCH_TIMEOUT
+            if time.monotonic() > deadline:
+                raise KafkaUnavailable(
+                    f"{range_}: the broker sent no record for {_SEARCH_TIMEOUT:.0f} s. Check that the brokers are up, "
+                    f"and try again.",
+                    **range_.place,
+                )
+        return None

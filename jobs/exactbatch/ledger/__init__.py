@@ -1,8 +1,7 @@
 """The ledger: the tables that account for every offset, and the SQL that reads and writes them."""
 
 from exactbatch.ledger.definition import Definition
-from exactbatch.ledger.ledger import Ledger
-from exactbatch.ledger.parts import find_parts
+from exactbatch.ledger.ledger import Ledger, bind_transaction, find_parts, ledger_session, target_transaction
 from exactbatch.ledger.pruning import FoldedBatches, PlannedReplay
 from exactbatch.ledger.range_commits import RangeCommits
 from exactbatch.ledger.registry import Registry
@@ -33,7 +32,6 @@ from exactbatch.ledger.schema import (
     newest_version,
     write_migrations,
 )
-from exactbatch.ledger.session import bind_transaction, ledger_session, target_transaction
 from exactbatch.ledger.staging import count_staged_records, list_staging_tables
 from exactbatch.ledger.streams import PendingResult, Streams
 from exactbatch.ledger.time_boundaries import TimeBoundaries

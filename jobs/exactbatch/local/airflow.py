@@ -13,7 +13,7 @@ from psycopg2.extensions import parse_dsn
 
 from exactbatch.local.airflow_client import AirflowClient
 from exactbatch.local.airflow_parts import AIRFLOW, AirflowPart, search_path, stop_parts
-from exactbatch.local.ports import HOST
+from exactbatch.local.child_process import HOST
 from exactbatch.local.server import PortTaken, Progress, silent
 from exactbatch.local.stack import START_ATTEMPTS, LocalStack
 from exactbatch.local.stack_error import LocalStackError

@@ -7,9 +7,9 @@ from typing import Any, Final
 import httpx
 
 from exactbatch.local.airflow_parts import USER, ApiServer
+from exactbatch.local.child_process import wait_until
 from exactbatch.local.server import Progress, silent
 from exactbatch.local.stack_error import LocalStackError
-from exactbatch.local.waiting import wait_until
 from exactbatch.operations.airflow_api import airflow_api
 
 _DAG_TIMEOUT_S: Final = 180.0

@@ -18,11 +18,9 @@ from typing import Any, ClassVar, Final
 import httpx
 import psutil
 
-from exactbatch.local.child_process import Recorded, spawn, wait_until_ended
-from exactbatch.local.ports import accepts
-from exactbatch.local.secret import write_secret
+from exactbatch.local.child_process import Recorded, accepts, spawn, wait_until_ended
 from exactbatch.local.server import NotReady, Progress, Server, silent
-from exactbatch.local.state import StateFile
+from exactbatch.local.state import StateFile, write_secret
 
 USER: Final = "admin"
 AIRFLOW: Final = Path(sys.executable).parent / "airflow"

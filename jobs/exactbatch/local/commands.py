@@ -26,8 +26,7 @@ from exactbatch.local.commands_airflow import (
     show_runs,
     start_airflow,
 )
-from exactbatch.local.jars import fetch_jars
-from exactbatch.local.java import find_java, java_version
+from exactbatch.local.java import fetch_jars, find_java, java_version
 from exactbatch.local.postgres import executables
 from exactbatch.local.stack import LocalStack, ServerStatus
 from exactbatch.local.stack_error import LocalStackError

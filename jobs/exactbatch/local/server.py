@@ -9,18 +9,14 @@ from typing import ClassVar
 import psutil
 import tenacity
 
-from exactbatch.local.child_process import Recorded, wait_until_ended
-from exactbatch.local.ports import HOST, becomes_free, find_port, is_free
-from exactbatch.local.secret import new_secret, write_secret
+from exactbatch.local.child_process import HOST, Recorded, becomes_free, find_port, is_free, wait_until_ended
 from exactbatch.local.stack_error import LocalStackError
-from exactbatch.local.state import StateFile
+from exactbatch.local.state import StateFile, new_secret, write_secret
 
 LOG_LINES_SHOWN = 12
 # What Java, Python and Postgres say if another process listens on a port, and what Spark says; in small letters.
 _IN_USE = ("address already in use", "failed to bind to address")
 PORT_TIMEOUT_S = 5.0  # the last threads of a killed server can keep its ports open for a moment
-
-
 Progress = Callable[[str], None]
 """Takes one line for each step of a command, to show it."""
 

@@ -1,6 +1,10 @@
-"""state.json, in which a stack keeps its state between commands."""
+"""What a stack keeps between commands: state.json, and the passwords of its servers, each in a file that only this user
+can read.
+"""
 
 import json
+import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -71,3 +75,18 @@ class StateFile:
             f"the state of the stack in {self.path} cannot be read ({error!r}). End its servers by hand, then remove "
             "the file."
         )
+
+
+def new_secret() -> str:
+    """Return a random text of letters, digits, - and _."""
+    return secrets.token_urlsafe(24)
+
+
+def write_secret(file: Path, text: str) -> None:
+    """Write a file at once, which only this user can read."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    draft = file.with_suffix(".new")
+    draft.unlink(missing_ok=True)
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as output:
+        output.write(text)
+    draft.replace(file)

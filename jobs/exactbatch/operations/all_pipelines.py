@@ -6,9 +6,9 @@ from typing import Any
 
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger
-from exactbatch.operations.freshness import overdue_text
 from exactbatch.operations.lag import PipelineLag, measure_lags
 from exactbatch.operations.overview import LedgerSummary, State, find_state, load_summaries
+from exactbatch.operations.unprocessed import overdue_text
 from exactbatch.postgres.connection import Connection, transaction
 
 

@@ -1,5 +1,6 @@
-"""The history of a pipeline: its batches, newest first."""
+"""The history of a pipeline: its batches, newest first, and how far one has come that is being processed elsewhere."""
 
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -11,10 +12,21 @@ from exactbatch.ledger import (
     Kind,
     Ledger,
     PartlyCommitted,
+    ledger_session,
 )
 from exactbatch.postgres.connection import Connection, transaction
 
 _RANGES: Final = 3  # of a batch; a batch may have thousands
+# Rows of finished transactions, and of each COPY in progress; with commit="partition", records of committed ranges.
+_STAGED: Final = """
+with staging as (
+    select oid from pg_class
+    where relnamespace = to_regnamespace('exactbatch_staging') and relname ~ %(tables)s
+)
+select coalesce((select sum(pg_stat_get_tuples_inserted(oid)) from staging), 0)::bigint
+     + coalesce((select sum(p.tuples_processed) from pg_stat_progress_copy p join staging s on s.oid = p.relid), 0)
+     + coalesce((select sum(records) from exactbatch.batch_range where batch_id = %(batch_id)s), 0)::bigint
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,3 +87,26 @@ def load_batches(
         PastBatch(batch, ranges.get(batch.batch_id), partly.get(batch.batch_id), failures.get(batch.batch_id))
         for batch in batches
     ]
+
+
+def progress_session(postgres: str) -> AbstractContextManager[Connection]:
+    """Connect to the ledger. Raises as ledger_session() does."""
+    return ledger_session(postgres, "exactbatch progress")
+
+
+def accounted_offsets(connection: Connection, batch_id: int) -> int:
+    """Return how many offsets the ranges of a batch have."""
+    with transaction(connection):
+        return sum(map(len, Ledger(connection).batches.read_ranges(batch_id)))
+
+
+def staged_records(connection: Connection, batch_id: int) -> int:
+    """Return about how many records of a batch are staged or committed.
+
+    Attempts that were repeated count twice, and tombstones and dropped records not at all. The server shows a COPY in
+    progress only to the login that runs it, and to members of pg_read_all_stats.
+    """
+    tables = rf"^batch_{batch_id}_[0-9a-f]+_(rows|rejects|partition)"
+    with transaction(connection) as cursor:
+        cursor.execute(_STAGED, {"tables": tables, "batch_id": batch_id})
+        return int(cursor.fetchone()[0])

@@ -13,8 +13,7 @@ from exactbatch.kafka.broker import KafkaBroker, no_topic_matches
 from exactbatch.ledger import Definition, Ledger
 from exactbatch.model import LogPartition, Retention
 from exactbatch.offsets import TopicPartition
-from exactbatch.operations.freshness import is_overdue
-from exactbatch.operations.unprocessed import Stored, find_contradiction, first_unprocessed
+from exactbatch.operations.unprocessed import Stored, find_contradiction, first_unprocessed, is_overdue
 from exactbatch.planning.plan_tables import existing_partitions
 from exactbatch.postgres.connection import Connection, transaction
 

@@ -1,14 +1,19 @@
-"""Which metrics describe a pipeline and its batches, with which values. Pure; airflow/send_metrics.py sends them."""
+"""Which metrics describe a pipeline and its batches, with which values, as the ledger and the brokers report them now.
 
-from collections.abc import Iterable, Mapping, Sequence
+airflow/tasks/report_batch.py sends them.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Final, Literal
 
-from exactbatch.ledger import Batch, PartlyCommitted
+from exactbatch.kafka.broker import KafkaBroker
+from exactbatch.ledger import Batch, Ledger, PartlyCommitted, Streams
 from exactbatch.model import Retention
-from exactbatch.operations.forwarding import Forwarding
-from exactbatch.operations.lag import PipelineLag, seconds_since, seconds_until
+from exactbatch.operations.lag import PipelineLag, load_lag, seconds_since, seconds_until
+from exactbatch.operations.unprocessed import Forwarding, load_forwarding
+from exactbatch.postgres.connection import Connection, transaction
 
 _PREFIX: Final = "exactbatch"
 
@@ -115,3 +120,28 @@ def _headroom(lag: PipelineLag, retention: Mapping[str, Retention]) -> float | N
     if lag.unanswered:
         return None
     return min((age.total_seconds() for each in retention.values() if (age := each.age)), default=None)
+
+
+def measure(connection: Connection, broker: KafkaBroker, pipeline: str) -> Iterator[Metric]:
+    """Yield the gauges of a registered pipeline, those of the ledger before Kafka is asked: it may not answer.
+
+    Raises NotRegistered, PostgresUnavailable, KafkaUnavailable, and ConfigurationError if an ACL denies reading.
+    """
+    with transaction(connection):
+        advances = Ledger(connection).batches.read_page(
+            pipeline, kind="advance", status="committed", before=None, limit=1
+        )
+        forwarding = load_forwarding(Streams(connection), pipeline)
+    last_commit = advances[0].committed_at if advances else None
+    yield from ledger_metrics(pipeline, last_commit, datetime.now(UTC), forwarding)
+    (lag,) = load_lag(connection, broker, [pipeline])
+    retention = (
+        {} if lag.removed_at else broker.retention(sorted({each.log.topic for each in lag.partitions}))
+    )
+    yield from log_metrics(lag, retention)
+
+
+def count(connection: Connection, announced: Sequence[Batch]) -> list[Metric]:
+    """Return what batches that were announced just now add to the counters of their pipelines."""
+    with transaction(connection):
+        return batch_metrics(announced, Ledger(connection).batches.find_partly_committed(announced))

@@ -1,22 +1,32 @@
-"""Show the state of a pipeline: its ledger compared with its log."""
+"""Show the state of a pipeline: its ledger compared with its log; or of many tables, from one query of the logs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from exactbatch.errors import ConfigurationError
+from exactbatch.errors import ConfigurationError, ExactbatchError, NotRegistered
 from exactbatch.errors.explanation import find_hint
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Batch, Failing, JoinedTopic, Ledger, PartlyCommitted, Streams
 from exactbatch.model import LogPartition, StoredOffset
-from exactbatch.operations.forwarding import Forwarding, load_forwarding
-from exactbatch.operations.freshness import differing_freshness, is_overdue, overdue_text
-from exactbatch.operations.unprocessed import OldestRecords, find_contradiction, first_unprocessed
+from exactbatch.operations.unprocessed import (
+    Forwarding,
+    OldestRecords,
+    differing_freshness,
+    find_contradiction,
+    first_unprocessed,
+    is_overdue,
+    load_forwarding,
+    overdue_text,
+)
 from exactbatch.pipeline import Pipeline
+from exactbatch.planning.members import find_members
+from exactbatch.planning.plan_tables import existing_partitions
 from exactbatch.postgres.connection import Connection, transaction
 from exactbatch.sinks.capabilities import MergesPartitions
 from exactbatch.sinks.writers import find_writer
+from exactbatch.tables import Tables
 
 _BATCHES: Final = 5  # number of the newest batches to show
 UNFINISHED_AFTER: Final = timedelta(hours=1)  # a replay may take that long
@@ -308,3 +318,58 @@ def _many_partitions(pipeline: Pipeline, partitions: int) -> list[str]:
 
 def _time(when: datetime) -> str:
     return f"{when:%Y-%m-%d %H:%M:%S}"
+
+
+@dataclass(frozen=True, slots=True)
+class TablesStatus:
+    """The status of each member of Tables, by name.
+
+    new     members whose topics match the pattern, and that join at the next plan
+    errors  why the status of other members is not known
+    """
+
+    tables: Tables
+    members: tuple[PipelineStatus, ...]
+    new: tuple[str, ...] = ()
+    errors: Mapping[str, ExactbatchError] = field(default_factory=dict)
+
+    @property
+    def lag(self) -> int:
+        """Number of unprocessed offsets of all members whose status is known."""
+        return sum(partition.lag for member in self.members for partition in member.partitions)
+
+    @property
+    def troubles(self) -> list[str]:
+        """Sentences that say what blocks which member."""
+        return [
+            *(f"{name}: {type(error).__name__}: {error}" for name, error in self.errors.items()),
+            *(f"{each.pipeline.name}: {trouble}" for each in self.members for trouble in each.troubles),
+        ]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the content of `exactbatch status --json`."""
+        return {
+            "tables": self.tables.name,
+            "lag": self.lag,
+            "members": [member.as_json() for member in self.members],
+            "new": list(self.new),
+            "errors": {name: f"{type(error).__name__}: {error}" for name, error in self.errors.items()},
+        }
+
+
+def load_tables_status(connection: Connection, broker: KafkaBroker, tables: Tables) -> TablesStatus:
+    """Query the ledger and, once for all members, the broker.
+
+    Raises PostgresUnavailable, KafkaUnavailable, ConfigurationError, and TopicMissing if no topic matches.
+    """
+    members, unmade = find_members(connection, broker, tables)
+    logs, _ = existing_partitions(broker, {member.known_topics(())[0] for member in members})
+    found, new, errors = [], [], dict[str, ExactbatchError](unmade)
+    for member in members:
+        try:
+            found.append(load_status(connection, broker, member, logs=logs.get(member.known_topics(())[0])))
+        except NotRegistered:
+            new.append(member.name)
+        except ExactbatchError as error:
+            errors[member.name] = error
+    return TablesStatus(tables, tuple(found), tuple(new), errors)

@@ -21,7 +21,7 @@ from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.arrow_values import as_text
 from exactbatch.postgres.connection import Cursor, connect, transaction
-from exactbatch.postgres.input_checks import can_check_input
+from exactbatch.postgres.types import can_check_input
 from exactbatch.settings import Settings
 from exactbatch.sinks.table_name import quoted
 from exactbatch.sinks.tables.code_of_others import refuse_code_of_others

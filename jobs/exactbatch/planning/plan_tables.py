@@ -17,9 +17,8 @@ from exactbatch.kafka.identity import check_same_logs
 from exactbatch.ledger import DagRun, Ledger, Origin
 from exactbatch.model import LogPartition, Plan
 from exactbatch.pipeline import Pipeline
-from exactbatch.planning.freeze_advance import freeze_advance, preview_advance
+from exactbatch.planning.freeze_advance import Observed, freeze_advance, observe_advance, preview_advance
 from exactbatch.planning.members import as_they_start, find_members, join_members, selected
-from exactbatch.planning.observe_advance import Observed, observe_advance
 from exactbatch.planning.request import ReplayRequest
 from exactbatch.planning.run import RunPlan, plan_run
 from exactbatch.postgres.connection import Connection, transaction

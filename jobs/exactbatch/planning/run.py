@@ -11,9 +11,8 @@ from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Batch, DagRun, EmptyRun, Ledger, Origin, TimeBoundaries
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
-from exactbatch.planning.freeze_advance import freeze_advance
+from exactbatch.planning.freeze_advance import Observed, freeze_advance
 from exactbatch.planning.freeze_replay import freeze_replay
-from exactbatch.planning.observe_advance import Observed
 from exactbatch.planning.request import ReplayRequest
 from exactbatch.postgres.connection import Connection, transaction
 

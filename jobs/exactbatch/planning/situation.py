@@ -11,7 +11,7 @@ from exactbatch.ledger import Ledger
 from exactbatch.model import FoundRecord, LogPartition, StoredOffset
 from exactbatch.offsets import OffsetRange, TopicPartition, union
 from exactbatch.pipeline import Pipeline
-from exactbatch.planning.refused_windows import check_end_not_in_future, hides_a_record, late_ends
+from exactbatch.planning.refused_replays import check_end_not_in_future, hides_a_record, late_ends
 from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.postgres.connection import Connection, transaction
 

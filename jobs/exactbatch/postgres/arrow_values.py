@@ -1,10 +1,44 @@
-"""Values of Arrow arrays for Python and for statements: Arrow and Postgres hold times that Python does not."""
+"""Values of Arrow arrays for Python and for statements, and dates and times as Postgres writes them: Arrow and Postgres
+hold times that Python does not.
+"""
 
-from typing import Any
+from datetime import date
+from typing import Any, Final
 
 import pyarrow as pa
 
-from exactbatch.postgres.moments import day_text, moment_text
+_EPOCH: Final = date(1970, 1, 1).toordinal()
+_CYCLE: Final = 146_097  # days of 400 years, after which the calendar repeats
+_DAY: Final = 86_400_000_000  # microseconds
+
+
+def day_text(days: int | None) -> str | None:
+    """Return a number of days since 1970-01-01 as a date in ISO 8601, with BC after a year before 1."""
+    if days is None:
+        return None
+    day, era = _day(days)
+    return day + era
+
+
+def moment_text(microseconds: int | None, *, offset: str) -> str | None:
+    """Return a number of microseconds since 1970 as a date and time; `offset` is "+00" with a time zone, else ""."""
+    if microseconds is None:
+        return None
+    days, of_day = divmod(microseconds, _DAY)
+    day, era = _day(days)
+    seconds, fraction = divmod(of_day, 1_000_000)
+    time = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+    if fraction:
+        time += f".{fraction:06}".rstrip("0")
+    return f"{day} {time}{offset}{era}"
+
+
+def _day(days: int) -> tuple[str, str]:
+    """Return year, month and day, and the era."""
+    cycles, of_cycle = divmod(days + _EPOCH - 1, _CYCLE)
+    day = date.fromordinal(of_cycle + 1)
+    year = day.year + 400 * cycles
+    return f"{year if year > 0 else 1 - year:04}-{day:%m-%d}", "" if year > 0 else " BC"
 
 
 def as_dicts(rows: pa.RecordBatch | pa.Table) -> list[dict[str, Any]]:

@@ -1,4 +1,7 @@
-"""Columns for Debezium's change events, and their key."""
+"""Columns for Debezium's change events, whole or flattened by ExtractNewRecordState, and their key.
+
+The fields of Kafka Connect's schemas say what the values mean.
+"""
 
 import json
 import re
@@ -8,16 +11,63 @@ from typing import Any, Final
 
 from exactbatch.columns import MAX_NAME_BYTES
 from exactbatch.errors import ConfigurationError
-from exactbatch.formats import Debezium
-from exactbatch.formats.connect.types_of_schema import ConnectType, from_json
+from exactbatch.formats import Debezium, Flattened
+from exactbatch.formats.connect.types_of_schema import DECIMAL, ConnectType, from_json
 from exactbatch.formats.debezium.row_readings import find_images
+from exactbatch.formats.debezium.spec import DELETED, OP
 from exactbatch.member_paths import Path
 from exactbatch.sampling.column_names import OWN, column_name, split_words
-from exactbatch.sampling.connect_columns import list_choices
 from exactbatch.sampling.draft import Draft, DraftColumn, EventKey, list_epochs, schema_text
-from exactbatch.sampling.json_shape import Number, Shape, find_shape, parse_json
-from exactbatch.sampling.value_types import Choice, choices_for, has_decimals, is_bigint
+from exactbatch.sampling.value_types import (
+    Choice,
+    Number,
+    Shape,
+    choices_for,
+    find_shape,
+    has_decimals,
+    is_bigint,
+    parse_json,
+)
 
+_TIME: Final = "io.debezium.time."
+_DATA: Final = "io.debezium.data."
+_CONNECT: Final = "org.apache.kafka.connect.data."
+_PRECISION: Final = "connect.decimal.precision"
+# By the name of a schema: the best type first.
+_BY_NAME: Final[Mapping[str, Sequence[str]]] = {
+    f"{_TIME}Date": ("date",),
+    f"{_CONNECT}Date": ("date",),
+    f"{_TIME}IsoDate": ("date",),
+    f"{_TIME}Timestamp": ("timestamp", "bigint"),
+    f"{_TIME}MicroTimestamp": ("timestamp", "bigint"),
+    f"{_TIME}NanoTimestamp": ("timestamp", "bigint"),
+    f"{_TIME}IsoTimestamp": ("timestamp",),
+    f"{_CONNECT}Timestamp": ("timestamp", "bigint"),
+    f"{_TIME}Time": ("time", "interval", "bigint"),
+    f"{_TIME}MicroTime": ("time", "interval", "bigint"),
+    f"{_TIME}NanoTime": ("time", "interval", "bigint"),
+    f"{_CONNECT}Time": ("time", "interval", "bigint"),
+    f"{_TIME}IsoTime": ("time",),
+    f"{_TIME}ZonedTimestamp": ("timestamptz",),
+    f"{_TIME}ZonedTime": ("timetz",),
+    f"{_TIME}Interval": ("interval",),
+    f"{_DATA}VariableScaleDecimal": ("numeric",),
+    f"{_DATA}Json": ("jsonb", "json"),
+    f"{_DATA}Uuid": ("uuid",),
+}
+_BY_TYPE: Final[Mapping[str, Sequence[str]]] = {
+    "int8": ("smallint", "integer", "bigint", "numeric"),
+    "int16": ("smallint", "integer", "bigint", "numeric"),
+    "int32": ("integer", "bigint", "numeric"),
+    "int64": ("bigint", "numeric"),
+    "float": ("real", "double precision"),
+    "float32": ("real", "double precision"),
+    "double": ("double precision", "numeric"),
+    "float64": ("double precision", "numeric"),
+    "boolean": ("boolean",),
+    "string": ("text",),
+    "bytes": ("bytea",),
+}
 PLACEHOLDER: Final = "__debezium_unavailable_value"
 # Debezium cannot look up such a field in every type (formats/json/raw_fields.py), and no path names an empty one.
 _UNFINDABLE: Final = re.compile(r'[\\"\x00-\x1f]')
@@ -38,6 +88,40 @@ _EXTENDED: Final = {
     "$numberDecimal": ("numeric",),
     "$binary": ("bytea",),
 }
+# The name of the schema of a row, after that of its topic.
+_ROW: Final = ".Value"
+
+
+def list_choices(written: Sequence[ConnectType]) -> tuple[Choice, ...]:
+    """Return types for a field, the best one first. `written` are its types in the schemas of a sample, oldest
+    first."""
+    found = list(dict.fromkeys(type_ for each in reversed(written) for type_ in list_types(each)))
+    return tuple(Choice(type_) for type_ in dict.fromkeys([*found, "text", "jsonb"]))
+
+
+def list_types(written: ConnectType) -> Sequence[str]:
+    """Return types for a value of this type, the best one first."""
+    if written.name == DECIMAL:
+        return (_decimal(written), "numeric")
+    if written.name in _BY_NAME:
+        return _BY_NAME[written.name]
+    if written.element is not None:
+        first = list_types(written.element)[0]
+        return ("jsonb",) if first == "jsonb" or first.endswith("[]") else (f"{first}[]", "jsonb")
+    return _BY_TYPE.get(written.type, ("jsonb",))
+
+
+def _decimal(written: ConnectType) -> str:
+    """Return numeric with the precision that the connector writes next to the scale."""
+    precision, scale = written.parameters.get(_PRECISION, ""), written.parameters.get("scale", "")
+    if (
+        precision.isdecimal()
+        and scale.isdecimal()
+        and 1 <= int(precision) <= 1000
+        and int(scale) <= int(precision)
+    ):
+        return f"numeric({precision},{scale})"
+    return "numeric"
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,3 +341,42 @@ def named(columns: Sequence[DraftColumn]) -> tuple[DraftColumn, ...]:
             column = replace(column, name=name, path=Path(((column.name,),)), why=why)
         named.append(column)
     return tuple(named)
+
+
+def is_flattened(event: ChangeEvent) -> bool:
+    """True for a row with a field that the transformation adds, or with the schema that Debezium has for rows."""
+    is_row = event.type is not None and event.type.type == "struct" and event.type.name.endswith(_ROW)
+    return is_row or DELETED in event.envelope or OP in event.envelope
+
+
+def flattened_draft(
+    events: Sequence[ChangeEvent], *, registry: str | None = None, properties: Mapping[str, Any] | None = None
+) -> Draft:
+    """Return a draft of Flattened for events; most of them are flattened.
+
+    Raises ConfigurationError if none of them has a field that a table can have.
+    """
+    rows = find_shape([_present(event.envelope) for event in events if is_flattened(event)])
+    types = [event.type for event in events if is_flattened(event) and event.type is not None]
+    is_typed = len(types) == rows.objects
+    columns, notes = columns_of_rows(rows, types if is_typed else None)
+    columns = [column for column in columns if column.name != DELETED]
+    if not columns:
+        raise ConfigurationError(
+            f"none of the {len(events):,} sampled events has a field for a column. Nothing was written. Sample the "
+            f"topic again once it has changes, or sample more: --records."
+        )
+    options: dict[str, Any] = {"registry": registry, "properties": properties or {}}
+    if not is_typed and has_decimals_in_text(rows, columns):
+        options["decimals"] = "string"
+
+    def make(columns: Sequence[DraftColumn]) -> Flattened:
+        return Flattened(schema_text(columns), epoch=list_epochs(columns), **options)
+
+    kind = "as Avro" if registry else "with their schemas" if is_typed else "without schemas"
+    label = f"change events of Debezium, flattened by ExtractNewRecordState, {kind}"
+    return Draft(label, named(columns), make, tuple(notes), EventKey())
+
+
+def _present(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if value != PLACEHOLDER}

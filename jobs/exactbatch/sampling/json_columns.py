@@ -9,8 +9,7 @@ from exactbatch.formats.json.spec import Documents, Encoding
 from exactbatch.member_paths import Path, Step
 from exactbatch.sampling.column_names import column_name
 from exactbatch.sampling.draft import Draft, DraftColumn, list_epochs, schema_text
-from exactbatch.sampling.json_shape import Shape
-from exactbatch.sampling.value_types import Choice, choices_for, has_decimals
+from exactbatch.sampling.value_types import Choice, Shape, choices_for, has_decimals
 
 _DEPTHS: Final = (4, 3, 2, 1)  # levels of objects whose members become columns
 _MANY: Final = 100  # columns above which nested objects stay whole

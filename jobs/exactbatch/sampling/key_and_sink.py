@@ -10,18 +10,17 @@ from exactbatch.errors import ConfigurationError
 from exactbatch.formats import Debezium, Flattened, Format, Json, Raw, Text, WithMessage
 from exactbatch.formats.decoded import Decoded
 from exactbatch.formats.decoders import find_decoder
-from exactbatch.formats.json.enveloped_nulls import with_nulls
+from exactbatch.formats.json.blocks import with_nulls
 from exactbatch.formats.message.decoder import RecordDecoder
 from exactbatch.formats.message.record_headers import Header
 from exactbatch.formats.upsert_changes import as_changes
 from exactbatch.member_paths import Path, Step
 from exactbatch.sampling.column_names import quoted_if_needed
 from exactbatch.sampling.debezium_columns import find_envelope
-from exactbatch.sampling.draft import Draft, DraftColumn, EventKey, list_epochs, schema_text
-from exactbatch.sampling.fitting import Fitted, decode
+from exactbatch.sampling.draft import Draft, DraftColumn, EventKey, Fitted, decode, list_epochs, schema_text
 from exactbatch.sampling.json_columns import find_columns
-from exactbatch.sampling.json_shape import find_shape, parse_json
 from exactbatch.sampling.registry_columns import RegistryAddress, avro_names, has_schema_id
+from exactbatch.sampling.value_types import find_shape, parse_json
 from exactbatch.sinks import Append, FormatFacts, Sink, SinkTraits, Upsert
 
 _AS_TEXT: Final = "the text of its keys"

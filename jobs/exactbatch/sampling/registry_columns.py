@@ -1,4 +1,7 @@
-"""Columns for values in Confluent's wire format, by the schemas that a registry has for them."""
+"""Columns for values in Confluent's wire format, by the schemas that a registry has for them.
+
+Values and keys whose schemas headers name are recognized, and drafted, as if prefixes named them.
+"""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -14,17 +17,21 @@ from exactbatch.formats.bounds import TooLarge
 from exactbatch.formats.connect.types_of_schema import ConnectType
 from exactbatch.formats.debezium.avro_events import build_events
 from exactbatch.formats.debezium.envelope import is_envelope
-from exactbatch.formats.registry.schema_id_headers import VALUE_HEADER
+from exactbatch.formats.message.record_headers import Messages
+from exactbatch.formats.registry.schema_id_headers import KEY_HEADER, VALUE_HEADER
 from exactbatch.formats.registry.schemas import schema_type, writer_schema
-from exactbatch.formats.registry.wire_format import SchemaId, prefix_size, read_schema_id
+from exactbatch.formats.registry.wire_format import GUID, SchemaId, prefix_size, read_schema_id
 from exactbatch.sampling.column_names import OWN
-from exactbatch.sampling.connect_columns import list_types
-from exactbatch.sampling.debezium_columns import ChangeEvent, debezium_draft
+from exactbatch.sampling.debezium_columns import (
+    ChangeEvent,
+    debezium_draft,
+    flattened_draft,
+    is_flattened,
+    list_types,
+)
 from exactbatch.sampling.draft import Draft, DraftColumn, schema_text
-from exactbatch.sampling.flattened_columns import flattened_draft, is_flattened
 from exactbatch.sampling.json_columns import json_draft
-from exactbatch.sampling.json_shape import find_shape, parse_json
-from exactbatch.sampling.value_types import Choice
+from exactbatch.sampling.value_types import Choice, find_shape, parse_json
 
 _AVRO, _JSON = "AVRO", "JSON"
 _MOST_IDS: Final = 100_000_000  # registries count from 1: other bytes are rarely so small a number
@@ -184,3 +191,44 @@ def _parsed(value: bytes) -> Any:
         return parse_json(value)
     except ValueError:
         return None
+
+
+_JSON_BEGINS = (b"{", b"[")
+
+
+def with_header_ids(header: str, values: pa.BinaryArray, messages: Messages) -> pa.BinaryArray:
+    """Return values, or keys, of n records, after what the header of this name says, where it names a schema."""
+    prefixes = {
+        index: found
+        for index, found in messages.last_headers(header).items()
+        if isinstance(found, bytes) and has_schema_id(found)
+    }
+    if not prefixes:
+        return values
+    return pa.array(
+        [
+            None if value is None else prefixes.get(index, b"") + value
+            for index, value in enumerate(values.to_pylist())
+        ],
+        pa.binary(),
+    )
+
+
+def are_json(values: pa.BinaryArray) -> bool:
+    """True if all values that are not null look like JSON, which needs no registry."""
+    return all(value.lstrip().startswith(_JSON_BEGINS) for value in values.drop_null().to_pylist())
+
+
+def as_sent(
+    value: bytes | None, key: bytes | None
+) -> tuple[bytes | None, bytes | None, list[tuple[str, bytes]]]:
+    """Return the value, the key and the headers of a record: a prefix with a GUID was a header."""
+    headers: list[tuple[str, bytes]] = []
+    parts: list[bytes | None] = []
+    for name, part in ((VALUE_HEADER, value), (KEY_HEADER, key)):
+        size = prefix_size(part or b"")
+        if part is not None and part.startswith(GUID) and len(part) >= size:
+            headers.append((name, part[:size]))
+            part = part[size:]
+        parts.append(part)
+    return parts[0], parts[1], headers

@@ -11,9 +11,8 @@ from exactbatch.columns import Column, Field
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats import Avro, Csv, Debezium, Flattened, Format, Json, JsonSchema, Protobuf, WithMessage
 from exactbatch.sampling.column_names import quoted_if_needed
-from exactbatch.sampling.fitting import decode, find_column
-from exactbatch.sampling.json_shape import Shape, parse_json
-from exactbatch.sampling.value_types import Choice, choices_for, is_double
+from exactbatch.sampling.draft import decode, find_column
+from exactbatch.sampling.value_types import Choice, Shape, choices_for, is_double, parse_json
 
 # Types to try, the narrowest first: those that decoding checks. Postgres alone checks others, such as time.
 _TYPES: Final = (

@@ -5,8 +5,7 @@ from typing import Any
 
 from exactbatch.errors import ConfigurationError
 from exactbatch.pipeline import Pipeline
-from exactbatch.testing.loaded import DecodedRecords, Loaded, Reject
-from exactbatch.testing.record import Given, Record
+from exactbatch.testing.record import DecodedRecords, Given, Loaded, Record, Reject
 
 __all__ = ["DecodedRecords", "Loaded", "Record", "Reject", "decode", "load"]
 
@@ -26,8 +25,7 @@ def decode(
     does not load.
     """
     # Tests import this module when they are collected; only one that runs needs Arrow, and what a batch does.
-    from exactbatch.testing.decode_records import stage_batches
-    from exactbatch.testing.staged import build_result
+    from exactbatch.testing.decode_records import build_result, stage_batches
 
     batches = stage_batches(pipeline, [records], kafka)
     if pipeline.checks:
@@ -59,7 +57,6 @@ def load(
     Raises what decode() raises, and what a batch raises before it reads records, such as TargetMismatch.
     """
     # As in decode().
-    from exactbatch.testing.in_postgres import load_batches
-    from exactbatch.testing.postgres_server import start_server
+    from exactbatch.testing.in_postgres import load_batches, start_server
 
     return load_batches(pipeline, batches, replay, postgres or start_server(), kafka)

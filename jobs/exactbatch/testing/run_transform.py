@@ -17,13 +17,13 @@ from pyspark.storagelevel import StorageLevel
 from exactbatch.batch.rows.rejected import PendingRejects
 from exactbatch.batch.spark.spark_session import batch_session, spark_session
 from exactbatch.batch.staging.staging_tables import row_schema
-from exactbatch.batch.staging.storable_rows import storable_rows
+from exactbatch.batch.staging.transformed_rows import storable_rows
 from exactbatch.batch.transform.transform_plan import plan_transform
 from exactbatch.batch.transform.transform_stager import build_failure, planned_rows
 from exactbatch.columns import LINEAGE_NAMES
 from exactbatch.errors import TransformRefused
 from exactbatch.pipeline import Pipeline
-from exactbatch.testing.staged import Place, StagedRecords, in_order
+from exactbatch.testing.decode_records import Place, StagedRecords, in_order
 
 _SMALL: Final[Mapping[str, str]] = {"spark.sql.shuffle.partitions": "2"}
 _MASTER: Final = "local[2]"

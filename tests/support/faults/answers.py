@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-from exactbatch.local.ports import HOST
+from exactbatch.local.child_process import HOST
 from support.faults.proxy import Messages
 
 SAID: Final = "an answer of the test"

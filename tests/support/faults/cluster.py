@@ -16,7 +16,7 @@ import pyspark
 
 from exactbatch import Pipeline
 from exactbatch.batch.publishing.publish import Published
-from exactbatch.local.ports import HOST, accepts, find_port
+from exactbatch.local.child_process import HOST, accepts, find_port
 from exactbatch.settings import Settings
 from support.environment import HOME, JOBS, TESTS
 from support.jvm import quick_spark

@@ -18,8 +18,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
+from exactbatch.local.child_process import HOST, find_port
 from exactbatch.local.kafka_server import Broker
-from exactbatch.local.ports import HOST, find_port
 
 Direction = Literal["to_server", "to_client"]
 

@@ -11,10 +11,16 @@ import psycopg2
 from psycopg2.extensions import make_dsn
 
 from exactbatch.local import LocalStack
-from exactbatch.local.account import as_account, hand_over, postgres_account
-from exactbatch.local.ports import HOST
-from exactbatch.local.postgres import SUPERUSER, Postgres, executables
-from exactbatch.local.secret import write_secret
+from exactbatch.local.child_process import HOST
+from exactbatch.local.postgres import (
+    SUPERUSER,
+    Postgres,
+    as_account,
+    executables,
+    hand_over,
+    postgres_account,
+)
+from exactbatch.local.state import write_secret
 from support.waiting import wait_for
 
 _SETTINGS: Final = {"max_connections": "60", "shared_buffers": "16MB", "wal_receiver_status_interval": "1s"}

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from exactbatch.local.ports import HOST
+from exactbatch.local.child_process import HOST
 from support.environment import DOCS, HOME
 from support.faults.matrix import (
     ACTIONS,

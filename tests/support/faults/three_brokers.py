@@ -13,11 +13,10 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from exactbatch.errors import KafkaUnavailable
 from exactbatch.kafka.admin import admin_client
-from exactbatch.local.jars import fetch_jars
+from exactbatch.local.child_process import HOST
+from exactbatch.local.java import fetch_jars
 from exactbatch.local.kafka_server import Broker
-from exactbatch.local.ports import HOST
-from exactbatch.local.secret import new_secret, write_secret
-from exactbatch.local.state import StateFile
+from exactbatch.local.state import StateFile, new_secret, write_secret
 from support.topics import Topic
 from support.waiting import wait_for
 

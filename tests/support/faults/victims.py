@@ -23,7 +23,7 @@ from exactbatch.audit.run_audit import audit
 from exactbatch.batch import job as batch_job
 from exactbatch.batch.engines.driver_engine import DriverEngine
 from exactbatch.batch.publishing.publish import Published
-from exactbatch.batch.staging import direct, stage_partition
+from exactbatch.batch.staging import stage, stage_partition
 from exactbatch.batch.transform import decoded_records, transform_stager
 from exactbatch.errors import Fenced, RetryableError
 from exactbatch.kafka.broker import KafkaBroker
@@ -77,7 +77,7 @@ _REPLACED: Final = ("hold", "SIGSTOP, SIGCONT")
 # What a worker does, by the failpoint or the part of the program that it is in, and the sink; and where the driver
 # takes it from.
 _WORK: Final = {
-    ("stage", "append"): (direct, "stage"),
+    ("stage", "append"): (stage, "stage"),
     ("stage", "transform"): (transform_stager, "stage_rows"),
     ("stage", "shuffle"): (transform_stager, "stage_rows"),
     ("stage", "by_batch"): (stage_partition, "stage_pieces"),

@@ -4,11 +4,13 @@ The API server does not import DAG files, which may be in bundles that it has no
 authors. Airflow stores each DAG in serialized form, with the templated fields of its tasks. Among those of
 pipeline_dag's operators are the IDs of the connections, whether a compacted topic can be replayed, and the address of
 Spark's history server.
+
+Many tables share one DAG: their members are pipelines of their own.
 """
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 from airflow.models.dag import DagModel, DagTag
@@ -17,7 +19,9 @@ from airflow.models.taskinstance import TaskInstance
 from airflow.utils.session import create_session
 from sqlalchemy import select
 
-from exactbatch.airflow.history import is_web_address
+from exactbatch.airflow.connections import is_web_address
+from exactbatch.ledger import Ledger
+from exactbatch.postgres.connection import Connection, transaction
 
 _TAG: Final = "exactbatch"
 _TASK: Final = "process_batch"
@@ -200,3 +204,32 @@ def stored_in(data: dict[str, Any]) -> list[_Stored]:
 def _tasks(data: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for task in data.get("dag", {}).get("tasks", ()):
         yield task.get("__var", task)
+
+
+def with_members(
+    connection: Connection, dags: Sequence[PipelineDag], owners: Mapping[str, bool]
+) -> list[PipelineDag]:
+    """Return the DAGs with, in the place of each DAG of many tables, one entry for each registered member.
+
+    A DAG of many tables stays if none of them is registered. `owners` are the names of all pipelines
+    and tables with a DAG, shown or not, and whether each stands for many tables: what another DAG runs is no member.
+    """
+    if not any(dag.is_tables for dag in dags):
+        return list(dags)
+    with transaction(connection):
+        names = [each.name for each in Ledger(connection).registry.read_all()]
+    found = []
+    for dag in dags:
+        members = [name for name in names if dag.is_tables and _find_owner(name, owners) == dag.pipeline]
+        found += [replace(dag, member=name) for name in members] or [dag]
+    return found
+
+
+def _find_owner(name: str, owners: Mapping[str, bool]) -> str:
+    """Return the owner of a pipeline: itself, or the tables with the longest prefix of its name; "" for none."""
+    if name in owners:
+        return name
+    prefix = name.rpartition(".")[0]
+    while prefix and not owners.get(prefix):
+        prefix = prefix.rpartition(".")[0]
+    return prefix

@@ -1,4 +1,6 @@
-"""The page's connections to the ledgers' databases: few, with short waits, kept for the next request."""
+"""The page's connections to the ledgers' databases: few, with short waits, kept for the next request; and what the page
+reads of Airflow's connections.
+"""
 
 import threading
 import time
@@ -7,10 +9,11 @@ from contextlib import contextmanager, suppress
 from typing import Final
 
 import psycopg2
+from airflow.models.connection import Connection as AirflowConnection
 
 from exactbatch.airflow.connections import postgres_dsn
-from exactbatch.airflow.page.airflow_connections import airflow_connection
-from exactbatch.errors import PostgresUnavailable
+from exactbatch.airflow.versions import AirflowNotFoundException
+from exactbatch.errors import ConfigurationError, ExactbatchError, PostgresUnavailable
 from exactbatch.ledger import check_schema
 from exactbatch.postgres.connection import Connection, connect
 from exactbatch.postgres.deadlines import deadlines
@@ -19,6 +22,22 @@ _TIMEOUT: Final = 5.0  # seconds until Postgres must answer a connection
 _STATEMENT_TIMEOUT: Final = 10.0  # seconds
 _IDLE: Final = 60.0  # seconds for which an idle connection is kept
 _SPARE: Final = 4  # idle connections to one database
+
+
+def airflow_connection(conn_id: str) -> AirflowConnection:
+    """Return a connection of Airflow. Raises ConfigurationError if it does not exist."""
+    try:
+        return AirflowConnection.get_connection_from_secrets(conn_id)
+    except AirflowNotFoundException:
+        raise ConfigurationError(
+            f"Airflow's API server finds no connection {conn_id!r}. Create it, or give the API server the "
+            f"environment and the secrets backend that tasks have."
+        ) from None
+
+
+def error_text(error: BaseException) -> str:
+    """Return a message for the page."""
+    return str(error) if isinstance(error, ExactbatchError) else f"{type(error).__name__}"
 
 
 def _time_is_over() -> PostgresUnavailable:

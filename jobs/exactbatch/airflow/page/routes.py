@@ -15,27 +15,25 @@ from fastapi import APIRouter, Body, FastAPI, HTTPException, Query, Response
 from fastapi.responses import JSONResponse
 
 from exactbatch.airflow.connections import kafka_properties
-from exactbatch.airflow.page.access import (
+from exactbatch.airflow.page.airflow_versions import browsers_send_session, depend_until_answered
+from exactbatch.airflow.page.brokers import Brokers, LogState, PastEnds
+from exactbatch.airflow.page.dags import PipelineDag, PipelineDags, task_times, with_members
+from exactbatch.airflow.page.databases import Databases, airflow_connection, error_text
+from exactbatch.airflow.page.guard import (
+    GuardedApp,
     MayEdit,
     MayReadLogs,
     MaySee,
     MayTrigger,
+    Room,
     SameOrigin,
     SignedIn,
     User,
     allowed,
     readable_dags,
+    refusal,
     with_readable_runs,
 )
-from exactbatch.airflow.page.airflow_connections import airflow_connection, error_text
-from exactbatch.airflow.page.airflow_versions import browsers_send_session, depend_until_answered
-from exactbatch.airflow.page.brokers import Brokers, LogState
-from exactbatch.airflow.page.dags import PipelineDag, PipelineDags, task_times
-from exactbatch.airflow.page.databases import Databases
-from exactbatch.airflow.page.guard import GuardedApp, refusal
-from exactbatch.airflow.page.past_ends import PastEnds
-from exactbatch.airflow.page.room import Room
-from exactbatch.airflow.page.table_members import with_members
 from exactbatch.airflow.page.views import (
     batch_view,
     overview_view,
@@ -50,9 +48,9 @@ from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Streams
 from exactbatch.ledger.overview_rows import OverviewRows, PartitionPosition
 from exactbatch.operations.coverage_strip import load_strips, look_for_gaps
-from exactbatch.operations.forwarding import load_forwarding
 from exactbatch.operations.overview import LedgerSummary, find_lag, load_summaries, stored_at
 from exactbatch.operations.replay_preview import preview_registered
+from exactbatch.operations.unprocessed import load_forwarding
 from exactbatch.planning.request import parse_request
 from exactbatch.postgres.connection import transaction
 

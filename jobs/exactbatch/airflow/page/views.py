@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from exactbatch.airflow.history import application_url
+from exactbatch.airflow.connections import application_url
 from exactbatch.airflow.page.brokers import LogState, retention_left
 from exactbatch.airflow.page.dags import PipelineDag, TaskTime
 from exactbatch.airflow.page.first_records import oldest_unprocessed
@@ -19,10 +19,9 @@ from exactbatch.ledger.overview_rows import ListedBatch, PartitionPosition, Reje
 from exactbatch.ledger.row_types import STAGES, Batch
 from exactbatch.offsets import OffsetRange
 from exactbatch.operations.coverage_strip import DrawnStrip, Segment
-from exactbatch.operations.forwarding import Forwarding
-from exactbatch.operations.freshness import is_overdue
 from exactbatch.operations.lag import PipelineLag
 from exactbatch.operations.overview import LedgerSummary, State, find_lag, find_state, waiting_since
+from exactbatch.operations.unprocessed import Forwarding, is_overdue
 from exactbatch.planning.freeze_replay import Preview
 
 

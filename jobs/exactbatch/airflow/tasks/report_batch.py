@@ -1,7 +1,13 @@
-"""The task report_batch: log what batches did, and announce them."""
+"""The tasks after the batches: report_batch logs what they did and announces them, check_tables says whether a run of
+many tables has failed, and forward_results sends what they have committed to the pipeline's topic.
+
+Metrics go out with Airflow's own: to StatsD, DogStatsD or OpenTelemetry, as Airflow is configured.
+"""
 
 import logging
+import random
 from collections.abc import Iterable, Sequence
+from datetime import timedelta
 from itertools import chain, groupby
 from typing import Any, Final
 from uuid import UUID
@@ -17,15 +23,16 @@ from exactbatch.airflow.check_batches import (
 )
 from exactbatch.airflow.connections import Connections
 from exactbatch.airflow.exceptions import airflow_errors
-from exactbatch.airflow.tasks.send_metrics import metrics_are_on, send
-from exactbatch.airflow.versions import AirflowSkipException
-from exactbatch.discovery import load_object
-from exactbatch.errors import ConfigurationError, ExactbatchError, KafkaUnavailable
+from exactbatch.airflow.versions import AirflowFailException, AirflowSkipException, Stats, conf
+from exactbatch.discovery import load_object, load_pipeline
+from exactbatch.errors import ConfigurationError, ExactbatchError, Fenced, KafkaUnavailable
 from exactbatch.errors.translation import translate_all_errors
+from exactbatch.forwarding.forward import forward_results as send_results
 from exactbatch.kafka.broker import KafkaBroker
-from exactbatch.ledger import Ledger, ledger_session
+from exactbatch.kafka.client_properties import check_properties
+from exactbatch.ledger import Ledger, check_schema, ledger_session
 from exactbatch.model import PlannedBatch
-from exactbatch.operations.measurement import count
+from exactbatch.operations.metrics import Metric, count, measure
 from exactbatch.operations.report import Report, as_one_table, report_from_ledger, with_logs
 from exactbatch.pipeline import Pipeline
 from exactbatch.planning.members import find_member
@@ -33,9 +40,59 @@ from exactbatch.postgres.connection import Connection, transaction
 from exactbatch.settings import Settings
 from exactbatch.tables import Tables
 
+logger = logging.getLogger(__name__)
+
+_BACKENDS: Final = ("statsd_on", "statsd_datadog_enabled", "otel_on")
 ANNOUNCED: Final = "announced"  # an XCom of report_batch: the plan IDs in its asset event, by pipeline
 
-logger = logging.getLogger(__name__)
+
+def metrics_are_on() -> bool:
+    """True if Airflow sends metrics: without that, nothing is measured."""
+    return any(conf.getboolean("metrics", name, fallback=False) for name in _BACKENDS)
+
+
+def send(metrics: Iterable[Metric]) -> None:
+    """Send metrics under their tagged names and, like Airflow's own unless legacy_names_on is off, untagged ones.
+
+    Airflow logs a name that its backend does not take, and sends the others.
+    """
+    names_are_doubled = conf.getboolean("metrics", "legacy_names_on", fallback=True)
+    for metric in metrics:
+        if names_are_doubled:
+            _send(metric, metric.untagged, None)
+        _send(metric, metric.tagged, dict(metric.names))
+
+
+def _send(metric: Metric, name: str, tags: dict[str, Any] | None) -> None:
+    if metric.kind == "gauge":
+        Stats.gauge(name, metric.value, tags=tags)
+    elif metric.kind == "counter":
+        Stats.incr(name, int(metric.value), tags=tags)
+    else:
+        Stats.timing(name, timedelta(seconds=metric.value), tags=tags)
+
+
+def send_gauges(pipelines: Iterable[str], connections: Connections) -> None:
+    """Measure pipelines and send their gauges, if Airflow sends metrics; raise the first error when all are done.
+
+    This is called after a task has ended: it delays no batch, and Airflow logs its errors, which fail nothing. Airflow
+    also ends it, after [core] task_success_overtime: in random order, no pipeline is always left out.
+    """
+    if not metrics_are_on():
+        return
+    settings = connections.settings()
+    broker, errors = KafkaBroker(settings.kafka), list[ExactbatchError]()
+    with ledger_session(settings.postgres, "exactbatch metrics") as connection:
+        pipelines = list(pipelines)
+        random.shuffle(pipelines)
+        for pipeline in pipelines:
+            try:
+                send(measure(connection, broker, pipeline))
+            except ExactbatchError as error:
+                logger.warning("%s: %s: %s", pipeline, type(error).__name__, error)
+                errors.append(error)
+    if errors:
+        raise errors[0]
 
 
 def report_batch(
@@ -169,3 +226,48 @@ def show_progress(broker: KafkaBroker, pipeline: Pipeline, report: Report) -> bo
         logger.warning("lag tools do not see this batch yet: %s: %s", type(error).__name__, error)
         return not isinstance(error, KafkaUnavailable)
     return True
+
+
+def check_tables(name: str, connections: Connections, batches: Any, failed: Any) -> None:
+    """Fail the run of the tables `name` if one could not be planned, or if a batch is not committed.
+
+    `batches` and `failed` are what plan_batch has left. The ledger decides whether a batch is committed: somebody may
+    have set Airflow's states by hand.
+
+    Raises AirflowFailException, and a retryable error of exactbatch.
+    """
+    with (
+        airflow_errors(),
+        ledger_session(connections.settings().postgres, "exactbatch check") as connection,
+        transaction(connection),
+    ):
+        ledger = Ledger(connection)
+        for named in named_batches(batches):
+            batch = ledger.batches.read(named.batch_id, named.plan_id)
+            if ledger.coverage.find_overtaking(batch) is None:
+                check_committed(batch)
+    if failed:
+        raise AirflowFailException(
+            f"all planned batches are committed, but tables of {name!r} could not be planned: {failed}"
+        )
+
+
+def forward_results(reference: str, connections: Connections) -> None:
+    """Send the results that wait in the outbox of the pipeline that `reference` names.
+
+    Raises AirflowSkipException if there are none, or if another forwarder sends them, AirflowFailException for a
+    terminal error, and a retryable error of exactbatch.
+    """
+    with airflow_errors():
+        pipeline, settings = load_pipeline(reference), connections.settings()
+        check_properties(settings.kafka)
+        with ledger_session(settings.postgres, "exactbatch forward", pipeline) as connection:
+            check_schema(connection)
+            try:
+                forwarded = send_results(connection, settings, pipeline)
+            except Fenced as error:
+                # Nothing has failed: the other one, which began later, also sends what this run has committed.
+                raise AirflowSkipException(str(error)) from None
+        if not forwarded.sent:
+            raise AirflowSkipException(f"the topic {forwarded.topic!r} has all results")
+        print(forwarded)  # noqa: T201 - a task's output is its log

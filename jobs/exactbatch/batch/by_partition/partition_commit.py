@@ -16,11 +16,10 @@ from psycopg2 import sql
 from exactbatch.batch.by_partition.range_copy import REJECTS, RangeCopy, RangeTask
 from exactbatch.batch.publishing.fences import check_publishable, check_topic_ids, lock_target
 from exactbatch.batch.publishing.insert_rows import check_staged, insert_rows
-from exactbatch.batch.publishing.publish import Published, let_search
+from exactbatch.batch.publishing.publish import Published, StageTimes, let_search
 from exactbatch.batch.rows.copy import PostgresAccess
 from exactbatch.batch.rows.decode import pause_garbage_collector, shared_reads
 from exactbatch.batch.rows.watchdog import StallTimeout
-from exactbatch.batch.stage_times import StageTimes
 from exactbatch.batch.staging.outcomes import declare_outcome
 from exactbatch.batch.staging.staging_tables import INTACT, StagingTables, identifier
 from exactbatch.batch.staging.task import Staged, StagedBatch
@@ -28,7 +27,7 @@ from exactbatch.columns import Column
 from exactbatch.errors import ExactbatchError, Fenced, StagedRowsDiffer, TasksFailed
 from exactbatch.failpoints import failpoint
 from exactbatch.kafka.broker import KafkaBroker
-from exactbatch.kafka.shared_reads import SharedReads
+from exactbatch.kafka.reader import SharedReads
 from exactbatch.ledger import Batch, Ledger, RangeCommits, target_transaction
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Connection, transaction

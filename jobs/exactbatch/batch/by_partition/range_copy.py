@@ -23,15 +23,14 @@ from exactbatch.errors.translation import psycopg2_message
 from exactbatch.failpoints import failpoint
 from exactbatch.formats import Format
 from exactbatch.formats.registry.addresses import with_registry
-from exactbatch.kafka.shared_reads import SharedReads
+from exactbatch.kafka.reader import SharedReads
 from exactbatch.ledger import bind_transaction
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.catalog import Fact, changes, check_copied_unaltered, check_kinds, name_triggers
 from exactbatch.postgres.connection import CHECK_CONSTRAINTS, Cursor
-from exactbatch.sinks.tables.counted_writes import count_writes
+from exactbatch.sinks.tables.counted_writes import WriteCounts, count_writes
 from exactbatch.sinks.tables.target import TargetTable
-from exactbatch.sinks.tables.write_counts import WriteCounts
 from exactbatch.sinks.writers import find_writer
 
 REJECTS: Final = sql.Identifier("pg_temp", "exactbatch_rejects")

@@ -28,10 +28,9 @@ from pyspark.sql.connect.client.retries import DefaultPolicy
 from pyspark.sql.connect.session import SparkSession
 from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
-from exactbatch.batch.engines.connect_limits import check_pipeline
 from exactbatch.batch.engines.connect_server import ARTIFACT_ISOLATION
 from exactbatch.batch.engines.connect_task import shipped
-from exactbatch.batch.engines.connect_url import find_address
+from exactbatch.batch.engines.connect_url import check_pipeline, find_address
 from exactbatch.batch.spark.pyspark_packages import check_pyspark, find_minor_version
 from exactbatch.batch.spark.spark_errors import LACKS_MODULE, OTHER_VERSION, cause, setting_refused
 from exactbatch.batch.spark.spark_settings import build_variables

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from pyspark.sql import SparkSession
 
 from exactbatch.batch.spark.executors import on_executors
-from exactbatch.batch.spark.launch_timeout import launch_timeout
 from exactbatch.batch.spark.python_daemon import load_compiled_code
 from exactbatch.batch.spark.spark_session import batch_session, jvm_errors
+from exactbatch.batch.spark.waiting_jobs import launch_timeout
 from exactbatch.batch.staging.shares import Outcome, Task
 from exactbatch.batch.staging.stager import Stager
 from exactbatch.batch.staging.task import StageTask

@@ -1,7 +1,7 @@
 """Put the results of a batch into the outbox, in the transaction that commits them.
 
 The sink's statements note the rows of the target that they write and delete, with key and value as the bytes of
-messages, in a temporary table (postgres/written_rows.py). Postgres makes them: no row reaches Python.
+messages, in a temporary table (postgres/connection.py). Postgres makes them: no row reaches Python.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,10 +16,9 @@ from exactbatch.errors import ConfigurationError, ResultTooLarge, TargetMismatch
 from exactbatch.failpoints import failpoint
 from exactbatch.ledger import Batch, Streams
 from exactbatch.pipeline import Pipeline
-from exactbatch.postgres.connection import Cursor
-from exactbatch.postgres.row_alias import ROW
+from exactbatch.postgres.connection import CREATE_WRITTEN, WRITTEN, Cursor, WrittenRows
+from exactbatch.postgres.sql_text import ROW
 from exactbatch.postgres.types import PgType, pg_types
-from exactbatch.postgres.written_rows import CREATE_WRITTEN, WRITTEN, WrittenRows
 from exactbatch.sinks.values.byte_equality import has_one_image
 from exactbatch.sinks.writer import SinkWriter
 from exactbatch.to_topic import ToTopic

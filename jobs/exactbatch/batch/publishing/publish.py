@@ -1,7 +1,8 @@
-"""Publish: results, rejects, coverage and the new offsets, in one transaction."""
+"""Publish: results, rejects, coverage and the new offsets, in one transaction; and the clock of a launch's stages."""
 
+import time
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
@@ -9,7 +10,6 @@ from uuid import UUID
 from exactbatch.batch.publishing.fences import check_publishable, check_topic_ids, lock_target
 from exactbatch.batch.publishing.insert_rows import check_staged, insert_rows
 from exactbatch.batch.publishing.outbox import noting
-from exactbatch.batch.stage_times import StageTimes
 from exactbatch.batch.staging.staged_pieces import publish_partition
 from exactbatch.batch.staging.staging_tables import INTACT, StagingTables, identifier
 from exactbatch.batch.staging.task import Staged, StagedBatch
@@ -28,6 +28,28 @@ from exactbatch.sinks.writer import SinkWriter
 
 _FEWEST_REFUSED: Final = 100  # records that a search looks for, so that an error shows them
 _MOST_REFUSED: Final = 50_000  # records that an error holds; a later search finds others
+
+
+class StageTimes:
+    """A clock for the stages of one launch: each stage lasts until the next one begins.
+
+    Stages that are entered several times are added up. `clock` returns seconds.
+    """
+
+    def __init__(self, first: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._stage, self._since = clock, first, clock()
+        self._seconds: dict[str, float] = {}
+
+    def enter(self, stage: str) -> None:
+        """End the current stage, and begin another."""
+        now = self._clock()
+        self._seconds[self._stage] = self._seconds.get(self._stage, 0.0) + now - self._since
+        self._stage, self._since = stage, now
+
+    def milliseconds(self) -> dict[str, int]:
+        """Return the milliseconds of each stage so far, including the current one, in the order of their beginning."""
+        self.enter(self._stage)
+        return {stage: round(seconds * 1000) for stage, seconds in self._seconds.items()}
 
 
 @dataclass(frozen=True, slots=True)

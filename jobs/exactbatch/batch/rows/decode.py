@@ -18,18 +18,17 @@ from exactbatch.formats import Format
 from exactbatch.formats.bounds import InParts
 from exactbatch.formats.decoded import Decoded
 from exactbatch.formats.decoders import find_decoder
-from exactbatch.formats.json.enveloped_nulls import with_nulls
+from exactbatch.formats.json.blocks import with_nulls
 from exactbatch.formats.message.decoder import RecordDecoder
 from exactbatch.formats.message.record_headers import headers_as_json
 from exactbatch.formats.replaced_text import WholeMessages, decode_replacing
 from exactbatch.formats.upsert_changes import as_changes, with_epochs
-from exactbatch.kafka.reader import read_range
+from exactbatch.kafka.reader import SharedReads, read_range
 from exactbatch.kafka.records import Int64s, Records
-from exactbatch.kafka.shared_reads import SharedReads
 from exactbatch.offsets import OffsetRange
 
 if TYPE_CHECKING:
-    from exactbatch.batch.rows.fast_decoder import FastDecoder
+    from exactbatch.batch.rows.json_loop import FastDecoder
     from exactbatch.batch.rows.row_encoder import RowEncoder
 
 

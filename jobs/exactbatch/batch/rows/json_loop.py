@@ -1,13 +1,21 @@
-"""The compiled loop over the JSON records of one range, as long as it takes most of them."""
+"""The compiled loop over the JSON records of one range, as long as it takes most of them: as COPY rows, or as the
+columns for a transform.
+"""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
+
+import numpy as np
+import pyarrow as pa
 
 from exactbatch.batch.rows.decode import ReadTask
 from exactbatch.columns import LINEAGE_NAMES, Column
 from exactbatch.compiled.json_kernel import JsonKernel, TakenRows, is_readable
 from exactbatch.compiled.row_frame import NO_FRAME, Frame, row_frame
+from exactbatch.compiled.rows_arrow import RowsAsArrow
 from exactbatch.formats import Json
+from exactbatch.formats.bounds import joined
+from exactbatch.formats.decoded import Decoded
 from exactbatch.kafka.records import Records
 
 # To try the loop on a record that it declines costs about a fifth of decoding it strictly.
@@ -79,3 +87,38 @@ def _loop(
     columns = {column.name: column for column in value.columns}
     taken: list[Column] = [columns[name] for name in names]
     return JsonLoop(JsonKernel(taken, value.epoch, frame, required, members, checked))
+
+
+class FastDecoder:
+    """Decodes the records of one range into what their format would give. `schema` has the format's columns."""
+
+    def __init__(self, loop: JsonLoop, schema: pa.Schema) -> None:
+        self._loop, self._rows = loop, RowsAsArrow(schema)
+
+    def decode(self, records: Records, strict: Callable[[Records], Decoded]) -> Decoded:
+        """Decode records, those that the loop declines by `strict`."""
+        taken = self._loop.take(records)
+        if taken is None or not taken.rows:
+            return strict(records)
+        rows = self._rows.read(taken.data, taken.rows)
+        if not len(taken.declined):
+            return Decoded(rows, pa.array(np.arange(taken.rows)), taken=taken.rows)
+        others = strict(records.take(taken.declined.tolist()))
+        by_loop = np.delete(np.arange(len(records)), taken.declined)
+        kept = np.concatenate([by_loop, taken.declined[others.kept.to_numpy()]])
+        order = np.argsort(kept)
+        return Decoded(
+            joined([rows, others.rows]).take(pa.array(order)),
+            pa.array(kept[order]),
+            tuple((int(taken.declined[index]), reason) for index, reason in others.rejects),
+            others.tombstones,
+            replaced=others.replaced,
+            taken=taken.rows,
+        )
+
+
+def fast_decoder(task: ReadTask) -> FastDecoder | None:
+    """Return the decoder of a range; None if the loop cannot read its records, or gives no changes of keys."""
+    if task.changes is not None or (loop := fields_loop(task)) is None:
+        return None
+    return FastDecoder(loop, pa.schema([(column.name, column.arrow_type) for column in task.value.columns]))

@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from exactbatch.batch.spark.guarded_ports import guarded_ports
+from exactbatch.batch.spark.spark_settings import guarded_ports
 from exactbatch.errors import ConfigurationError
 
 FOLDER: Final = "EXACTBATCH_ARCHIVES"  # the environment variable that names another folder

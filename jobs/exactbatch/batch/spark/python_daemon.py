@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from exactbatch.batch.spark.guarded_ports import is_local
+from exactbatch.batch.spark.spark_settings import is_local
 from exactbatch.compiled.availability import pays
 
 if TYPE_CHECKING:

@@ -19,7 +19,6 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from exactbatch.batch.spark.class_archive import with_archive
-from exactbatch.batch.spark.guarded_ports import guarded_ports
 from exactbatch.batch.spark.pyspark_packages import check_pyspark, find_minor_version, jar_versions
 from exactbatch.batch.spark.python_daemon import daemon_properties
 from exactbatch.batch.spark.spark_errors import setting_refused
@@ -28,6 +27,7 @@ from exactbatch.batch.spark.spark_settings import (
     QUERY_RECORDS_AT_ONCE,
     RECORDS_AT_ONCE,
     build_variables,
+    guarded_ports,
 )
 from exactbatch.errors import ConfigurationError, ExactbatchError, TasksFailed
 from exactbatch.pipeline import Pipeline

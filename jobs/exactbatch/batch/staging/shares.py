@@ -1,17 +1,22 @@
-"""How the tasks of a batch are shared among Spark tasks, and what these return to the driver."""
+"""How the tasks of a batch are shared among Spark tasks, what these return to the driver, and the interface of what
+runs them: the Spark driver of this process, or a Spark Connect server.
+"""
 
 import gc
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import cache
 from itertools import chain
 from typing import Any, Final, Protocol, TypeVar
 
-from pyspark import TaskContext
-
 from exactbatch.batch.staging.outcomes import dump, load
+from exactbatch.batch.staging.stager import Stager
+from exactbatch.batch.staging.task import StageTask
 from exactbatch.errors import ExactbatchError
 from exactbatch.offsets import OffsetRange, fill_bins, group_small
+from exactbatch.pipeline import Pipeline
+from exactbatch.postgres.connection import Connection
 
 # Offsets: ranges of up to _SMALL are read together, up to _TOGETHER, because their records are held meanwhile.
 _SMALL: Final = 10_000
@@ -74,16 +79,20 @@ def grouped(share: Sequence[Task]) -> list[list[Task]]:
 
 def attempt_id() -> int:
     """Return the Spark task attempt that this process works for."""
-    context = TaskContext.get()
-    assert context is not None
-    return context.taskAttemptId()
+    return int(_task_context().taskAttemptId())
 
 
 def partition_id() -> int:
     """Return the number of the partition that this Spark task computes."""
+    return int(_task_context().partitionId())
+
+
+def _task_context() -> Any:
+    from pyspark import TaskContext  # not for those who decode without Spark
+
     context = TaskContext.get()
     assert context is not None
-    return context.partitionId()
+    return context
 
 
 def loaded(outcomes: Iterable[bytes]) -> list[Any]:
@@ -94,3 +103,50 @@ def loaded(outcomes: Iterable[bytes]) -> list[Any]:
             raise outcome
         results.append(outcome)
     return results
+
+
+class Executors(Protocol):
+    """Spark's executors, as one batch uses them."""
+
+    @property
+    def application_id(self) -> str | None:
+        """The ID of the Spark application; None if it is not known."""
+        ...
+
+    @property
+    def parallelism(self) -> int:
+        """How many tasks run at a time."""
+        ...
+
+    def run(
+        self,
+        tasks: Sequence[Task],
+        work: Callable[[Sequence[Task], int], Sequence[Outcome | ExactbatchError]],
+        *,
+        limit: int,
+        verb: str,
+    ) -> list[Outcome]:
+        """Run `work` over groups of tasks and their Spark task attempt, at most `limit` at a time; return the outcomes.
+
+        An error among the outcomes ends no other task: with commit="partition", these commit.
+
+        `verb` says in an error what a task does with its range. Raises the first error that a task has returned,
+        TasksFailed, and ConfigurationError if a setting of Spark is at fault.
+        """
+        ...
+
+    def transform(self, connection: Connection, pipeline: Pipeline, tasks: Sequence[StageTask]) -> Stager:
+        """Return the Stager of a pipeline with a transform. Raises TransformRefused and ConfigurationError."""
+        ...
+
+
+class Engine(Protocol):
+    """Spark, for any number of batches."""
+
+    def executors(self, pipeline: Pipeline, where: str) -> AbstractContextManager[Executors]:
+        """Prepare Spark for one batch; `where` names the batch in messages and on Spark's pages.
+
+        Jobs that Spark does not run within the pipeline's launch_timeout are cancelled. Raises TasksFailed then,
+        ConfigurationError if the pipeline or a setting does not fit the engine, and TasksFailed if Spark is gone.
+        """
+        ...

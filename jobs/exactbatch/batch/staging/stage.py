@@ -1,6 +1,7 @@
-"""Read, decode and stage: the work of Spark tasks, on executors."""
+"""Read, decode and stage: the work of Spark tasks, on executors, each of which does it for its range in one pass."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import psycopg2
@@ -8,10 +9,10 @@ import pyarrow as pa
 
 from exactbatch.batch.rows.copy import PostgresAccess, copy_batches, copy_encoded, copy_in_turns
 from exactbatch.batch.rows.decode import RangeReader, pause_garbage_collector, shared_reads
-from exactbatch.batch.rows.fast_path import decoder_for
 from exactbatch.batch.rows.rejected import REJECT_SCHEMA, PendingRejects
-from exactbatch.batch.rows.row_encoder import RowEncoder, row_encoder
+from exactbatch.batch.rows.row_encoder import RowEncoder, decoder_for, row_encoder
 from exactbatch.batch.rows.watchdog import StallTimeout
+from exactbatch.batch.staging.shares import Executors, spark_tasks_for
 from exactbatch.batch.staging.staging_tables import (
     LINEAGE_SCHEMA,
     StagingTables,
@@ -19,13 +20,14 @@ from exactbatch.batch.staging.staging_tables import (
     identifier,
     row_schema,
 )
-from exactbatch.batch.staging.storable_rows import RecordsOfRows, raise_refused_value, storable_rows
-from exactbatch.batch.staging.task import Staged, StageTask
+from exactbatch.batch.staging.task import Staged, StagedBatch, StageTask
+from exactbatch.batch.staging.transformed_rows import RecordsOfRows, raise_refused_value, storable_rows
 from exactbatch.columns import Column
 from exactbatch.errors import ExactbatchError
 from exactbatch.failpoints import failpoint
-from exactbatch.kafka.shared_reads import SharedReads
+from exactbatch.kafka.reader import SharedReads
 from exactbatch.offsets import TopicPartition
+from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Connection
 
 
@@ -224,3 +226,20 @@ def _completed(batch: pa.RecordBatch, schema: pa.Schema, constants: Mapping[str,
         return batch.column(field.name).cast(field.type) if field.name in own else pa.nulls(rows, field.type)
 
     return pa.RecordBatch.from_arrays(list(map(column, schema)), schema=schema)
+
+
+class DirectStager:
+    """The Stager of a pipeline without a transform."""
+
+    def __init__(self, executors: Executors, pipeline: Pipeline, tasks: Sequence[StageTask]) -> None:
+        self._executors, self._tasks = executors, tasks
+        self._limit = spark_tasks_for(tasks, pipeline.tuning.max_connections, executors.parallelism)
+        self.columns: tuple[Column, ...] = pipeline.value.columns
+
+    def stage_into(self, tables: StagingTables) -> None:
+        """Let all tasks stage into these tables, from now on."""
+        self._tasks = [replace(task, tables=tables) for task in self._tasks]
+
+    def stage(self) -> StagedBatch:
+        """See Stager. Raises TasksFailed, and the terminal error of a task."""
+        return StagedBatch.of(self._executors.run(self._tasks, stage, limit=self._limit, verb="stage"))

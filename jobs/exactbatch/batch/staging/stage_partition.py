@@ -14,7 +14,7 @@ from exactbatch.batch.rows.decode import RangeReader, pause_garbage_collector
 from exactbatch.batch.rows.rejected import REJECT_SCHEMA
 from exactbatch.batch.rows.row_encoder import RowEncoder, row_encoder
 from exactbatch.batch.rows.watchdog import StallTimeout
-from exactbatch.batch.staging.engine import Executors
+from exactbatch.batch.staging.shares import Executors
 from exactbatch.batch.staging.staged_pieces import enter_piece, entered_piece
 from exactbatch.batch.staging.staging_tables import identifier
 from exactbatch.batch.staging.task import Staged, StagedBatch, StageTask

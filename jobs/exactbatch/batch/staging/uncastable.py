@@ -18,8 +18,7 @@ from psycopg2 import sql
 
 from exactbatch.batch.rows.copy import PostgresAccess
 from exactbatch.batch.rows.rejected import Rejected, note_attempt, reject_batches
-from exactbatch.batch.staging.note_unknown import note_unknown
-from exactbatch.batch.staging.reread import NotedRecord, read_noted
+from exactbatch.batch.staging.reread import NotedRecord, note_unknown, read_noted
 from exactbatch.batch.staging.stage import stage_rejects
 from exactbatch.batch.staging.staging_tables import StagingTables, identifier
 from exactbatch.batch.staging.task import StagedBatch
@@ -31,7 +30,7 @@ from exactbatch.model import Evolve
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Connection, Cursor, transaction
-from exactbatch.postgres.row_alias import ROW
+from exactbatch.postgres.sql_text import ROW
 from exactbatch.settings import Settings
 from exactbatch.sinks.capabilities import ChecksStaged
 from exactbatch.sinks.staged_rows import StagedRows

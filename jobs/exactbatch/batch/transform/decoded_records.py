@@ -17,7 +17,7 @@ from exactbatch.batch.staging.task import Staged, StageTask
 from exactbatch.batch.transform.one_pass import HandOver, OnePass
 from exactbatch.code_identity import code_identity, other_code
 from exactbatch.errors import ExactbatchError
-from exactbatch.kafka.shared_reads import SharedReads
+from exactbatch.kafka.reader import SharedReads
 from exactbatch.pipeline import OUTCOME
 
 _OUTCOME_FIELD: Final = pa.field(OUTCOME, pa.binary())

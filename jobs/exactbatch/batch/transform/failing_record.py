@@ -13,8 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from exactbatch.batch.spark.spark_errors import cause
-from exactbatch.batch.transform.spark_columns import nested_as_json
-from exactbatch.batch.transform.transform_plan import plan_transform
+from exactbatch.batch.transform.transform_plan import nested_as_json, plan_transform
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
 

@@ -1,27 +1,188 @@
-"""Plan a pipeline's transform with Spark, and refuse one that cannot be used."""
+"""Plan a pipeline's transform with Spark, and refuse one that cannot be used, or whose columns Postgres cannot have.
 
+The columns of its rows have Postgres types; structs and maps are JSON.
+"""
+
+import operator
 import traceback
 from collections.abc import Sequence
+from functools import reduce
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import pyarrow as pa
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from exactbatch.batch.spark.spark_errors import cause, is_of_a_job
-from exactbatch.batch.transform.spark_columns import repeated_names
-from exactbatch.columns import LINEAGE_NAMES
+from exactbatch.columns import LINEAGE_NAMES, Column
 from exactbatch.errors import ExactbatchError, TransformRefused
 from exactbatch.pipeline import Pipeline
 from exactbatch.transforms.refused_expressions import UnrepeatableExpression
 from exactbatch.transforms.refused_plan import findings, marked
 
+_TYPES: Final[dict[type[T.DataType], str]] = {
+    T.ByteType: "smallint",
+    T.ShortType: "smallint",
+    T.IntegerType: "integer",
+    T.LongType: "bigint",
+    T.FloatType: "real",
+    T.DoubleType: "double precision",
+    T.BooleanType: "boolean",
+    T.StringType: "text",
+    T.BinaryType: "bytea",
+    T.DateType: "date",
+    T.TimestampType: "timestamp with time zone",
+    T.TimestampNTZType: "timestamp without time zone",
+}
+_NESTED: Final = (T.StructType, T.MapType, T.VariantType)
+# Without these Spark writes milliseconds, in the session's time zone, and omits fields that are null.
+_JSON_OPTIONS: Final = {
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+    "dateFormat": "yyyy-MM-dd",
+    "timeZone": "UTC",
+    "ignoreNullFields": "false",
+}
+# Map keys that Spark's JSON shows as their values; for other types it writes the internal form, such as days since
+# 1970 or an address.
+_JSON_KEYS: Final = (T.StringType, T.IntegralType, T.FractionalType, T.BooleanType)
 VIEW: Final = "records"
 _LINEAGE_TYPES: Final = dict(
     zip(LINEAGE_NAMES, (T.StringType(), T.IntegerType(), T.LongType(), T.TimestampType()), strict=True)
 )
+
+
+def find_columns(pipeline: Pipeline, transformed: DataFrame) -> tuple[Column, ...]:
+    """Return the columns of a row without its lineage, with Postgres types.
+
+    Raises TransformRefused for a type that Postgres cannot store, or that JSON cannot represent.
+    """
+    others = {*LINEAGE_NAMES, "deleted"} if pipeline.traits.keeps_deletes else set(LINEAGE_NAMES)
+    # To Spark a uuid, for example, is text: a column that keeps its name keeps its type.
+    as_text = {column.name: column for column in pipeline.value.columns if column.arrow_type == pa.string()}
+    columns = []
+    for field in transformed.schema:
+        if field.name in others:
+            continue
+        if isinstance(field.dataType, T.StringType) and field.name in as_text:
+            columns.append(as_text[field.name])
+        else:
+            columns.append(Column(field.name, _postgres_type(pipeline, field.name, field.dataType)))
+    return tuple(columns)
+
+
+def _postgres_type(pipeline: Pipeline, name: str, type_: T.DataType) -> str:
+    if _is_nested(type_):
+        _check_fields(pipeline, name, type_)
+        return "jsonb"
+    if isinstance(type_, T.ArrayType):
+        return _postgres_type(pipeline, name, type_.elementType) + "[]"
+    if isinstance(type_, T.DecimalType):
+        return f"numeric({type_.precision},{type_.scale})"
+    if (postgres_type := _TYPES.get(type(type_))) is None:
+        raise TransformRefused(
+            f"pipeline {pipeline.name!r}, column {name}: expected a type that Postgres can store, found "
+            f"{type_.simpleString()}. Cast it in the transform.",
+            column=name,
+        )
+    return postgres_type
+
+
+def _check_fields(pipeline: Pipeline, name: str, type_: T.DataType) -> None:
+    """Raise TransformRefused for what JSON cannot represent: repeated field names, and map keys other than text,
+    numbers and booleans."""
+    match type_:
+        case T.ArrayType():
+            _check_fields(pipeline, name, type_.elementType)
+        case T.StructType():
+            if repeated := repeated_names(type_.names):
+                raise TransformRefused(
+                    f"pipeline {pipeline.name!r}, column {name}: a struct has the fields {repeated}, which are "
+                    f"the same name to Spark. Rename or drop one of them.",
+                    column=name,
+                )
+            for field in type_.fields:
+                _check_fields(pipeline, name, field.dataType)
+        case T.MapType():
+            if not isinstance(type_.keyType, _JSON_KEYS):
+                raise TransformRefused(
+                    f"pipeline {pipeline.name!r}, column {name}: Spark does not write the keys of "
+                    f"{type_.simpleString()} into JSON as their values. Make them strings in the transform.",
+                    column=name,
+                )
+            _check_fields(pipeline, name, type_.valueType)
+
+
+def repeated_names(names: Sequence[str]) -> str:
+    """Return the names that are the same to Spark, which ignores case; empty if all differ."""
+    by_lower: dict[str, list[str]] = {}
+    for name in names:
+        by_lower.setdefault(name.lower(), []).append(name)
+    return ", ".join(" and ".join(same) for same in by_lower.values() if len(same) > 1)
+
+
+def nested_as_json(transformed: DataFrame) -> DataFrame:
+    """Return the rows with structs and maps as JSON text."""
+    if not any(_is_nested(field.dataType) for field in transformed.schema):
+        return transformed
+    return transformed.select(
+        *(
+            _json(_column(field.name), field.dataType).alias(field.name)
+            if _is_nested(field.dataType)
+            else _column(field.name)
+            for field in transformed.schema
+        )
+    )
+
+
+def _is_nested(type_: T.DataType) -> bool:
+    """True if values go into jsonb: structs, maps, and arrays of these or of arrays."""
+    if isinstance(type_, T.ArrayType):
+        return isinstance(type_.elementType, T.ArrayType) or _is_nested(type_.elementType)
+    return isinstance(type_, _NESTED)
+
+
+def _json(column: Any, type_: T.DataType) -> Any:
+    """Return a value as JSON. Spark would replace bytes that are not UTF-8 by U+FFFD: such a value becomes text
+    that staging refuses."""
+    text = F.to_json(column, _JSON_OPTIONS)
+    is_utf8 = _is_utf8(column, type_)
+    return text if is_utf8 is None else F.when(is_utf8, text).otherwise(F.lit(b"\xff").cast("string"))
+
+
+def _is_utf8(column: Any, type_: T.DataType) -> Any:
+    """Return a Spark condition that all text within a value is UTF-8; None if it contains no text."""
+    match type_:
+        case T.StringType():
+            return F.coalesce(F.is_valid_utf8(column), F.lit(True))
+        case T.StructType():
+            conditions = [_is_utf8(column.getField(field.name), field.dataType) for field in type_.fields]
+        case T.ArrayType():
+            conditions = [_all_utf8(column, type_.elementType)]
+        case T.MapType():
+            conditions = [
+                _all_utf8(F.map_keys(column), type_.keyType),
+                _all_utf8(F.map_values(column), type_.valueType),
+            ]
+        case _:
+            return None
+    conditions = [condition for condition in conditions if condition is not None]
+    return reduce(operator.and_, conditions) if conditions else None
+
+
+def _all_utf8(array: Any, type_: T.DataType) -> Any:
+    """Return the same condition for all elements of an array of that type."""
+    if _is_utf8(F.lit(None), type_) is None:
+        return None
+    return F.coalesce(F.forall(array, lambda element: _is_utf8(element, type_)), F.lit(True))
+
+
+def _column(name: str) -> Any:
+    return F.col(f"`{name.replace('`', '``')}`")
 
 
 def plan_transform(pipeline: Pipeline, decoded: DataFrame) -> DataFrame:

@@ -19,17 +19,11 @@ from pyspark.storagelevel import StorageLevel
 from exactbatch.batch.spark.executors import tasks_failed
 from exactbatch.batch.spark.spark_errors import cause, may_be_of_a_record, read_settings, setting_refused
 from exactbatch.batch.staging.outcomes import dump
-from exactbatch.batch.staging.shares import (
-    attempt_id,
-    distribute,
-    freeze_modules,
-    loaded,
-    partition_id,
-)
+from exactbatch.batch.staging.shares import attempt_id, distribute, freeze_modules, loaded, partition_id
 from exactbatch.batch.staging.stage import stage_lineage, stage_rows
-from exactbatch.batch.staging.staged_lineage import check_staged_lineage, records_with_rows
 from exactbatch.batch.staging.staging_tables import create_lineage, decoded_schema
 from exactbatch.batch.staging.task import Staged, StagedBatch, StageTask, by_attempt
+from exactbatch.batch.staging.transformed_rows import check_staged_lineage, records_with_rows
 from exactbatch.batch.transform.decoded_records import decoded_in_one_pass, decoded_records
 from exactbatch.batch.transform.failing_record import SEARCH_TIME, FailingRecordSearch
 from exactbatch.batch.transform.one_pass import (
@@ -43,8 +37,12 @@ from exactbatch.batch.transform.one_pass import (
     passed,
     staged_batch,
 )
-from exactbatch.batch.transform.spark_columns import find_columns, nested_as_json
-from exactbatch.batch.transform.transform_plan import check_transform, plan_transform
+from exactbatch.batch.transform.transform_plan import (
+    check_transform,
+    find_columns,
+    nested_as_json,
+    plan_transform,
+)
 from exactbatch.columns import LINEAGE_NAMES, Column
 from exactbatch.errors import (
     ExactbatchError,

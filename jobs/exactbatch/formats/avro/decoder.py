@@ -14,12 +14,11 @@ import pyarrow as pa
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats.avro.bodies import ENDS_ELSEWHERE, Bodies, by_header, schema_after
-from exactbatch.formats.avro.json_values import write_json
-from exactbatch.formats.avro.logical_types import InvalidAvro
-from exactbatch.formats.avro.parsed_schema import VALUE, AvroField, checked, parse
+from exactbatch.formats.avro.parsed_schema import VALUE, AvroField, InvalidAvro, checked, parse, write_json
 from exactbatch.formats.avro.spec import Avro
 from exactbatch.formats.bounds import TooLarge
 from exactbatch.formats.connect.readings import Reading, converted, find_reading
+from exactbatch.formats.connect.times import from_epoch
 from exactbatch.formats.decimals import parse_decimals
 from exactbatch.formats.decoded import Decoded
 from exactbatch.formats.decoder import (
@@ -30,7 +29,6 @@ from exactbatch.formats.decoder import (
     positions,
     refused_by,
 )
-from exactbatch.formats.epoch import from_epoch
 from exactbatch.formats.json.blocks import stored_schema
 from exactbatch.formats.postgres_limits import check_rows, find_unstorable
 from exactbatch.formats.registry.schemas import Inquiry

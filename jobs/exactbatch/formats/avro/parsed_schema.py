@@ -1,14 +1,28 @@
-"""Map an Avro schema to Postgres columns: the type of each field, and how fastavro returns its values."""
+"""Map an Avro schema to Postgres columns: the type of each field, how fastavro returns its values, and how they are
+written as JSON.
+
+fastavro lacks readers of some logical types; others round a decimal to the precision of its schema, and read a negative
+time as a time of the day before. fastavro looks readers up by name: those here have other names, so that other users of
+fastavro are not affected.
+"""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime, time, timedelta
+from decimal import Context, Decimal
+from math import isfinite
 from typing import Any, Final, Literal
+from uuid import UUID
 
 import fastavro
+import fastavro.read
+import msgspec
+import pyarrow as pa
 
 from exactbatch.columns import Column
 from exactbatch.formats.connect.types_of_schema import TIME, ConnectType, from_avro
+from exactbatch.formats.json.raw_fields import json_texts
 
 # How a field's values become Arrow data: unchanged, as text, as JSON text, or as integers of a unit since 1970.
 Reading = Literal["value", "text", "json", "s", "ms", "us", "ns", "d"]
@@ -47,6 +61,8 @@ CHECKED: Final = "exactbatch-"  # prefix of the logical types that avro_logical 
 _MAX_PRECISION: Final = 1000  # digits that a numeric of Postgres may declare
 VALUE: Final = "value"  # the usual name of the column of a schema other than a record
 _SHOWN: Final = 500  # characters of a schema
+_MIDNIGHT: Final = datetime(1970, 1, 1)
+_DAY: Final = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,3 +228,78 @@ def _collect(schema: Any, named: dict[str, Any]) -> None:
         for inner in ("items", "values"):
             if inner in schema:
                 _collect(schema[inner], named)
+
+
+def write_json(values: list[Any], type_: str) -> pa.StringArray:
+    """Return the JSON text, for a type, of values that fastavro returned; null for None.
+
+    Raises ValueError for NaN and infinity, and in a jsonb for U+0000.
+    """
+    encode = msgspec.json.Encoder(decimal_format="number").encode
+    texts = list(map(encode, values))
+    for value, text in zip(values, texts, strict=True):
+        if b"null" in text:
+            _refuse_not_finite(value)
+    return json_texts(pa.array(texts, pa.binary()), type_)
+
+
+def _refuse_not_finite(value: Any) -> None:
+    """Raise ValueError for NaN and infinity, which JSON does not have and which msgspec writes as null."""
+    match value:
+        case float() if not isfinite(value):
+            raise ValueError(f"JSON has no number {value}")
+        case dict():
+            for member in value.values():
+                _refuse_not_finite(member)
+        case list():
+            for element in value:
+                _refuse_not_finite(element)
+
+
+class InvalidAvro(ValueError):
+    """A value that its schema does not allow. The message is the reason of the reject."""
+
+
+def register() -> None:
+    """Register the readers with fastavro; may be called several times."""
+    readers: Any = fastavro.read.LOGICAL_READERS
+    readers[f"bytes-{CHECKED}decimal"] = readers[f"fixed-{CHECKED}decimal"] = _decimal
+    readers[f"int-{CHECKED}time-millis"] = _time_in("milliseconds")
+    readers[f"long-{CHECKED}time-micros"] = _time_in("microseconds")
+    readers[f"long-{CHECKED}timestamp-nanos"] = _timestamp_after(_MIDNIGHT.replace(tzinfo=UTC))
+    readers[f"long-{CHECKED}local-timestamp-nanos"] = _timestamp_after(_MIDNIGHT)
+    readers[f"fixed-{CHECKED}uuid"] = _uuid
+
+
+def _decimal(data: bytes, writer_schema: Any, _reader_schema: Any = None) -> Decimal:
+    if not data:
+        raise InvalidAvro("expected the bytes of a decimal, found none")
+    unscaled = int.from_bytes(data, "big", signed=True)
+    precision, scale = writer_schema["precision"], writer_schema.get("scale", 0)
+    if abs(unscaled) >= 10**precision:
+        raise InvalidAvro(f"expected a decimal of at most {precision} digits, found more")
+    return Decimal(unscaled).scaleb(-scale, Context(prec=precision))
+
+
+def _uuid(data: bytes, _writer_schema: Any, _reader_schema: Any = None) -> UUID:
+    return UUID(bytes=data)
+
+
+def _timestamp_after(epoch: datetime) -> Callable[[int, Any, Any], datetime]:
+    def read(nanoseconds: int, _writer_schema: Any, _reader_schema: Any = None) -> datetime:
+        return epoch + timedelta(microseconds=nanoseconds // 1_000)
+
+    return read
+
+
+def _time_in(unit: str) -> Callable[[int, Any, Any], time]:
+    def read(number: int, _writer_schema: Any, _reader_schema: Any = None) -> time:
+        try:
+            since = timedelta(**{unit: number})
+        except OverflowError:
+            since = _DAY
+        if not timedelta(0) <= since < _DAY:
+            raise InvalidAvro(f"expected a time from 0 to 24 hours after midnight, found {number} {unit}")
+        return (_MIDNIGHT + since).time()
+
+    return read

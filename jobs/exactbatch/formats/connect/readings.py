@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from exactbatch.columns import Column, is_vector
-from exactbatch.formats.connect.binary_text import decoded_text
+from exactbatch.formats.connect.binary_text import decimals_from_base64, decimals_with_scales, decoded_text
 from exactbatch.formats.connect.structs import convert_texts, hstore_of_json, is_hstore, text_for
 from exactbatch.formats.connect.times import (
     Unit,
@@ -20,12 +20,10 @@ from exactbatch.formats.connect.times import (
     timestamps_from_iso,
 )
 from exactbatch.formats.connect.types_of_schema import DECIMAL, TIME, ConnectType
-from exactbatch.formats.connect.unscaled_decimals import decimals_from_base64, decimals_with_scales
 from exactbatch.formats.decimals import parse_decimals
 from exactbatch.formats.json.blocks import readable
-from exactbatch.formats.json.raw_fields import elements, numbers_or_strings
+from exactbatch.formats.json.raw_fields import elements, numbers_or_strings, vectors_of_json
 from exactbatch.formats.not_finite import FLOAT_TYPES, floats_as_text, refuse_in_json, round_to_reals
-from exactbatch.formats.vectors import vectors_of_json
 
 _DATA: Final = "io.debezium.data."
 _CONNECT: Final = "org.apache.kafka.connect.data."

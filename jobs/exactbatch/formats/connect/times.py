@@ -1,4 +1,5 @@
-"""Decode dates and times as Debezium and Kafka Connect write them: numbers since 1970 or midnight, and ISO text.
+"""Decode dates and times as Debezium and Kafka Connect write them: numbers of units since 1970 or midnight, and ISO
+text.
 
 Finer parts than a microsecond are cut off, which Postgres cannot hold.
 """
@@ -8,10 +9,10 @@ from typing import Any, Final, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from exactbatch.formats.epoch import floor_divide, from_epoch
+from exactbatch.formats.postgres_limits import EARLIEST_DATE, EARLIEST_TIMESTAMP, LATEST_DATE
 
+_MICROSECONDS: Final = {"s": 10**6, "ms": 1000, "us": 1}
 Unit = Literal["d", "ms", "us", "ns"]
-
 _DAY: Final = {"ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}
 _TO_MICROSECONDS: Final = {"ms": (1000, 1), "us": (1, 1), "ns": (1, 1000)}
 # What Debezium's Postgres connector writes for infinity and -infinity: PGStatement's constants, in each unit, and the
@@ -29,6 +30,34 @@ _FIRST_YEAR: Final = -62_135_596_800  # seconds since 1970
 _LAST_YEAR: Final = 253_402_300_800
 _ZONED: Final = r"[T ].*(?:Z|[+-][0-9]{2}(?::?[0-9]{2})?)$"
 _TOO_FINE: Final = r"(\.[0-9]{6})[0-9]+"
+
+
+def from_epoch(numbers: pa.ChunkedArray, unit: str, type_: pa.DataType) -> pa.ChunkedArray:
+    """Return numbers of units since 1970 as timestamps in microseconds, or as dates.
+
+    Nanoseconds are rounded down to the microsecond. Raises ValueError for a number that overflows 64 bits, or a
+    date's 32.
+    """
+    if unit == "d":
+        return numbers.cast(pa.int32()).cast(type_)
+    if unit == "ns":
+        numbers, unit = floor_divide(numbers, 1000), "us"
+    return numbers.cast(pa.timestamp(unit)).cast(pa.timestamp("us")).cast(pa.int64()).cast(type_)
+
+
+def is_out_of_range(number: int, unit: str) -> bool:
+    """True for a number of units since 1970 that is no timestamp, or date, which Postgres can store."""
+    if unit == "d":
+        return not EARLIEST_DATE <= number <= LATEST_DATE
+    microseconds = number // 1000 if unit == "ns" else number * _MICROSECONDS[unit]
+    return not EARLIEST_TIMESTAMP <= microseconds < 2**63
+
+
+def floor_divide(numbers: pa.ChunkedArray | pa.Array, divisor: int) -> Any:
+    """Return integers divided and rounded down; Arrow's own rounding of times overflows near the lowest."""
+    quotient = pc.divide(numbers, divisor)
+    is_above = pc.less(numbers, pc.multiply(quotient, divisor))
+    return pc.subtract(quotient, is_above.cast(quotient.type))
 
 
 def moments_from_numbers(

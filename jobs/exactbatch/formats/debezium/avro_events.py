@@ -10,7 +10,7 @@ import fastavro
 import pyarrow as pa
 
 from exactbatch.formats.avro.bodies import ENDS_ELSEWHERE, Bodies
-from exactbatch.formats.avro.json_values import write_json
+from exactbatch.formats.avro.parsed_schema import write_json
 from exactbatch.formats.connect.readings import Reading
 from exactbatch.formats.connect.types_of_schema import ConnectType, from_avro
 from exactbatch.formats.debezium.images import Images

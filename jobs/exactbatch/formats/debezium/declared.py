@@ -22,9 +22,9 @@ from exactbatch.formats.connect.readings import (
 from exactbatch.formats.connect.structs import hstore_of_json, is_hstore
 from exactbatch.formats.connect.times import dates_from_iso, timestamps_from_text
 from exactbatch.formats.connect.types_of_schema import DECIMAL, ConnectType
-from exactbatch.formats.debezium.time_units import TEMPORAL, TIME, TIMESTAMP, TIMESTAMPS, UNITS
+from exactbatch.formats.debezium.spec import TEMPORAL, TIME, TIMESTAMP, TIMESTAMPS, UNITS
 from exactbatch.formats.declared_fields import is_kept_as_text
-from exactbatch.formats.vectors import vectors_of_json
+from exactbatch.formats.json.raw_fields import vectors_of_json
 
 _MOMENT_OF: Final[Mapping[str, str]] = {unit: name for name, unit in reversed(MOMENTS.items())}
 _CLOCK_OF: Final[Mapping[str, str]] = {unit: name for name, unit in reversed(CLOCKS.items())}

@@ -20,6 +20,8 @@ from exactbatch.formats.debezium.commit_positions import version_columns
 from exactbatch.formats.debezium.declared import declared_reading, hint_for, images_in, refuse_ambiguous
 from exactbatch.formats.debezium.documents import are_documents, document_reading, with_rows
 from exactbatch.formats.debezium.envelope import (
+    EventGroup,
+    by_schema,
     change_nothing,
     changes_nothing,
     find_table,
@@ -29,7 +31,6 @@ from exactbatch.formats.debezium.envelope import (
     truncated,
     unwrap_event,
 )
-from exactbatch.formats.debezium.groups import EventGroup, by_schema
 from exactbatch.formats.debezium.images import (
     DELETE,
     SNAPSHOT,
@@ -60,8 +61,8 @@ from exactbatch.formats.json.blocks import (
     why_refused,
 )
 from exactbatch.formats.postgres_limits import find_unstorable
+from exactbatch.formats.refused_text import without_marks
 from exactbatch.formats.registry.schemas import Inquiry
-from exactbatch.formats.unreadable_text import without_marks
 
 NOTHING: Final = (
     "the event changes no row"  # a mark for events that are counted, and no reason that anybody sees
@@ -233,7 +234,7 @@ class DebeziumDecoder(Decoder[Debezium]):
                 rows,
                 at.filter(pc.invert(is_document)),
                 partial(self._decode_block, of_rows, has_schema),
-                partial(self._find_refused, of_rows, has_schema) if len(rows) else None,
+                partial(self._find_refused, of_rows, has_schema),
             )
         ]
         if len(documents):

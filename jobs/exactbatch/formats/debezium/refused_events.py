@@ -14,9 +14,9 @@ from exactbatch.columns import Column
 from exactbatch.formats.connect.readings import Reading, plain
 from exactbatch.formats.debezium.commit_positions import CommitPosition, version_columns
 from exactbatch.formats.debezium.declared import why_ambiguous
-from exactbatch.formats.debezium.flattened.spec import DELETED, OP
 from exactbatch.formats.debezium.images import DELETE, WRITES
 from exactbatch.formats.debezium.positions import source_types
+from exactbatch.formats.debezium.spec import DELETED, OP
 from exactbatch.formats.json.refused_objects import (
     ObjectMembers,
     check_float,

@@ -1,22 +1,66 @@
-"""The format Debezium: change events as JSON, with or without their schema, or as Avro with a registry.
+"""The formats Debezium and Flattened: change events as JSON, with or without their schema, or as Avro with a registry.
 
-It is one class, because every option of the format meets each of these three encodings.
+Debezium is one class, because every option of the format meets each of these three encodings. Flattened has the events
+that ExtractNewRecordState has flattened to rows. What a row means, its types, values that were left out and all options
+are Debezium's: only where the row is, and how an event says what happened to it, differs.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from exactbatch.columns import Column, Field, parse_fields
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats.debezium.commit_positions import CommitPosition, find_position, version_columns
-from exactbatch.formats.debezium.time_units import Times, check_units
 from exactbatch.formats.declared_fields import BinaryText, check_address, check_member_names
 from exactbatch.formats.format import Format
 from exactbatch.options import check_types
 
+Times = Literal[
+    "adaptive", "adaptive_time_microseconds", "connect", "isostring", "microseconds", "nanoseconds"
+]
+
+TIMESTAMP: Final = "timestamp without time zone"
+TIMESTAMPS: Final = (TIMESTAMP, "timestamp with time zone")
+TIME: Final = "time without time zone"
+TEMPORAL: Final = (*TIMESTAMPS, "date", TIME, "time with time zone")
+# The unit that a mode gives all timestamps, and all times of day; adaptive modes give each column its own.
+UNITS: Final[Mapping[str, tuple[str | None, str | None]]] = {
+    "connect": ("ms", "ms"),
+    "microseconds": ("us", "us"),
+    "nanoseconds": ("ns", "ns"),
+    "adaptive": (None, None),
+    "adaptive_time_microseconds": (None, "us"),
+}
 Decimals = Literal["precise", "double", "string"]
+DELETED: Final = "__deleted"
+OP: Final = "__op"
+_ADDED: Final = "__"  # the default of add.fields.prefix
+
+
+def check_units(epoch: Mapping[str, str], times: str | None, columns: Sequence[Column]) -> None:
+    """Raise ConfigurationError for a unit that does not suit its column, and for a column that the mode gives none."""
+    types = {column.name: column.type for column in columns}
+    for name, unit in epoch.items():
+        type_ = types.get(name, "which is not a column")
+        units = ("d",) if type_ == "date" else ("ms", "us", "ns") if type_ in (*TIMESTAMPS, TIME) else ()
+        if unit not in units:
+            raise ConfigurationError(
+                f"epoch: expected one of the units ms, us and ns for a column of type timestamp or time, or d for a "
+                f"date, found {unit!r} for {name!r}, {type_}"
+            )
+    if times not in ("adaptive", "adaptive_time_microseconds"):
+        return
+    of_moments, of_clocks = UNITS[times]
+    for name, type_ in types.items():
+        lacks = (type_ == TIMESTAMP and of_moments is None) or (type_ == TIME and of_clocks is None)
+        if lacks and name not in epoch:
+            raise ConfigurationError(
+                f"times={times!r}: the unit of column {name!r} depends on its precision at the source, which an event "
+                f"without a schema does not say. Add it to epoch: ms for a precision of 0 to 3 digits, us for 4 to 6, "
+                f"ns for 7 to 9, as in epoch={{{name!r}: 'us'}}. Events with a schema need neither option."
+            )
 
 
 @dataclass(frozen=True)
@@ -141,3 +185,43 @@ def _check_fields(fields: Sequence[Field]) -> None:
             )
         taken[name] = each.column.name
     check_member_names(fields)
+
+
+@dataclass(frozen=True)
+class Flattened(Debezium):
+    """Values are change events of Debezium that its transformation ExtractNewRecordState has flattened: rows, as JSON
+    with or without their schema, or as Avro with a registry.
+
+    schema       the columns of the row, as for Debezium; also fields that add.fields adds, such as
+                 `"op text from '__op'"`
+    unavailable, binary, epoch, times, decimals, registry   as for Debezium
+
+    The field `__deleted` says whether an event is a delete. A null value deletes the row of its key, which the
+    pipeline's `message_key` decodes: `message_key=Flattened("id int")`. So does JSON's null, which Connect's JSON
+    converter writes in the mode tombstone. A value that the source left out is taken for that of an update if `__op`
+    says so or, without `__op`, if the event has `__deleted`, which shows that deletes arrive.
+
+    The transformation drops truncates, and there is no version: the offset orders the changes of a key, which
+    connectors write to one partition.
+
+    Raises ConfigurationError for a column that takes `__deleted`, and what Debezium raises.
+    """
+
+    tombstone_deletes: ClassVar[bool] = True
+
+    version: None = field(default=None, init=False, repr=False)
+    truncate: Literal["reject"] = field(default="reject", init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, own in self.field_names.items():
+            if own == DELETED:
+                raise ConfigurationError(
+                    f"column {name!r}: Flattened makes deletes of the field {DELETED!r}, and no column. For a column "
+                    f"that says what happened, add op to the connector's add.fields: \"{name} text from '__op'\"."
+                )
+
+    @property
+    def unordered_columns(self) -> frozenset[str]:
+        """The columns of fields that add.fields adds, such as `__lsn` and `__ts_ms`."""
+        return frozenset(name for name, own in self.field_names.items() if own.startswith(_ADDED))

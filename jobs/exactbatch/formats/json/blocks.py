@@ -1,8 +1,14 @@
-"""Blocks of JSON objects, as Arrow reads them: several formats share this."""
+"""Blocks of JSON objects, as Arrow reads them: several formats share this.
 
+Of Kafka Connect's JSON converter, {"schema":null,"payload":null} stands for no value at all: older converters write a
+tombstone so, with schemas.enable=true.
+"""
+
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -10,8 +16,9 @@ import pyarrow.json as pj
 
 from exactbatch.columns import Column
 from exactbatch.formats.decimals import has_decimals, refuse_tiny_fields, without_wrapping
+from exactbatch.formats.format import Format
 from exactbatch.formats.postgres_limits import check_storable, is_too_fine, refuse_infinity, too_fine
-from exactbatch.formats.unreadable_text import decode_text, half_surrogate, not_an_object, without_marks
+from exactbatch.formats.refused_text import decode_text, half_surrogate, not_an_object, without_marks
 from exactbatch.member_paths import Path
 
 # Arrow's reader splits a block that is larger than its block size, but cannot split inside an object: the block size
@@ -20,6 +27,11 @@ _BLOCK_MARGIN = 1024
 _NO_TIMESTAMP = re.compile(r"Failed to convert JSON to timestamp\[.*\], couldn't parse:(.*)")
 # Characters: the reason quotes a value that does not fit, which may be a megabyte.
 _REASON_LENGTH = 500
+_PAYLOAD: Final = "payload"
+_MAY_BE: Final = r'"payload"\s*:\s*null'
+ENVELOPED_NULL: Final = (
+    "the value is a null in the envelope of Kafka Connect's JSON converter, whose payload has no members"
+)
 
 
 def why_refused(
@@ -148,3 +160,30 @@ def objects(values: pa.BinaryArray) -> pa.StringArray:
 
 def _are_objects(text: pa.StringArray) -> bool:
     return bool(pc.all(pc.and_(pc.starts_with(text, "{"), pc.ends_with(text, "}"))).as_py())
+
+
+def is_enveloped_null(value: Any) -> bool:
+    """True for the envelope of a null, as parsed JSON."""
+    return isinstance(value, dict) and value.keys() == {"schema", _PAYLOAD} and value[_PAYLOAD] is None
+
+
+def with_nulls(spec: Format, values: pa.BinaryArray) -> pa.BinaryArray:
+    """Return values with null for the envelope of a null, if it counts as null in their format."""
+    return without_envelopes(values) if spec.reads_payloads else values
+
+
+def without_envelopes(values: pa.BinaryArray) -> pa.BinaryArray:
+    """Return values with null for the envelope of a null."""
+    suspect = pc.fill_null(pc.match_substring_regex(values, _MAY_BE), False)
+    if not pc.any(suspect, min_count=0).as_py():
+        return values
+    pairs = zip(suspect.to_pylist(), values, strict=True)
+    is_null = pa.array([may_be and _is_null(value.as_py()) for may_be, value in pairs], pa.bool_())
+    return pc.if_else(is_null, pa.scalar(None, values.type), values)
+
+
+def _is_null(value: bytes) -> bool:
+    try:
+        return is_enveloped_null(json.loads(value))
+    except (ValueError, RecursionError):
+        return False

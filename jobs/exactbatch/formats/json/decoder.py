@@ -1,32 +1,45 @@
-"""JSON objects, one for each record, decoded by Arrow in blocks."""
+"""JSON objects, one for each record, decoded by Arrow in blocks, also after the header of a schema registry."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from exactbatch.columns import Column, Field
+from exactbatch.formats.connect.times import from_epoch
 from exactbatch.formats.declared_fields import is_kept_as_text, reads_payloads
 from exactbatch.formats.decoded import Decoded
-from exactbatch.formats.decoder import Decoder, decode_present, decode_several, find_reasons
-from exactbatch.formats.epoch import from_epoch
+from exactbatch.formats.decoder import Decoder, decode_present, decode_several, find_reasons, positions
 from exactbatch.formats.json.blocks import (
+    ENVELOPED_NULL,
     as_stored,
     objects,
     read_objects,
     readable,
     stored_schema,
     why_refused,
+    with_nulls,
+    without_envelopes,
 )
-from exactbatch.formats.json.enveloped_nulls import ENVELOPED_NULL, with_nulls, without_envelopes
 from exactbatch.formats.json.fields import Positions
 from exactbatch.formats.json.member_columns import read_defaults, read_members
 from exactbatch.formats.json.raw_fields import fields_as_text
 from exactbatch.formats.json.refused_objects import RefusedJson
-from exactbatch.formats.json.spec import Json
+from exactbatch.formats.json.spec import Json, JsonSchema
 from exactbatch.formats.json.wrapped import decode_wrapped
+from exactbatch.formats.registry.schemas import (
+    Inquiry,
+    cut_bodies,
+    cut_prefixes,
+    most_frequent_first,
+    schema_type,
+)
+from exactbatch.formats.registry.wire_format import read_schema_id, unknown
+
+_JSON: Final = "JSON"
 
 
 class JsonDecoder(Decoder[Json]):
@@ -119,3 +132,50 @@ class JsonDecoder(Decoder[Json]):
         return pa.field(
             column.name, pa.int64() if column.name in self._epoch else readable(column.arrow_type)
         )
+
+
+class JsonSchemaDecoder(Decoder[JsonSchema]):
+    """Decodes JSON after its header."""
+
+    def __init__(self, spec: JsonSchema) -> None:
+        super().__init__(spec)
+        self._body = JsonDecoder(spec.body)
+
+    def decode(self, values: pa.BinaryArray) -> Decoded:
+        """Decode n values: those whose schema is right in one block."""
+        present, written = positions(values).filter(values.is_valid()), values.drop_null()
+        headers = cut_prefixes(written)
+        inquiry = Inquiry()
+        reasons = {
+            header: reason
+            for header in most_frequent_first(headers)
+            if (reason := self._why_refused(header, inquiry))
+        }
+        refused = pc.is_in(headers, pa.array(list(reasons), pa.binary()))
+        rejects = list(
+            zip(
+                present.filter(refused).to_pylist(),
+                map(reasons.__getitem__, headers.filter(refused).to_pylist()),
+                strict=True,
+            )
+        )
+        taken = pc.invert(refused)
+        present = present.filter(taken)
+        decoded = self._body.decode(cut_bodies(written.filter(taken)))
+        rejects += [(present[at].as_py(), reason) for at, reason in decoded.rejects]
+        return replace(
+            decoded,
+            kept=present.take(decoded.kept),
+            rejects=tuple(sorted(rejects)),
+            tombstones=values.null_count,
+        )
+
+    def _why_refused(self, header: bytes, inquiry: Inquiry) -> str | None:
+        try:
+            schema_id = read_schema_id(header)
+            found = schema_type(self.spec.registry, schema_id, self.spec.properties, inquiry)
+        except ValueError as error:
+            return str(error)
+        if found is None:
+            return unknown(schema_id)
+        return None if found == _JSON else f"schema {schema_id} of the registry is {found}, not {_JSON}"

@@ -18,21 +18,23 @@ import msgspec
 import pyarrow as pa
 
 from exactbatch.columns import Column, Field
+from exactbatch.formats.connect.times import is_out_of_range
 from exactbatch.formats.decimals import has_decimals
 from exactbatch.formats.declared_fields import is_kept_as_text
-from exactbatch.formats.epoch import is_out_of_range
 from exactbatch.formats.json.blocks import readable
 from exactbatch.formats.json.raw_fields import NUMBER as JSON_NUMBER
 from exactbatch.formats.postgres_limits import NUL, OUT_OF_RANGE, OUT_OF_TIME, is_too_fine, too_fine
 from exactbatch.formats.refused_text import (
     INTEGER,
+    half_surrogate,
     is_infinite,
     is_no_day,
     is_no_integer,
     is_no_moment,
+    not_an_object,
+    not_utf8,
     why_no_decimal,
 )
-from exactbatch.formats.unreadable_text import half_surrogate, not_an_object, not_utf8
 from exactbatch.member_paths import Step
 
 _BLANKS: Final = " \t\r\n"

@@ -18,7 +18,7 @@ from exactbatch.formats.decoded import Decoded
 from exactbatch.formats.decoder import without_values
 from exactbatch.formats.json.raw_fields import TOO_DEEP
 from exactbatch.formats.json.spec import Documents, Encoding
-from exactbatch.formats.unreadable_text import not_an_object
+from exactbatch.formats.refused_text import not_an_object
 
 # A small value may be decompressed to any size: one value, and all that are decoded together.
 MOST_BYTES: Final = 64 * 1024 * 1024

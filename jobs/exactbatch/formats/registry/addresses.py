@@ -9,7 +9,7 @@ from exactbatch.errors import ConfigurationError
 from exactbatch.formats.avro.spec import Avro
 from exactbatch.formats.debezium.spec import Debezium
 from exactbatch.formats.format import Format
-from exactbatch.formats.json_schema.spec import JsonSchema
+from exactbatch.formats.json.spec import JsonSchema
 from exactbatch.formats.message.spec import WithMessage
 from exactbatch.formats.protobuf.spec import Protobuf
 from exactbatch.tokens.token import LOOPBACK

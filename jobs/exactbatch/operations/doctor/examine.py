@@ -13,23 +13,23 @@ from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Definition, Ledger, check_schema
 from exactbatch.model import StoredOffset
 from exactbatch.operations.doctor import database, machine
-from exactbatch.operations.doctor.encryption import check_encryption
 from exactbatch.operations.doctor.finding import DEADLINE, Finding, not_checked, of_error, run_check
-from exactbatch.operations.doctor.pools import check_pools
 from exactbatch.operations.doctor.registrations import (
     check_registrations,
     check_targets,
     find_pipelines,
     with_members,
 )
-from exactbatch.operations.doctor.result_topics import check_forwarding
 from exactbatch.operations.doctor.servers import (
+    check_encryption,
     check_kafka,
+    check_pools,
     check_postgres,
     connection_finding,
     postgres_connection,
 )
-from exactbatch.operations.doctor.source_topics import (
+from exactbatch.operations.doctor.topic_checks import (
+    check_forwarding,
     check_freshness,
     check_open_transactions,
     check_retention,

@@ -28,7 +28,7 @@ from exactbatch.sinks.tables.target import TargetTable
 from exactbatch.sinks.tables.target_checks import check_collations, check_operators
 from exactbatch.sinks.tables.target_definition import prepare_table
 from exactbatch.sinks.values.cast import RejectRule, own_casts, reject_rules
-from exactbatch.sinks.values.check_fits import check_fits
+from exactbatch.sinks.values.checks import check_fits
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import Final
 from psycopg2 import sql
 
 from exactbatch.columns import Column
-from exactbatch.postgres.array_literals import bigint_array
 from exactbatch.postgres.connection import Cursor
+from exactbatch.postgres.sql_text import bigint_array
 from exactbatch.sinks.by_batch.parent import attach_obstacle, publications
 from exactbatch.sinks.by_batch.partitions import (
     MOST_DROPPED,

@@ -10,9 +10,9 @@ from psycopg2 import sql
 from exactbatch.columns import LINEAGE, Column
 from exactbatch.model import Evolve
 from exactbatch.offsets import OffsetRange
-from exactbatch.postgres.array_literals import bigint_array
 from exactbatch.postgres.connection import Cursor
 from exactbatch.postgres.creation import create_named
+from exactbatch.postgres.sql_text import bigint_array
 from exactbatch.sinks.staged_rows import CheckedJson, Part, StagedRows
 from exactbatch.sinks.tables.candidates import appended
 from exactbatch.sinks.tables.check_stored_rows import check_stored_rows

@@ -3,7 +3,7 @@
 A statement that writes many rows ends at the first one that is refused. The search finds all of them, after that
 statement has been rolled back, in the same transaction, in which what the batch replaces is deleted already.
 
-First, each constraint that concerns one row alone is a condition over all rows (row_rules.py). If no row meets one,
+First, each constraint that concerns one row alone is a condition over all rows (constraints.py). If no row meets one,
 rows are inserted in the order of topics, partitions and offsets, as many at a time as are accepted, and taken back at
 the end. So the first of several rows that exclude each other is accepted, and what a trigger or an index refuses is
 found as well. Of rows that a unique index refuses, only those that share a key with others are inserted.
@@ -21,8 +21,7 @@ from exactbatch.errors.sqlstates import UNDEFINED_COLUMN, UNIQUE_VIOLATION, is_o
 from exactbatch.errors.translation import psycopg2_message
 from exactbatch.postgres.connection import CHECK_CONSTRAINTS, Cursor
 from exactbatch.sinks.tables.candidates import PLACE, Candidates
-from exactbatch.sinks.tables.exclusive_indexes import sharing_a_key
-from exactbatch.sinks.tables.row_rules import row_rules
+from exactbatch.sinks.tables.constraints import row_rules, sharing_a_key
 from exactbatch.sinks.tables.target import TargetTable
 from exactbatch.sinks.values.null_safe_groups import column_list, same_values
 

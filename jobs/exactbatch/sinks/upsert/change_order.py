@@ -1,7 +1,8 @@
 """The order of a key's changes: by version, and by offset within a partition. What that leaves open is an error.
 
-The latest change of a key is found partition by partition first. Several partitions with an equally great version, or
-without a version, do not say which change is the latest.
+The latest change of a key is found partition by partition first, among staged changes by a sort of narrow rows, which
+name the place of the change in the staging table. Several partitions with an equally great version, or without a
+version, do not say which change is the latest. Nor do several changes of a key in one record.
 
 Positions of a source ascend within a partition, as its commits do. A connector that starts again may send a run of
 changes once more. Every other change at a later offset with a smaller position shows that positions went back: another
@@ -14,10 +15,13 @@ from typing import Final
 
 from psycopg2 import sql
 
-from exactbatch.errors import KeyOnTwoPartitions
+from exactbatch.errors import KeyOnTwoPartitions, TargetMismatch
 from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.sink import SinkTraits
-from exactbatch.sinks.staged_rows import Place
+from exactbatch.sinks.staged_rows import Place, StagedRows
+from exactbatch.sinks.tables.lineage_table import LineageTable
+from exactbatch.sinks.tables.target import TargetTable
+from exactbatch.sinks.values.cast import Cast
 from exactbatch.sinks.values.null_safe_groups import column_list, same_values
 
 PLACE: Final = ("kafka_topic", "kafka_partition", "kafka_offset")
@@ -28,6 +32,10 @@ _IN_SEVERAL: Final = sql.SQL(
     "min(kafka_topic) <> max(kafka_topic) or min(kafka_partition) <> max(kafka_partition)"
 )
 _KEYS_SHOWN: Final = 5
+# The latest staged change of each key and partition, and then of each key whose latest change is staged.
+STAGED: Final = sql.Identifier("exactbatch_staged")
+# Where a change is stored: its row in the staging table, or in a table of changes.
+ROW: Final = sql.Identifier("exactbatch stored row")
 
 
 class ChangesBehind(Exception):
@@ -204,3 +212,90 @@ def latest_first(version: Sequence[str]) -> sql.Composable:
 
 def _descending(version: Sequence[str]) -> sql.Composable:
     return sql.SQL(", ").join(sql.SQL("{} desc nulls last").format(sql.Identifier(name)) for name in version)
+
+
+def find_latest_staged(
+    cursor: Cursor,
+    staged: StagedRows,
+    order: ChangeOrder,
+    casts: Sequence[Cast],
+    table: TargetTable,
+    lineage: Sequence[str] = PLACE,
+) -> int:
+    """Put the latest staged change of each key and partition into the temporary table STAGED; return how many.
+
+    It has the columns of the key and the version, those of `lineage`, `deleted`, ROW and LAST_OFFSET. `table` gives the
+    types and collations by which the changes are compared; `casts` are those into it.
+    """
+    expressions = {cast.column.name: cast.expression for cast in casts}
+    # The first branch gives the types and collations.
+    cursor.execute(
+        sql.SQL(
+            "create temporary table {staged} on commit drop as "
+            "select distinct on ({group}) {ordered}, {lineage}, deleted, {row}, {last_offset} from ("
+            "select {ordered}, {lineage}, null::boolean as deleted, null::tid as {row} from {table} where false "
+            "union all select {values}, {lineage}, deleted, ctid from {staging} where {accepted}) change "
+            "order by {order}"
+        ).format(
+            staged=STAGED,
+            group=order.by_partition,
+            ordered=column_list(order.ordered),
+            lineage=column_list(lineage),
+            row=ROW,
+            last_offset=order.last_offset,
+            table=table.identifier,
+            values=sql.SQL(", ").join(expressions[name] for name in order.ordered),
+            staging=staged.table,
+            accepted=staged.accepted,
+            order=order.latest_first_by_partition,
+        )
+    )
+    return cursor.rowcount
+
+
+def check_one_per_record(
+    cursor: Cursor,
+    staged: StagedRows,
+    order: ChangeOrder,
+    target: str,
+    table: LineageTable,
+    casts: Sequence[Cast],
+) -> None:
+    """Raise TargetMismatch if a staged record gives several changes of a key, and nothing orders them.
+
+    `table` gives the types and collations by which the changes are compared; `casts` are those into it.
+    """
+    ordered = order.ordered
+    expressions = {cast.column.name: cast.expression for cast in casts}
+    # The first branch gives the types and collations by which the changes are compared.
+    cursor.execute(
+        sql.SQL(
+            "select {texts} as change, kafka_topic as topic, kafka_partition as partition, "
+            'kafka_offset as "offset" from ('
+            "select {names}, kafka_topic, kafka_partition, kafka_offset from {change} where false union all "
+            "select {values}, kafka_topic, kafka_partition, kafka_offset from {staging} "
+            "where {accepted}) staged "
+            "group by {names}, 2, 3, 4 having count(*) > 1 order by 2, 3, 4 limit {limit}"
+        ).format(
+            texts=sql.SQL(" || ', ' || ").join(
+                sql.SQL("coalesce({}::text, 'null')").format(sql.Identifier(name)) for name in ordered
+            ),
+            names=column_list(ordered),
+            change=table.identifier,
+            values=sql.SQL(", ").join(expressions[name] for name in ordered),
+            staging=staged.table,
+            accepted=staged.accepted,
+            limit=sql.Literal(_KEYS_SHOWN),
+        )
+    )
+    if rows := cursor.fetchall():
+        shown = "; ".join(f"{row.topic}[{row.partition}] offset {row.offset}: ({row.change})" for row in rows)
+        raise TargetMismatch(
+            f"target {target}: a record gives several changes of one key, and nothing says which of "
+            f"them is the latest. The first, as ({', '.join(ordered)}): {shown}. Nothing was written. Let the "
+            f"transform give one change for each key and record, or changes whose version differs.",
+            topic=rows[0].topic,
+            partition=rows[0].partition,
+            from_offset=rows[0].offset,
+            until_offset=rows[0].offset + 1,
+        )

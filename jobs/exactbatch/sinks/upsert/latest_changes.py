@@ -16,8 +16,16 @@ from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.staged_rows import StagedRows
 from exactbatch.sinks.tables.lineage_table import LineageTable
 from exactbatch.sinks.tables.target import TargetTable
-from exactbatch.sinks.upsert.change_order import LAST_OFFSET, PLACE, ChangeOrder, is_greater, latest_first
-from exactbatch.sinks.upsert.staged_changes import ROW, STAGED, find_latest_staged
+from exactbatch.sinks.upsert.change_order import (
+    LAST_OFFSET,
+    PLACE,
+    ROW,
+    STAGED,
+    ChangeOrder,
+    find_latest_staged,
+    is_greater,
+    latest_first,
+)
 from exactbatch.sinks.values.null_safe_groups import column_list, same_values
 
 # The latest change of each affected key and partition that earlier batches left.

@@ -18,9 +18,16 @@ from exactbatch.sinks.staged_rows import Part, StagedRows
 from exactbatch.sinks.tables.candidates import PLACE_OF_LINEAGE, Candidates
 from exactbatch.sinks.tables.counted_writes import delete_rows, write_rows
 from exactbatch.sinks.tables.target import TargetTable
-from exactbatch.sinks.upsert.change_order import LAST_OFFSET, PLACE, ChangeOrder, is_greater
+from exactbatch.sinks.upsert.change_order import (
+    LAST_OFFSET,
+    PLACE,
+    ROW,
+    STAGED,
+    ChangeOrder,
+    find_latest_staged,
+    is_greater,
+)
 from exactbatch.sinks.upsert.moving_values import MovingValues
-from exactbatch.sinks.upsert.staged_changes import ROW, STAGED, find_latest_staged
 from exactbatch.sinks.values.byte_equality import differs, has_one_image
 from exactbatch.sinks.values.cast import Cast
 from exactbatch.sinks.values.null_safe_groups import column_list, same_values

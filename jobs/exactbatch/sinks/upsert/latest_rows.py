@@ -14,9 +14,9 @@ from exactbatch.sinks.tables.candidates import PLACE_OF_LINEAGE, Candidates
 from exactbatch.sinks.tables.counted_writes import delete_rows, forbid_changes
 from exactbatch.sinks.tables.lineage_table import LineageTable
 from exactbatch.sinks.tables.target import TargetTable
+from exactbatch.sinks.upsert.change_order import ROW
 from exactbatch.sinks.upsert.latest_changes import Latest
 from exactbatch.sinks.upsert.moving_values import MovingValues
-from exactbatch.sinks.upsert.staged_changes import ROW
 from exactbatch.sinks.values.byte_equality import differs, has_one_image
 from exactbatch.sinks.values.cast import Cast
 from exactbatch.sinks.values.kept_values import kept_rules

@@ -6,9 +6,10 @@ before what takes it over, and new keys last. Of rows that take over from each o
 inserted again, in the statement that writes the others: a foreign key without an action is checked at its end.
 """
 
-from collections.abc import Sequence
+from collections import defaultdict, deque
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 import psycopg2
 from psycopg2 import sql
@@ -23,12 +24,12 @@ from exactbatch.errors.sqlstates import (
 from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.tables.candidates import Candidates
 from exactbatch.sinks.tables.constraint_errors import constraint_error
+from exactbatch.sinks.tables.constraints import ExclusiveIndex, exclusive_indexes
 from exactbatch.sinks.tables.counted_writes import write_rows
-from exactbatch.sinks.tables.exclusive_indexes import ExclusiveIndex, exclusive_indexes
 from exactbatch.sinks.tables.target import TargetTable
-from exactbatch.sinks.upsert.release_order import order_releases
 from exactbatch.sinks.values.null_safe_groups import column_list, same_values
 
+Row = TypeVar("Row", bound=Hashable)
 # What Postgres answers if another row is in the way.
 IN_THE_WAY: Final = (UNIQUE_VIOLATION, EXCLUSION_VIOLATION)
 # The rows of the target that change, where they are, and their places in the order; null if they are to be removed.
@@ -41,6 +42,45 @@ select a.attname::text as name, pg_get_expr(d.adbin, d.adrelid) as expression
 from pg_attribute a join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
 where a.attrelid = %s::regclass and a.attgenerated <> '' and not a.attisdropped
 """
+
+
+def order_releases(takeovers: Iterable[tuple[Row, Row]]) -> tuple[Sequence[Row], Sequence[Row]]:
+    """Return the rows in the order in which to write them, and those to remove before, which come last.
+
+    A takeover is a pair: a row, and another one that holds what the first one is to have. Rows that take over from
+    each other in a circle have no such order: one of each circle is among those to remove.
+    """
+    holders: dict[Row, set[Row]] = defaultdict(set)
+    takers: dict[Row, list[Row]] = defaultdict(list)
+    for taker, holder in dict.fromkeys(takeovers):
+        holders[taker].add(holder)
+        takers[holder].append(taker)
+    ready = deque(row for row in takers if row not in holders)
+    ordered: list[Row] = []
+    removed: list[Row] = []
+    while ready or holders:
+        if ready:
+            ordered.append(row := ready.popleft())
+        else:
+            removed.append(row := _in_circle(holders))
+            del holders[row]
+        for taker in takers[row]:
+            if taker in holders:
+                holders[taker].discard(row)
+                if not holders[taker]:
+                    del holders[taker]
+                    ready.append(taker)
+    return ordered, removed
+
+
+def _in_circle(holders: dict[Row, set[Row]]) -> Row:
+    """Return a row of a circle; each row waits for another one."""
+    row = next(iter(holders))
+    seen: set[Row] = set()
+    while row not in seen:
+        seen.add(row)
+        row = next(iter(holders[row]))
+    return row
 
 
 @dataclass(frozen=True)

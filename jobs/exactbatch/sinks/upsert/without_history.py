@@ -1,14 +1,23 @@
-"""Keep the target of an Upsert alone, for tables with too many changes to keep."""
+"""Keep the target of an Upsert alone, for tables with too many changes to keep.
+
+Keys that were deleted leave markers, which a compaction drops below a horizon. Pipelines with one target may not harm
+the rows of each other.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 
+from psycopg2 import sql
+
 from exactbatch.columns import LINEAGE, Column
+from exactbatch.errors import TargetMismatch
 from exactbatch.model import Evolve
 from exactbatch.postgres.connection import Cursor
-from exactbatch.sinks.sink import SinkTraits
+from exactbatch.sinks.sink import EPOCH, UNCHANGED, SinkTraits
 from exactbatch.sinks.staged_rows import Part, StagedRows
+from exactbatch.sinks.tables.counted_writes import delete_rows
 from exactbatch.sinks.tables.lineage_table import LineageTable
 from exactbatch.sinks.tables.target import TargetTable
 from exactbatch.sinks.tables.target_checks import (
@@ -20,13 +29,90 @@ from exactbatch.sinks.tables.target_checks import (
     check_unique,
 )
 from exactbatch.sinks.tables.target_definition import add_columns, prepare_table
-from exactbatch.sinks.upsert.change_order import find_order
+from exactbatch.sinks.upsert.change_order import check_one_per_record, find_order
 from exactbatch.sinks.upsert.latest_only import LatestOnly
-from exactbatch.sinks.upsert.marker_compaction import MarkerCompactor
-from exactbatch.sinks.upsert.shared_target import check_shared_columns
 from exactbatch.sinks.upsert.spec import Upsert
-from exactbatch.sinks.upsert.staged_changes import check_one_per_record
 from exactbatch.sinks.values.cast import RejectRule, reject_rules
+
+
+def check_shared_columns(
+    cursor: Cursor,
+    traits: SinkTraits,
+    lineage_table: LineageTable,
+    columns: Sequence[Column],
+    pipelines: Sequence[str],
+) -> None:
+    """Raise TargetMismatch if the changes have columns that only other pipelines with this target write.
+
+    A replay would write the changes of its records without these columns.
+    """
+    own_columns = {
+        column.name
+        for column in (*traits.staged_columns(columns), *lineage_table.lineage_columns, UNCHANGED, EPOCH)
+    }
+    if pipelines and (extra := sorted(lineage_table.table.columns(cursor).keys() - own_columns)):
+        raise TargetMismatch(
+            f"table {lineage_table.table.spec}: this pipeline does not write the columns "
+            f"{', '.join(extra)}. It shares the target {traits.target} with {', '.join(pipelines)}: rows would "
+            f"lose the values of these columns. Nothing was written. Let all of these pipelines write the "
+            f"same columns, or give them different targets."
+        )
+
+
+@dataclass(frozen=True)
+class MarkerCompactor:
+    """Drops markers below a horizon, the end of each part: nothing below it can be replayed any more.
+
+    A change that is older than a dropped marker, and arrives late, brings its row back.
+    """
+
+    markers: LineageTable
+
+    def first_since(self, cursor: Cursor, parts: Sequence[Part], at: datetime) -> dict[tuple[str, int], int]:
+        """Return the offset of the first marker in each (topic, partition) that is not from before a time.
+
+        The time of a marker is the Kafka timestamp of its delete; one without may be from any time. Partitions
+        without such a marker are left out.
+        """
+        if (rows := self.markers.select_rows(parts)) is None:
+            return {}
+        source, condition = rows
+        cursor.execute(
+            sql.SQL(
+                "select t.kafka_topic, t.kafka_partition, min(t.kafka_offset) from {} t, {} "
+                "where {} and (t.kafka_timestamp < {}) is not true group by 1, 2"
+            ).format(self.markers.identifier, source, condition, sql.Literal(at))
+        )
+        return {(topic, partition): offset for topic, partition, offset in cursor.fetchall()}
+
+    def preview(self, cursor: Cursor, parts: Sequence[Part]) -> dict[tuple[str, int], tuple[int, int]]:
+        """Return what compact() would return. Writes nothing."""
+        if (rows := self.markers.select_rows(parts)) is None:
+            return {}
+        source, condition = rows
+        cursor.execute(
+            sql.SQL(
+                "select t.kafka_topic, t.kafka_partition, count(*) from {} t, {} where {} group by 1, 2"
+            ).format(self.markers.identifier, source, condition)
+        )
+        return {(topic, partition): (count, 0) for topic, partition, count in cursor.fetchall()}
+
+    def compact(self, cursor: Cursor, parts: Sequence[Part]) -> dict[tuple[str, int], tuple[int, int]]:
+        """Drop the markers in these parts; return how many were dropped, and none kept, by (topic, partition)."""
+        dropped = self.preview(cursor, parts)
+        if (rows := self.markers.select_rows(parts)) is not None:
+            source, condition = rows
+            delete_rows(
+                cursor,
+                self.markers.table,
+                sql.SQL("delete from {} t using {} where {}").format(
+                    self.markers.identifier, source, condition
+                ),
+                remaining=sql.SQL("select count(*) from {} t, {} where {}").format(
+                    self.markers.identifier, source, condition
+                ),
+            )
+        return dropped
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Final
 
 from psycopg2 import sql
 
-from exactbatch.postgres.input_checks import is_refused
+from exactbatch.postgres.types import is_refused
 
 # What a type declares besides its name: (3), (10,2).
 _MODIFIER: Final = re.compile(r"\(\d+(?:,-?\d+)?\)")

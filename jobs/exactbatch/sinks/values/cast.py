@@ -10,17 +10,16 @@ from psycopg2 import sql
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError, TargetMismatch
 from exactbatch.postgres.connection import Cursor
-from exactbatch.postgres.input_checks import is_refused, refusal
-from exactbatch.postgres.types import PgType, refusal_of_null, type_named
+from exactbatch.postgres.types import PgType, is_refused, refusal, refusal_of_null, type_named
 from exactbatch.sinks.values.exact_values import (
     INTEGERS,
+    TEXT_FORMATS,
     changed,
     holds_all,
     holds_lineage,
     is_convertible,
     keeps_text,
 )
-from exactbatch.sinks.values.text_formats import TEXT_FORMATS
 
 # The staged types under their names in pg_type.
 _STAGED: Final = {

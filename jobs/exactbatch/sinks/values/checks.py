@@ -1,4 +1,7 @@
-"""The checks of a pipeline: expressions over the columns of a row. A record for which one is false is a reject."""
+"""The checks of a pipeline: expressions over the columns of a row. A record for which one is false is a reject.
+
+Publish checks staged rows against the rules of rejects once more.
+"""
 
 import re
 from collections.abc import Sequence
@@ -8,10 +11,12 @@ import psycopg2
 from psycopg2 import sql
 
 from exactbatch.columns import Column
-from exactbatch.errors import ConfigurationError
+from exactbatch.errors import ConfigurationError, StagedRowsDiffer
 from exactbatch.errors.sqlstates import NOT_OF_A_VALUE
 from exactbatch.postgres.connection import Cursor
-from exactbatch.postgres.row_alias import ROW
+from exactbatch.postgres.sql_text import ROW
+from exactbatch.sinks.staged_rows import StagedRows
+from exactbatch.sinks.tables.target import TargetTable
 from exactbatch.sinks.values.cast import Cast, RejectRule, own_casts, reject_rules
 
 _TABLE: Final = sql.Identifier("pg_temp", "exactbatch_check")
@@ -120,3 +125,34 @@ def _value(column: Column, cast: Cast | None) -> sql.Composable:
     name = sql.Identifier(column.name)
     value = name if cast is None else sql.SQL("{}::{}").format(name, sql.SQL(cast.type))
     return sql.SQL("{} as {}").format(value, name)
+
+
+def check_fits(cursor: Cursor, target: TargetTable, staged: StagedRows, rules: Sequence[RejectRule]) -> None:
+    """Raise StagedRowsDiffer, retryable, if a staged row breaks a rule: the watermark may have moved since these
+    were applied."""
+    if not rules:
+        return
+    cursor.execute(
+        sql.SQL(
+            "select kafka_topic, kafka_partition, kafka_offset, case {cases} end as reason from {staging} "
+            "where {accepted} and ({conditions}) limit 1"
+        ).format(
+            cases=sql.SQL(" ").join(
+                sql.SQL("when {} then {}").format(rule.condition, rule.reason) for rule in rules
+            ),
+            staging=staged.table,
+            accepted=staged.accepted,
+            conditions=sql.SQL(" or ").join(sql.SQL("({})").format(rule.condition) for rule in rules),
+        )
+    )
+    if (row := cursor.fetchone()) is not None:
+        topic, partition, offset, reason = row
+        raise StagedRowsDiffer(
+            f"{topic}[{partition}] offset {offset}: a staged row does not fit {target.spec}: {reason}. Such "
+            f"records are rejected before publish, unless the watermark moves in between. Nothing was "
+            f"written; the retry rejects it.",
+            topic=topic,
+            partition=partition,
+            from_offset=offset,
+            until_offset=offset + 1,
+        )

@@ -7,8 +7,7 @@ from typing import Final
 from psycopg2 import sql
 
 from exactbatch.columns import Column
-from exactbatch.postgres.input_checks import is_refused, refusal
-from exactbatch.postgres.types import PgType
+from exactbatch.postgres.types import PgType, is_refused, refusal
 from exactbatch.sinks.values.cast import Cast, RejectRule
 from exactbatch.sinks.values.exact_values import holds_all
 

@@ -1,1 +1,0 @@
-"""Change events of Debezium that a transformation has flattened to rows."""

@@ -1,1 +1,0 @@
-"""JSON after the header of a schema registry."""

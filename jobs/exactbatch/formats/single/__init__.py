@@ -1,0 +1,1 @@
+"""Values of one column: bytes and text."""
