@@ -45,9 +45,9 @@ def test_one_version():
 
 
 RELEASABLE = {
-    "version": "0.6.0",
-    "changelog": "# Changelog\n\n## Unreleased\n\n## 0.6.0\n\n- All.\n\n## 0.5.0\n\n- Less.\n",
-    "tags": ["v0.6.0"],
+    "version": "1.2.0",
+    "changelog": "# Changelog\n\n## Unreleased\n\n## 1.2.0\n\n- All.\n\n## 1.1.0\n\n- Less.\n",
+    "tags": ["v1.2.0"],
     "changed": 0,
     "holders": ["pyproject.toml", "docker-compose.yaml"],
 }
@@ -57,18 +57,18 @@ RELEASABLE = {
     ("lacking", "told"),
     [
         ({}, []),
-        ({"version": "0.6.0.dev0"}, ["Write 0.6.0 instead in pyproject.toml, docker-compose.yaml."]),
+        ({"version": "1.2.0.dev0"}, ["Write 1.2.0 instead in pyproject.toml, docker-compose.yaml."]),
         (
-            {"version": "0.5.1"},
-            ['Replace the heading "## Unreleased" by "## 0.5.1"', "git tag --annotate v0.5.1"],
+            {"version": "1.1.1"},
+            ['Replace the heading "## Unreleased" by "## 1.1.1"', "git tag --annotate v1.1.1"],
         ),
         (
-            {"changelog": "## Unreleased\n\n- New.\n\n## 0.6.0\n\n- All.\n"},
+            {"changelog": "## Unreleased\n\n- New.\n\n## 1.2.0\n\n- All.\n"},
             ['has changes under "## Unreleased"'],
         ),
-        ({"changelog": "## Unreleased\n\n- New.\n\n## 0.6.0\n\n## 0.5.0\n"}, ["has no section on 0.6.0"]),
+        ({"changelog": "## Unreleased\n\n- New.\n\n## 1.2.0\n\n## 1.1.0\n"}, ["has no section on 1.2.0"]),
         ({"changed": 3}, ["3 files are not committed"]),
-        ({"tags": ["v0.5.0", "0.6.0"]}, ['git tag --annotate v0.6.0 --message "exactbatch 0.6.0"']),
+        ({"tags": ["v1.1.0", "1.2.0"]}, ['git tag --annotate v1.2.0 --message "exactbatch 1.2.0"']),
     ],
     ids=["nothing", "version", "section", "unreleased", "empty section", "commits", "tag"],
 )
