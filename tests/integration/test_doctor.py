@@ -170,6 +170,22 @@ def test_a_kafka_login_that_nothing_can_make_is_no_wrong_password(doctor, pipeli
     assert found["remedy"].startswith("Set it to oidc or to a function of your own")
 
 
+def test_a_server_of_tokens_that_is_down_is_named(doctor, pipeline):
+    doctor.kafka(
+        security_protocol="SASL_SSL",
+        sasl_mechanism="OAUTHBEARER",
+        sasl_oauthbearer_method="oidc",
+        sasl_oauthbearer_token_endpoint_url="http://127.0.0.1:1/token",
+        sasl_oauthbearer_client_id="job",
+        sasl_oauthbearer_client_secret="s3cret",
+    )
+    found = of(doctor(pipeline), "settings")
+    assert found["found"].startswith(
+        "the server of tokens at http://127.0.0.1:1/token does not answer: ConnectError"
+    )
+    assert "s3cret" not in str(found)
+
+
 def test_kafka_has_no_tls(doctor, pipeline, stack):
     doctor.kafka(bootstrap_servers=stack.bootstrap_servers, security_protocol="SSL")
     found = of(doctor(pipeline), "Kafka connection")

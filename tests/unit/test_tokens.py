@@ -15,6 +15,7 @@ import jwt
 import pytest
 
 from exactbatch.errors import ConfigurationError, TokenUnavailable
+from exactbatch.operations.doctor.servers import connection_finding
 from exactbatch.postgres.dsn import _with_token
 from exactbatch.tokens import Token, providers
 from exactbatch.tokens.clouds import _google_kafka_token, _region
@@ -352,3 +353,12 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
     assert "the connection's tokens need the Python package of boto3, which is not installed here" in str(
         caught.value
     )
+
+
+def test_doctor_does_not_call_a_refused_token_a_wrong_password() -> None:
+    refused = TokenUnavailable(
+        "Kafka at b:1 does not accept the token of the provider 'oidc': SASL authentication error."
+    )
+    finding = connection_finding("Kafka", "EXACTBATCH_KAFKA", refused)
+    assert finding.found == str(refused)
+    assert "password" not in (finding.remedy or "")

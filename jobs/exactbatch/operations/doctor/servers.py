@@ -16,7 +16,7 @@ import httpx
 from psycopg2.extensions import parse_dsn
 
 from exactbatch.batch.tested_versions import of_postgres
-from exactbatch.errors import ExactbatchError
+from exactbatch.errors import ExactbatchError, TokenUnavailable
 from exactbatch.formats.registry.addresses import list_registries, sends_password_openly
 from exactbatch.kafka.admin import admin_client, describe_cluster
 from exactbatch.operations.airflow_api import airflow_api, airflow_url, pool_slots
@@ -71,7 +71,8 @@ _DEFAULT: Final = "default_pool"
 def connection_finding(server: str, variable: str, error: ExactbatchError) -> Finding:
     """Return the finding for a server that cannot be reached or used; `variable` has its connection."""
     message = str(error)
-    for cause, pattern, remedy in _CAUSES:
+    # A message about tokens has the words of another server, which issues them.
+    for cause, pattern, remedy in () if isinstance(error, TokenUnavailable) else _CAUSES:
         if re.search(pattern, message):
             found = f"no connection to {server}, because {cause}: {message}"
             return Finding(f"{server} connection", "problem", found, remedy.format(where=variable))
