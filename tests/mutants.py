@@ -429,22 +429,49 @@ MUTANTS: Final = (
     Mutant(
         "a statement that Postgres does not answer is waited for without end",
         "postgres/deadlines.py",
-        "                        missed()\n",
+        "                        deadline.missed()\n",
         "                        pass\n",
         ("tests/unit/test_deadlines.py::test_a_block_that_takes_too_long_is_told_within_it",),
     ),
     Mutant(
         "a connection is closed at the deadline of a statement that was answered",
         "postgres/deadlines.py",
-        "                self._waiting.pop(key, None)\n",
-        "                pass\n",
+        "        finally:\n            self._end(deadline)\n",
+        "        finally:\n            pass\n",
         ("tests/unit/test_deadlines.py::test_a_block_that_has_ended_misses_nothing",),
+    ),
+    Mutant(
+        "the time in which a COPY reads counts as a wait for Postgres",
+        "postgres/deadlines.py",
+        "        self._end(deadline)\n        try:\n",
+        "        try:\n",
+        (
+            "tests/unit/test_deadlines.py"
+            "::test_the_time_of_a_pause_does_not_count_and_then_all_of_it_begins_again",
+        ),
+    ),
+    Mutant(
+        "after a pause, Postgres is waited for without end",
+        "postgres/deadlines.py",
+        "        finally:\n            self._begin(deadline)\n",
+        "        finally:\n            pass\n",
+        (
+            "tests/unit/test_deadlines.py"
+            "::test_the_time_of_a_pause_does_not_count_and_then_all_of_it_begins_again",
+        ),
+    ),
+    Mutant(
+        "a Postgres that answers too late gets more rows",
+        "postgres/connection.py",
+        "        if self.hung_up:\n            raise psycopg2",
+        "        if False:\n            raise psycopg2",
+        ("tests/unit/test_copy.py::test_a_postgres_that_answers_too_late_gets_no_more",),
     ),
     Mutant(
         "a short deadline is not seen beside a longer one",
         "postgres/deadlines.py",
-        "                    self._changed.notify()\n",
-        "                    pass\n",
+        "                self._changed.notify()\n",
+        "                pass\n",
         (
             "tests/unit/test_deadlines.py::test_a_shorter_deadline_is_kept_beside_longer_ones_that_are_watched_already",
         ),

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import psycopg2
+import pyarrow as pa
 import pytest
 from adbc_driver_manager import Error as AdbcError
 from psycopg2 import sql
 from psycopg2.extensions import make_dsn
 
 from exactbatch import Tuning
-from exactbatch.batch.rows.copy import PostgresAccess
+from exactbatch.batch.rows.copy import PostgresAccess, copy_batches
 from exactbatch.batch.staging.staging_tables import StagingTables, hold_launch
 from exactbatch.errors import ConfigurationError
 from exactbatch.postgres import session_settings
@@ -344,6 +345,18 @@ def test_settings_of_one_connection_differ_in_their_times_alone():
     assert "transaction_timeout" not in {setting.name for setting in times.all(160000)}
 
 
+def test_the_time_in_which_rows_are_read_is_no_wait_for_postgres(database):
+    def read() -> Iterator[pa.RecordBatch]:
+        for number in range(3):
+            time.sleep(0.7)
+            yield pa.record_batch([pa.array([number], pa.int32())], ["n"])
+
+    access = PostgresAccess(database, lock_timeout=10, statement_timeout=0.5)
+    with access.connection(where="a task") as connection, connection.cursor() as cursor:
+        cursor.execute("create temporary table read (n int)")
+        assert copy_batches(cursor, sql.Identifier("read"), pa.schema([("n", pa.int32())]), read()) == 3
+
+
 def test_tasks_and_auditors_connect_without_reading_the_columns_of_all_tables(database):
     """Their number grows with partitions and pipelines."""
     access = PostgresAccess(database, lock_timeout=10, statement_timeout=10)
@@ -360,7 +373,11 @@ def test_tasks_and_auditors_connect_without_reading_the_columns_of_all_tables(da
                 connect_and_close()
                 return columns_read(cursor) - before
 
-            assert read_by(lambda: access.run(lambda *_: None, where="a task")) < 1_000
+            def connect_task() -> None:
+                with access.connection(where="a task"):
+                    pass
+
+            assert read_by(connect_task) < 1_000
             auditor = partial(connect_arrow, database, application="audit", read_only=True)
             assert read_by(lambda: auditor().close()) < 1_000
 

@@ -2,11 +2,13 @@
 
 from collections.abc import Generator, Iterator
 
+import psycopg2
 import pyarrow as pa
 import pytest
 
-from exactbatch.batch.rows.copy import ArrowEncoder, copy_in_turns
+from exactbatch.batch.rows.copy import ArrowEncoder, EncodedRows, _CopyStream, copy_in_turns
 from exactbatch.batch.rows.rejected import PendingRejects
+from exactbatch.postgres.connection import Connection
 
 
 def test_an_error_closes_what_is_read_from() -> None:
@@ -27,6 +29,20 @@ def test_an_error_closes_what_is_read_from() -> None:
     with pytest.raises(ZeroDivisionError):
         copy_in_turns(reading, PendingRejects(), refuse, lambda rejects: None)
     assert closed == [True]
+
+
+def test_a_postgres_that_answers_too_late_gets_no_more() -> None:
+    taken = []
+
+    def rows() -> Iterator[EncodedRows]:
+        taken.append(True)
+        yield EncodedRows(b"", 0)
+
+    connection = Connection.__new__(Connection)
+    connection.hung_up = True
+    with pytest.raises(psycopg2.OperationalError, match="the connection was closed"):
+        _CopyStream(rows(), connection).read()
+    assert taken == []
 
 
 OIDS = {

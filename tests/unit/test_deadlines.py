@@ -71,6 +71,14 @@ def test_a_function_that_fails_ends_no_later_deadline(deadlines):
         assert missed.wait(LONG)
 
 
+def test_the_time_of_a_pause_does_not_count_and_then_all_of_it_begins_again(deadlines):
+    missed = threading.Event()
+    with deadlines.within(0.2, missed.set) as deadline:
+        with deadlines.paused(deadline):
+            assert not missed.wait(0.6)
+        assert missed.wait(LONG)
+
+
 def test_all_deadlines_have_one_thread(deadlines):
     before = set(threading.enumerate())
     for _ in range(2):

@@ -18,7 +18,7 @@ from psycopg2.extensions import TRANSACTION_STATUS_IDLE, TRANSACTION_STATUS_INER
 from exactbatch.errors import PostgresUnavailable
 from exactbatch.errors.sqlstates import INSUFFICIENT_PRIVILEGE
 from exactbatch.errors.translation import psycopg2_message, translate
-from exactbatch.postgres.deadlines import deadlines
+from exactbatch.postgres.deadlines import Deadline, deadlines
 from exactbatch.postgres.dsn import NotConnected, open_connection
 from exactbatch.postgres.server_version import check_version
 from exactbatch.postgres.session_settings import (
@@ -93,7 +93,7 @@ class Connection(psycopg2.extensions.connection):
     keepalives and tcp_user_timeout detect no server that hangs while its kernel, or a proxy in between, still
     acknowledges what it receives.
 
-    answer_timeout: seconds; None on a connection whose caller limits the waits
+    answer_timeout: seconds
     hung_up: true once a deadline has passed; the connection is lost then
     pins: the statements that set, at the beginning of each transaction, the settings that apply to it
     target_path: the statement that sets the search path of statements over targets; see Cursor
@@ -101,11 +101,12 @@ class Connection(psycopg2.extensions.connection):
         done so; None if there are none
     """
 
-    answer_timeout: float | None = STATEMENT_TIMEOUT + _GRACE
+    answer_timeout = STATEMENT_TIMEOUT + _GRACE
     hung_up = False
     pins = ""
     target_path = OWN_PATH
     left_out: str | None = None
+    _deadline: Deadline | None = None  # of the answer that is waited for
     _path = OWN_PATH  # the statement that has set the search path that is in effect
 
     if TYPE_CHECKING:
@@ -140,21 +141,33 @@ class Connection(psycopg2.extensions.connection):
 
     @contextmanager
     def deadline(self) -> Iterator[None]:
-        """Wait for the server in the block, for `answer_timeout` seconds at most unless it is None.
+        """Wait for the server in the block, for `answer_timeout` seconds at most.
 
         Raises OperationalError if the connection is lost. Where libpq detects this itself, without an SQLSTATE
         from the server, psycopg2 may raise the base class DatabaseError instead.
         """
         try:
-            if self.answer_timeout is None:
+            with deadlines.within(self.answer_timeout, self.hang_up) as self._deadline:
                 yield
-            else:
-                with deadlines.within(self.answer_timeout, self.hang_up):
-                    yield
         except psycopg2.DatabaseError as error:
             if type(error) is psycopg2.DatabaseError and error.pgcode is None:
                 raise psycopg2.OperationalError(str(error)) from error
             raise
+        finally:
+            self._deadline = None
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Let the server wait in the block, in which a COPY reads what it sends next: the time does not count, and
+        the wait for the server begins again after it.
+
+        Raises OperationalError if the deadline has passed: a server that answers after all gets no more.
+        """
+        if self.hung_up:
+            raise psycopg2.OperationalError("the connection was closed")
+        assert self._deadline is not None
+        with deadlines.paused(self._deadline):
+            yield
 
     def hang_up(self) -> None:
         """Wake libpq, which may wait on its socket in another thread: it sees the end of the stream at once.
@@ -239,15 +252,16 @@ def connect(
     *,
     application: str,
     timeout: float = 60.0,
-    statement_timeout: float | None = STATEMENT_TIMEOUT,
+    statement_timeout: float = STATEMENT_TIMEOUT,
+    for_copies: bool = False,
 ) -> Connection:
     """Open a psycopg2 connection with the settings of exactbatch, and verify that they took effect.
 
     `timeout`, in seconds, limits how long a statement waits for a lock, how long the server lets a transaction
     sit idle before it ends the connection, and how long sent data may stay unacknowledged. `statement_timeout`,
     in seconds, limits how long a statement may take: the server cancels it then, and the client hangs up if the
-    server does not report that. With None there is no limit: a COPY lasts as long as it takes to read what it
-    copies, and batch/rows/watchdog.py limits the waits for the server alone.
+    server does not report that. With `for_copies`, the server cancels none, because a COPY lasts as long as it takes to
+    read what it copies: only the waits for the server are limited.
 
     Raises ConfigurationError if the server is too old, if it refuses the login, the password or the database, or if a
     server, login or pooler prevents a setting from taking effect. Raises PostgresUnavailable if the server cannot be
@@ -255,7 +269,7 @@ def connect(
     """
     settings = SessionSettings(
         lock_timeout=milliseconds(timeout),
-        statement_timeout=0 if statement_timeout is None else milliseconds(statement_timeout),
+        statement_timeout=0 if for_copies else milliseconds(statement_timeout),
         idle_in_transaction=milliseconds(timeout),
     )
 
@@ -266,7 +280,7 @@ def connect(
             raise NotConnected(psycopg2_message(error)) from None
 
     connection = open_connection(open_, dsn, settings, application=application, timeout=timeout)
-    connection.answer_timeout = None if statement_timeout is None else statement_timeout + _GRACE
+    connection.answer_timeout = statement_timeout if for_copies else statement_timeout + _GRACE
     try:
         with clear_errors(connection):
             _verify(connection, settings)
@@ -304,18 +318,20 @@ def transaction(connection: Connection) -> Iterator[Cursor]:
 
 
 @contextmanager
-def clear_errors(connection: Connection) -> Iterator[None]:
-    """Raise the errors that transaction() raises, without beginning a transaction."""
+def clear_errors(connection: Connection, where: str = "") -> Iterator[None]:
+    """Raise the errors that transaction() raises, without beginning a transaction. Messages begin with `where`."""
     try:
         yield
     except psycopg2.Error as error:
         if connection.hung_up:
             raise PostgresUnavailable(
-                f"Postgres did not answer within {connection.answer_timeout:g} s, so the connection was closed. "
-                f"Check the server, and the network and proxies in between. The next try finds in the ledger "
-                f"whether the transaction was committed."
+                f"{where}{': ' if where else ''}Postgres did not respond within {connection.answer_timeout:g} s: it "
+                f"neither accepted rows nor answered, so the connection was closed. Check the server, the network, any "
+                f"proxy between them, and what blocks the statement (pg_stat_activity); statement_timeout sets how "
+                f"long to wait. The next try finds in the ledger whether the transaction was committed."
             ) from error
-        login = f"login {connection.info.user!r}" if error.pgcode == INSUFFICIENT_PRIVILEGE else ""
-        if (own := translate(error, login)) is None:
+        if not where and error.pgcode == INSUFFICIENT_PRIVILEGE:
+            where = f"login {connection.info.user!r}"
+        if (own := translate(error, where)) is None:
             raise
         raise own from error

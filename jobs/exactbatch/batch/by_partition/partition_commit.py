@@ -19,7 +19,6 @@ from exactbatch.batch.publishing.insert_rows import check_staged, insert_rows
 from exactbatch.batch.publishing.publish import Published, StageTimes, let_search
 from exactbatch.batch.rows.copy import PostgresAccess
 from exactbatch.batch.rows.decode import pause_garbage_collector, shared_reads
-from exactbatch.batch.rows.watchdog import StallTimeout
 from exactbatch.batch.staging.outcomes import declare_outcome
 from exactbatch.batch.staging.staging_tables import INTACT, StagingTables, identifier
 from exactbatch.batch.staging.task import Staged, StagedBatch
@@ -64,9 +63,8 @@ def commit_range(
     try:
         with pause_garbage_collector():
             copy = RangeCopy(task, attempt, reads)
-            postgres.run(
-                lambda connection, timeout: _commit(connection, task, attempt, copy, timeout), where=str(task)
-            )
+            with postgres.connection(where=str(task)) as connection:
+                _commit(connection, task, attempt, copy)
     except ExactbatchError as error:
         if error.retryable and not isinstance(error, StagedRowsDiffer):
             raise
@@ -102,19 +100,16 @@ def commit_batch(
         return Published(ledger.batches.read(batch_id, plan_id), wrote=True)
 
 
-def _commit(
-    connection: Connection, task: RangeTask, attempt: int, copy: RangeCopy, timeout: StallTimeout
-) -> None:
+def _commit(connection: Connection, task: RangeTask, attempt: int, copy: RangeCopy) -> None:
     """Commit the range. If it turns out to be committed already, return without a commit and so without a
     trace."""
     if _is_committed(connection, task):
         return
     connection.rollback()  # that query needs no longer transaction: what follows may take long
     with connection.cursor() as cursor:
-        copy.copy(cursor, timeout)
+        copy.copy(cursor)
         # Asked after the last record was read: if the id is the plan's now, it was all along.
-        with timeout.paused():
-            check_topic_ids([task.range], KafkaBroker(task.kafka).topic_ids([task.range.topic]))
+        check_topic_ids([task.range], KafkaBroker(task.kafka).topic_ids([task.range.topic]))
         staged = StagedBatch.of([Staged.read_by(copy.reader, task.range, attempt)])
         if not _account(connection, task, staged, copy.reader.rows, REJECTS):
             return

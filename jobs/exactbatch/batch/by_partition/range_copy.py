@@ -14,7 +14,6 @@ from exactbatch.batch.rows.copy import Copied, EncodedRows, copy_batches, copy_i
 from exactbatch.batch.rows.decode import Changes, RangeReader
 from exactbatch.batch.rows.rejected import REJECT_SCHEMA, too_many_rejects
 from exactbatch.batch.rows.row_encoder import row_encoder
-from exactbatch.batch.rows.watchdog import StallTimeout
 from exactbatch.batch.staging.staging_tables import definitions
 from exactbatch.columns import LINEAGE
 from exactbatch.errors import StagedRowsDiffer, TargetMismatch
@@ -96,7 +95,7 @@ class RangeCopy:
         self.reader = RangeReader(task, attempt, schema, constants, reads=reads)
         self._encoder = row_encoder(task, schema, constants, shares_reads=reads is not None)
 
-    def copy(self, cursor: Cursor, timeout: StallTimeout) -> None:
+    def copy(self, cursor: Cursor) -> None:
         """COPY rows and rejects, and check that the rows have arrived.
 
         Raises TooManyRejects, TargetMismatch when the target refuses rows, StagedRowsDiffer when it has changed
@@ -123,7 +122,7 @@ class RangeCopy:
 
         with _refusals(task):
             copy_in_turns(
-                timeout.watch(self.reader.encoded(self._encoder)),
+                self.reader.encoded(self._encoder),
                 self.reader.pending,
                 copy_rows,
                 copy_rejects,

@@ -1,7 +1,7 @@
 """COPY of rows into Postgres, on an executor or the driver: every row that a batch writes goes through here."""
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeVar
 
@@ -11,10 +11,10 @@ import pyarrow as pa
 from psycopg2 import sql
 
 from exactbatch.batch.rows.rejected import PendingRejects
-from exactbatch.batch.rows.watchdog import StallTimeout, run_with_stall_timeout
 from exactbatch.errors import StagedRowsDiffer
+from exactbatch.errors.translation import translate_errors
 from exactbatch.kafka.records import Int64s
-from exactbatch.postgres.connection import Connection, Cursor, connect
+from exactbatch.postgres.connection import Connection, Cursor, clear_errors, connect
 
 _APPLICATION: Final = "exactbatch task"  # as pg_stat_activity shows a task
 _MESSAGE_BYTES: Final = (
@@ -56,20 +56,27 @@ class PostgresAccess:
     lock_timeout: float
     statement_timeout: float
 
-    def run(self, work: Callable[[Connection, StallTimeout], None], *, where: str) -> None:
-        """Open a connection and run work on it; `where` opens the message of an error.
+    @contextmanager
+    def connection(self, *, where: str) -> Iterator[Connection]:
+        """Yield a connection, which is closed at the end of the block; `where` opens the message of an error.
 
         Raises the error that the server's SQLSTATE stands for, PostgresUnavailable when Postgres does not respond
-        within the timeout, and whatever the work raises.
+        within the timeout, and whatever the block raises.
         """
-
-        def connect_and_work(timeout: StallTimeout) -> None:
-            with closing(
-                connect(self.dsn, application=_APPLICATION, timeout=self.lock_timeout, statement_timeout=None)
-            ) as connection:
-                work(connection, timeout)
-
-        run_with_stall_timeout(self.statement_timeout, connect_and_work, where=where)
+        with (
+            translate_errors(where),
+            closing(
+                connect(
+                    self.dsn,
+                    application=_APPLICATION,
+                    timeout=self.lock_timeout,
+                    statement_timeout=self.statement_timeout,
+                    for_copies=True,
+                )
+            ) as connection,
+            clear_errors(connection, where),
+        ):
+            yield connection
 
 
 class ArrowEncoder:
@@ -157,7 +164,7 @@ def send_encoded(
 
     Raises the errors of psycopg2, and whatever the iterator raises.
     """
-    stream = _CopyStream(encoded)
+    stream = _CopyStream(encoded, cursor.connection)
     statement = sql.SQL("copy {} ({}) from stdin (format binary)").format(
         table, sql.SQL(", ").join(map(sql.Identifier, names))
     )
@@ -177,15 +184,17 @@ class _CopyStream:
     raised: what producing them has raised; psycopg2 reports only the server's answer to that
     """
 
-    def __init__(self, encoded: Iterator[EncodedRows]) -> None:
+    def __init__(self, encoded: Iterator[EncodedRows], connection: Connection) -> None:
         self.rows = 0
+        self._connection = connection
         self.raised: Exception | None = None
         self._messages = self._in_messages(encoded)
 
     def read(self, size: int = -1) -> bytes:  # noqa: ARG002 - any number of bytes is right
         """Return the next bytes; none at the end."""
         try:
-            return next(self._messages, b"")
+            with self._connection.paused():
+                return next(self._messages, b"")
         except Exception as error:
             self.raised = error
             raise

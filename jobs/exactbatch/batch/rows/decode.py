@@ -1,7 +1,7 @@
 """Read one range and decode it into Arrow batches of rows."""
 
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -138,7 +138,7 @@ class RangeReader:
         except Exception as error:
             raise unexpected(error) from error
 
-    def encoded(self, encoder: "RowEncoder") -> Iterator[EncodedRows]:
+    def encoded(self, encoder: "RowEncoder") -> Generator[EncodedRows]:
         """Yield the same rows as bytes of a COPY, with the columns of the encoder.
 
         Raises what batches() raises.

@@ -1,6 +1,6 @@
 """Read, decode and stage: the work of Spark tasks, on executors, each of which does it for its range in one pass."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,6 @@ from exactbatch.batch.rows.copy import PostgresAccess, copy_batches, copy_encode
 from exactbatch.batch.rows.decode import RangeReader, pause_garbage_collector, shared_reads
 from exactbatch.batch.rows.rejected import REJECT_SCHEMA, PendingRejects
 from exactbatch.batch.rows.row_encoder import RowEncoder, decoder_for, row_encoder
-from exactbatch.batch.rows.watchdog import StallTimeout
 from exactbatch.batch.staging.shares import Executors, spark_tasks_for
 from exactbatch.batch.staging.staging_tables import (
     LINEAGE_SCHEMA,
@@ -56,8 +55,8 @@ def _stage(
 ) -> None:
     """Stage the rows of all readers, and their pending rejects."""
     tables = tasks[0].tables
-
-    def copy(connection: Connection, timeout: StallTimeout) -> None:
+    others = f" and {len(tasks) - 1} other ranges" if len(tasks) > 1 else ""
+    with tasks[0].postgres.connection(where=f"{tasks[0].range}{others}, staging its rows") as connection:
         with connection.cursor() as cursor:
 
             def copy_rejects(rejects: list[pa.RecordBatch]) -> None:
@@ -65,7 +64,7 @@ def _stage(
                 failpoint("stage.after_rejects")
 
             copy_in_turns(
-                timeout.watch(rows for reader in readers for rows in reader.encoded(encoder)),
+                (rows for reader in readers for rows in reader.encoded(encoder)),
                 pending,
                 lambda rows: copy_encoded(cursor, identifier(tables.rows), encoder.names, rows),
                 copy_rejects,
@@ -73,9 +72,6 @@ def _stage(
         failpoint("stage.before_copy_commit")
         connection.commit()
         failpoint("stage.after_copy_commit")
-
-    others = f" and {len(tasks) - 1} other ranges" if len(tasks) > 1 else ""
-    tasks[0].postgres.run(copy, where=f"{tasks[0].range}{others}, staging its rows")
 
 
 def decode_range(
@@ -118,14 +114,11 @@ def decode_range(
 
 
 def stage_rejects(postgres: PostgresAccess, tables: StagingTables, rejects: Iterable[pa.RecordBatch]) -> None:
-    """Stage rejected records, on an executor or the driver. Raises the errors of PostgresAccess.run()."""
-
-    def copy(connection: Connection, timeout: StallTimeout) -> None:
+    """Stage rejected records, on an executor or the driver. Raises the errors of PostgresAccess.connection()."""
+    with postgres.connection(where=f"batch {tables.batch_id}, staging rejected records") as connection:
         with connection.cursor() as cursor:
-            copy_batches(cursor, identifier(tables.rejects), REJECT_SCHEMA, timeout.watch(rejects))
+            copy_batches(cursor, identifier(tables.rejects), REJECT_SCHEMA, iter(rejects))
         connection.commit()
-
-    postgres.run(copy, where=f"batch {tables.batch_id}, staging rejected records")
 
 
 def stage_rows(
@@ -154,7 +147,7 @@ def stage_rows(
     notes, records = PendingRejects(), RecordsOfRows()
     count = 0
 
-    def storable() -> Iterator[pa.RecordBatch]:
+    def storable() -> Generator[pa.RecordBatch]:
         nonlocal count
         for batch in batches:
             rows = storable_rows(
@@ -164,7 +157,7 @@ def stage_rows(
             records.add(rows)
             yield rows
 
-    def copy(connection: Connection, timeout: StallTimeout) -> None:
+    def copy(connection: Connection) -> None:
         with connection.cursor() as cursor:
 
             def copy_rows(rows: Iterator[pa.RecordBatch]) -> None:
@@ -178,7 +171,7 @@ def stage_rows(
             def copy_rejects(noted: Iterable[pa.RecordBatch]) -> None:
                 copy_batches(cursor, identifier(tables.rejects), REJECT_SCHEMA, iter(noted))
 
-            copy_in_turns(timeout.watch(storable()), notes, copy_rows, copy_rejects)
+            copy_in_turns(storable(), notes, copy_rows, copy_rejects)
             if rejects is not None and (read := rejects()) is not None:
                 copy_rejects(read)
                 failpoint("stage.after_rejects")
@@ -186,9 +179,10 @@ def stage_rows(
         connection.commit()
         failpoint("stage.after_copy_commit")
 
+    where = f"batch {tables.batch_id}, staging rows of the transform"
     try:
-        with pause_garbage_collector():
-            postgres.run(copy, where=f"batch {tables.batch_id}, staging rows of the transform")
+        with pause_garbage_collector(), postgres.connection(where=where) as connection:
+            copy(connection)
     except Exception as error:
         return _terminal(error)
     return count
@@ -198,15 +192,13 @@ def stage_lineage(
     batches: Iterable[pa.RecordBatch], tables: StagingTables, postgres: PostgresAccess, attempt: int
 ) -> None:
     """Stage which records were decoded, from batches with the columns LINEAGE_NAMES. Raises the errors of
-    PostgresAccess.run()."""
-
-    def copy(connection: Connection, timeout: StallTimeout) -> None:
-        completed = (_completed(batch, LINEAGE_SCHEMA, {"task_attempt": attempt}) for batch in batches)
+    PostgresAccess.connection()."""
+    completed = (_completed(batch, LINEAGE_SCHEMA, {"task_attempt": attempt}) for batch in batches)
+    where = f"batch {tables.batch_id}, staging the lineage of decoded records"
+    with postgres.connection(where=where) as connection:
         with connection.cursor() as cursor:
-            copy_batches(cursor, identifier(tables.lineage), LINEAGE_SCHEMA, timeout.watch(completed))
+            copy_batches(cursor, identifier(tables.lineage), LINEAGE_SCHEMA, completed)
         connection.commit()
-
-    postgres.run(copy, where=f"batch {tables.batch_id}, staging the lineage of decoded records")
 
 
 def _terminal(error: Exception) -> ExactbatchError:

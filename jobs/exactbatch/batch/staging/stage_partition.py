@@ -13,7 +13,6 @@ from exactbatch.batch.rows.copy import EncodedRows, copy_batches, copy_encoded, 
 from exactbatch.batch.rows.decode import RangeReader, pause_garbage_collector
 from exactbatch.batch.rows.rejected import REJECT_SCHEMA
 from exactbatch.batch.rows.row_encoder import RowEncoder, row_encoder
-from exactbatch.batch.rows.watchdog import StallTimeout
 from exactbatch.batch.staging.shares import Executors
 from exactbatch.batch.staging.staged_pieces import enter_piece, entered_piece
 from exactbatch.batch.staging.staging_tables import identifier
@@ -27,7 +26,7 @@ from exactbatch.kafka.records import Int64s
 from exactbatch.ledger import bind_transaction
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
-from exactbatch.postgres.connection import Connection, Cursor
+from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.capabilities import PartitionStaging
 
 _LINE: Final = re.compile(r"COPY [^,]+, line (\d+)")
@@ -75,29 +74,27 @@ def stage_piece(task: PartitionTask, attempt: int) -> Staged | ExactbatchError:
 
     Returns a terminal error, so that Spark does not retry what cannot succeed; raises a retryable one.
     """
-    stage, outcomes = task.stage, list[Staged]()
+    stage = task.stage
     constants = {"batch_id": stage.tables.batch_id}
     schema = pa.schema([(column.name, column.arrow_type) for column in task.columns])
     reader = RangeReader(stage, attempt, schema, constants)
 
-    def copy(connection: Connection, timeout: StallTimeout) -> None:
-        def copied() -> Staged:
-            _copy(cursor, stage, reader, encoder, timeout)
-            return Staged.read_by(reader, stage.range, attempt)
-
-        with connection.cursor() as cursor:
-            outcomes.append(_enter(cursor, task, copied))
+    def copied() -> Staged:
+        _copy(cursor, stage, reader, encoder)
+        return Staged.read_by(reader, stage.range, attempt)
 
     try:
-        # Here, because the time to load compiled code is no wait for Postgres.
         encoder = row_encoder(stage, schema, constants)
-        with pause_garbage_collector():
-            stage.postgres.run(copy, where=f"{stage.range}, staging its rows")
+        with (
+            pause_garbage_collector(),
+            stage.postgres.connection(where=f"{stage.range}, staging its rows") as connection,
+            connection.cursor() as cursor,
+        ):
+            return _enter(cursor, task, copied)
     except ExactbatchError as error:
         if error.retryable:
             raise
         return error
-    return outcomes[-1]
 
 
 def _enter(cursor: Cursor, task: PartitionTask, copied: Callable[[], Staged]) -> Staged:
@@ -119,9 +116,7 @@ def _enter(cursor: Cursor, task: PartitionTask, copied: Callable[[], Staged]) ->
     return earlier
 
 
-def _copy(
-    cursor: Cursor, stage: StageTask, reader: RangeReader, encoder: RowEncoder, timeout: StallTimeout
-) -> None:
+def _copy(cursor: Cursor, stage: StageTask, reader: RangeReader, encoder: RowEncoder) -> None:
     """Copy rows and rejects of a piece; the server's count of rows is checked."""
 
     def copy_rows(rows: Iterator[EncodedRows]) -> None:
@@ -136,7 +131,7 @@ def _copy(
         copy_batches(cursor, identifier(stage.tables.rejects), REJECT_SCHEMA, iter(rejects))
         failpoint("stage.after_rejects")
 
-    copy_in_turns(timeout.watch(reader.encoded(encoder)), reader.pending, copy_rows, copy_rejects)
+    copy_in_turns(reader.encoded(encoder), reader.pending, copy_rows, copy_rejects)
 
 
 class _OffsetsOfRows:
