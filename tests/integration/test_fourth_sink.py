@@ -118,9 +118,7 @@ class LastWriter:
         inserted = self.lineage_table.insert_staged(cursor, staged, columns)
         # All columns, not only those of this batch: an earlier batch may have written others.
         names = column_list(self._target.columns(cursor))
-        delete_rows(
-            cursor, self._target, sql.SQL("delete from {}").format(self._target.identifier), remaining=None
-        )
+        delete_rows(cursor, self._target, sql.SQL("true"), checks=False)
         write_rows(
             cursor,
             self._target,

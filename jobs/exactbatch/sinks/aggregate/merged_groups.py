@@ -65,17 +65,9 @@ class MergedGroups:
         has_obsolete = bool(cursor.rowcount)
         triggers = self.target.triggers(cursor)
         if has_obsolete:
-            rows = sql.SQL("{obsolete} g where {same}").format(
-                **parts, same=same_group(group_columns, "t", "g")
-            )
-            delete_rows(
-                cursor,
-                self.target,
-                sql.SQL("delete from {} t using {}").format(self.target.identifier, rows),
-                remaining=sql.SQL("select count(*) from {} t, {}").format(self.target.identifier, rows)
-                if triggers
-                else None,
-            )
+            same = same_group(group_columns, "t", "g")
+            using = sql.SQL("{} g").format(_OBSOLETE)
+            delete_rows(cursor, self.target, same, using=using, checks=bool(triggers))
         self.write(
             cursor,
             columns,

@@ -127,7 +127,7 @@ class ByBatch:
         ):
             batch_ids = sorted(retracted - {partition.only_batch for partition in partitions})
         if batch_ids:
-            self._delete(cursor, batch_ids)
+            delete_rows(cursor, self.target, sql.SQL("t.batch_id = any({})").format(bigint_array(batch_ids)))
 
     def _may_drop(self, cursor: Cursor) -> bool:
         """False if something must see each row that is deleted: triggers, foreign keys, or subscribers."""
@@ -140,12 +140,3 @@ class ByBatch:
     def _is_referenced(self, cursor: Cursor) -> bool:
         """True if foreign keys of other tables refer to the target: Postgres then detaches none with rows."""
         return any(fact.what == "foreign key from elsewhere" for fact in self.target.facts(cursor))
-
-    def _delete(self, cursor: Cursor, batch_ids: Sequence[int]) -> None:
-        condition = sql.SQL("batch_id = any({})").format(bigint_array(batch_ids))
-        delete_rows(
-            cursor,
-            self.target,
-            sql.SQL("delete from {} where {}").format(self.target.identifier, condition),
-            remaining=sql.SQL("select count(*) from {} where {}").format(self.target.identifier, condition),
-        )

@@ -57,7 +57,4 @@ def retract_affecting(
         affected=affected,
         count=lineage_table.row_count,
     )
-    remaining = sql.SQL("select count(*) from {} t, {} where {}").format(
-        lineage_table.identifier, source, condition
-    )
-    return delete_rows(cursor, lineage_table.table, statement, remaining=remaining)
+    return delete_rows(cursor, lineage_table.table, condition, using=source, statement=statement)

@@ -114,15 +114,30 @@ def write_rows(
 
 
 def delete_rows(
-    cursor: Cursor, table: TargetTable, statement: sql.Composable, *, remaining: sql.Composable | None
+    cursor: Cursor,
+    table: TargetTable,
+    condition: sql.Composable,
+    *,
+    using: sql.Composable | None = None,
+    statement: sql.Composable | None = None,
+    checks: bool = True,
 ) -> int:
-    """Run a statement that deletes rows of a table; return how many, as write_rows() does.
+    """Delete the rows t of a table that meet a condition, which may name relations of `using`; return how many.
 
-    `remaining` is a query for how many of these rows are still in the table; None if nothing could keep them.
+    `statement` does so, and more, in place of a plain delete; it returns the number that it reports, as that of
+    write_rows() does. `checks` looks whether rows remain, which costs as much as the statement: not if nothing could
+    keep them.
 
     Raises TargetMismatch if the table refuses, if rows remain, or if triggers change other rows.
     """
     before = _counts_if_watched(cursor, table)
+    names = {"table": table.identifier, "condition": condition, "using": using or sql.SQL("")}
+    if statement is None:
+        statement = sql.SQL(
+            "delete from {table} t using {using} where {condition}"
+            if using is not None
+            else "delete from {table} t where {condition}"
+        ).format(**names)
     cursor.execute("savepoint write")
     try:
         cursor.execute(_noting(cursor, table, statement, removed=True))
@@ -143,8 +158,13 @@ def delete_rows(
         cursor.execute("rollback to savepoint write")
         raise constraint_error(cursor, table, error, None) from error
     cursor.execute("release savepoint write")
-    if remaining is not None:
-        _check_deleted(cursor, table, remaining)
+    if checks:
+        query = sql.SQL(
+            "select count(*) from {table} t, {using} where {condition}"
+            if using is not None
+            else "select count(*) from {table} t where {condition}"
+        )
+        _check_deleted(cursor, table, query.format(**names))
     if before is not None and not (done := count_writes(cursor, table) - before).is_delete_of(rows):
         raise _other_rows_changed(cursor, table, f"a statement deleted {rows} rows", done)
     return deleted

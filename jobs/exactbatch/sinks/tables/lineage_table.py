@@ -177,14 +177,7 @@ class LineageTable:
             return 0
         source, condition = rows
         # One statement for all ranges: without an index each would read the whole table.
-        return delete_rows(
-            cursor,
-            self.table,
-            sql.SQL("delete from {} t using {} where {}").format(self.identifier, source, condition),
-            remaining=sql.SQL("select count(*) from {} t, {} where {}").format(
-                self.identifier, source, condition
-            ),
-        )
+        return delete_rows(cursor, self.table, condition, using=source)
 
     def count(self, cursor: Cursor, parts: Sequence[Part]) -> int:
         """Return how many staged rows the rows stand for that batches have written for ranges.

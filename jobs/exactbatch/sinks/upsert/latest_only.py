@@ -37,6 +37,7 @@ _STORED: Final = sql.Identifier("exactbatch stored")
 _REPLAYED: Final = sql.Identifier("exactbatch_replayed")
 # The keys and places of all changes that a replay has staged.
 _AGAIN: Final = sql.Identifier("exactbatch_again")
+_STAGED_CHANGES: Final = sql.SQL("{} l").format(STAGED)
 _LINEAGE: Final = [column.name for column in LINEAGE[:-1]]
 
 
@@ -132,10 +133,8 @@ class LatestOnly:
         if not cursor.fetchone()[0]:
             return
         self._check_stored(cursor, staged, casts, self.markers)
-        followed = sql.SQL("{markers} t using {staged} l where {same_key} and {later}").format(
-            **self._names, later=later
-        )
-        delete_rows(cursor, self.markers, sql.SQL("delete from {}").format(followed), remaining=None)
+        followed = sql.SQL("{same_key} and {later}").format(**self._names, later=later)
+        delete_rows(cursor, self.markers, followed, using=_STAGED_CHANGES, checks=False)
         cursor.execute(
             sql.SQL("delete from {staged} l using {markers} t where {same_key}").format(**self._names)
         )
@@ -146,19 +145,8 @@ class LatestOnly:
         """Delete the rows that a staged delete is later than, and leave a marker for each key without a row."""
         self._check_stored(cursor, staged, casts, self.target)
         deleted = sql.SQL("l.deleted and {same_key} and {later}").format(**self._names, later=later)
-        delete_rows(
-            cursor,
-            self.target,
-            sql.SQL("delete from {target} t using {staged} l where {deleted}").format(
-                **self._names, deleted=deleted
-            ),
-            # The check costs as much as the statement: only if something could have kept rows.
-            remaining=sql.SQL("select count(*) from {target} t, {staged} l where {deleted}").format(
-                **self._names, deleted=deleted
-            )
-            if self.target.triggers(cursor)
-            else None,
-        )
+        checks = bool(self.target.triggers(cursor))
+        delete_rows(cursor, self.target, deleted, using=_STAGED_CHANGES, checks=checks)
         cursor.execute(
             sql.SQL("delete from {staged} l using {target} t where l.deleted and {same_key}").format(
                 **self._names

@@ -170,19 +170,8 @@ class LatestRows:
         """Delete the rows of obsolete keys."""
         # Without statistics Postgres would take these for many, and read the whole target.
         cursor.execute(sql.SQL("analyze {}").format(_OBSOLETE))
-        rows = sql.SQL("{} t using {} l where {}").format(
-            self.target.identifier, _OBSOLETE, self._names["same_key"]
-        )
-        remaining = sql.SQL("select count(*) from {} t, {} l where {}").format(
-            self.target.identifier, _OBSOLETE, self._names["same_key"]
-        )
-        delete_rows(
-            cursor,
-            self.target,
-            sql.SQL("delete from {}").format(rows),
-            # The check costs as much as the statement: only if something could have kept rows.
-            remaining=remaining if triggers else None,
-        )
+        using = sql.SQL("{} l").format(_OBSOLETE)
+        delete_rows(cursor, self.target, self._names["same_key"], using=using, checks=bool(triggers))
 
     def _check_written(
         self,

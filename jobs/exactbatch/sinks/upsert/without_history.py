@@ -17,7 +17,6 @@ from exactbatch.model import Evolve
 from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.sink import EPOCH, UNCHANGED, SinkTraits
 from exactbatch.sinks.staged_rows import Part, StagedRows
-from exactbatch.sinks.tables.counted_writes import delete_rows
 from exactbatch.sinks.tables.lineage_table import LineageTable
 from exactbatch.sinks.tables.target import TargetTable
 from exactbatch.sinks.tables.target_checks import (
@@ -100,18 +99,7 @@ class MarkerCompactor:
     def compact(self, cursor: Cursor, parts: Sequence[Part]) -> dict[tuple[str, int], tuple[int, int]]:
         """Drop the markers in these parts; return how many were dropped, and none kept, by (topic, partition)."""
         dropped = self.preview(cursor, parts)
-        if (rows := self.markers.select_rows(parts)) is not None:
-            source, condition = rows
-            delete_rows(
-                cursor,
-                self.markers.table,
-                sql.SQL("delete from {} t using {} where {}").format(
-                    self.markers.identifier, source, condition
-                ),
-                remaining=sql.SQL("select count(*) from {} t, {} where {}").format(
-                    self.markers.identifier, source, condition
-                ),
-            )
+        self.markers.retract(cursor, parts)
         return dropped
 
 
