@@ -539,7 +539,7 @@ def test_a_read_that_stalls_after_aborted_records_says_so() -> None:
 
     range_ = OffsetRange("t", 0, 0, 10, UUID(int=0))
     with pytest.raises(ReadFailed) as failed:
-        list(_read(Stalled(), [range_], 0.3, signals))  # type: ignore[arg-type]
+        list(_read(Stalled(), [range_], {}, 0.3, signals))  # type: ignore[arg-type]
     assert str(failed.value) == (
         "t[0] 0..10: the broker sent nothing from offset 0 on for 0.3 s, after only "
         "records of aborted transactions up to 7. Check that the brokers are up, and try again; read_timeout "
@@ -580,7 +580,7 @@ def test_offsets_that_do_not_ascend_are_refused(fetches: list[list[int]], wrong:
     with pytest.raises(
         ReadFailed, match=rf"t\[0\] offset {wrong}: .* comes after offset {before}: .*damaged"
     ):
-        list(_read(Damaged(), [range_], 5, Signals()))  # type: ignore[arg-type]
+        list(_read(Damaged(), [range_], {}, 5, Signals()))  # type: ignore[arg-type]
 
 
 def test_a_broker_that_never_answers_is_an_error_at_the_deadline() -> None:
