@@ -13,6 +13,7 @@ from psycopg2.extensions import make_dsn, parse_dsn
 from exactbatch.errors import ConfigurationError, PostgresUnavailable
 from exactbatch.postgres.arrow import connect_arrow
 from exactbatch.postgres.connection import connect
+from support.postgres_wire import ENCRYPTED, copy, read_packet
 
 OPENERS: Final = (connect, connect_arrow)  # that of the driver, and that of executors
 ANSWERS: Final = (
@@ -23,7 +24,6 @@ ANSWERS: Final = (
     ("XX000", "startup options are not supported"),
     ("XX000", "cannot set lock_timeout here"),
 )
-_ENCRYPTED: Final = {80877103, 80877104}  # requests for TLS and GSS
 
 
 @contextmanager
@@ -34,7 +34,7 @@ def refusing(dsn: str, refuses: Callable[[bytes], bool], code: str, text: str) -
 
     def serve(client: socket.socket) -> None:
         with suppress(OSError), closing(client):
-            while struct.unpack("!i", (packet := read_packet(client))[4:8])[0] in _ENCRYPTED:
+            while struct.unpack("!i", (packet := read_packet(client))[4:8])[0] in ENCRYPTED:
                 client.sendall(b"N")
             if refuses(packet):
                 client.sendall(b"E" + struct.pack("!i", len(answer) + 4) + answer)
@@ -52,18 +52,6 @@ def refusing(dsn: str, refuses: Callable[[bytes], bool], code: str, text: str) -
     with closing(socket.create_server(("127.0.0.1", 0))) as listener:
         threading.Thread(target=accept, daemon=True).start()
         yield make_dsn(dsn, host="127.0.0.1", port=listener.getsockname()[1])
-
-
-def read_packet(client: socket.socket) -> bytes:
-    head = client.recv(4, socket.MSG_WAITALL)
-    return head + client.recv(struct.unpack("!i", head)[0] - 4, socket.MSG_WAITALL)
-
-
-def copy(source: socket.socket, sink: socket.socket) -> None:
-    with suppress(OSError):
-        while data := source.recv(65_536):
-            sink.sendall(data)
-        sink.shutdown(socket.SHUT_WR)
 
 
 def has_options(packet: bytes) -> bool:

@@ -10,12 +10,12 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Final
 
 from psycopg2.extensions import make_dsn, parse_dsn
 
-_ENCRYPTED: Final = {80877103, 80877104}  # requests for TLS and GSS
+from support.logins import password_of
+from support.postgres_wire import ENCRYPTED, copy, read_packet
+
 _CLEARTEXT, _SASL, _CONTINUE = 3, 10, 11
 
 
@@ -35,7 +35,7 @@ def token_proxy(dsn: str, provider: str, is_valid: Callable[[str], bool]) -> Ite
 
     def serve(client: socket.socket) -> None:
         with suppress(OSError, struct.error), closing(client):
-            while struct.unpack("!i", (packet := _packet(client))[4:8])[0] in _ENCRYPTED:
+            while struct.unpack("!i", (packet := read_packet(client))[4:8])[0] in ENCRYPTED:
                 client.sendall(b"N")
             client.sendall(_message(b"R", struct.pack("!i", _CLEARTEXT)))
             token = _read_message(client)[1][:-1].decode()
@@ -46,11 +46,11 @@ def token_proxy(dsn: str, provider: str, is_valid: Callable[[str], bool]) -> Ite
                 return
             with closing(socket.create_connection((server["host"], int(server["port"])))) as upstream:
                 upstream.sendall(packet)
-                _log_in(upstream, _password(server))
+                _log_in(upstream, password_of(dsn))
                 proxy.logins.append(token)
                 client.sendall(_message(b"R", struct.pack("!i", 0)))
-                threading.Thread(target=_copy, args=(upstream, client), daemon=True).start()
-                _copy(client, upstream)
+                threading.Thread(target=copy, args=(upstream, client), daemon=True).start()
+                copy(client, upstream)
 
     def accept() -> None:
         with suppress(OSError):
@@ -62,10 +62,6 @@ def token_proxy(dsn: str, provider: str, is_valid: Callable[[str], bool]) -> Ite
         port = listener.getsockname()[1]
         proxy = TokenProxy(make_dsn(dsn, host="127.0.0.1", port=port, password=f"token:{provider}"))
         yield proxy
-
-
-def _password(server: dict[str, str]) -> str:
-    return server.get("password") or Path(server["passfile"]).read_text().strip().rpartition(":")[2]
 
 
 def _log_in(upstream: socket.socket, password: str) -> None:
@@ -98,15 +94,3 @@ def _message(kind: bytes, body: bytes) -> bytes:
 def _read_message(stream: socket.socket) -> tuple[bytes, bytes]:
     head = stream.recv(5, socket.MSG_WAITALL)
     return head[:1], stream.recv(struct.unpack("!i", head[1:])[0] - 4, socket.MSG_WAITALL)
-
-
-def _packet(stream: socket.socket) -> bytes:
-    head = stream.recv(4, socket.MSG_WAITALL)
-    return head + stream.recv(struct.unpack("!i", head)[0] - 4, socket.MSG_WAITALL)
-
-
-def _copy(source: socket.socket, sink: socket.socket) -> None:
-    with suppress(OSError):
-        while data := source.recv(65_536):
-            sink.sendall(data)
-        sink.shutdown(socket.SHUT_WR)
