@@ -9,13 +9,13 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC
 from functools import wraps
 from typing import Any, Final
 
 from exactbatch.errors import ConfigurationError
-from exactbatch.tokens.token import Token
+from exactbatch.tokens.token import Provider, Token
 
 # "Authentication tokens have a lifespan of 15 minutes", Amazon RDS User Guide, IAM database authentication.
 _RDS_LIFETIME: Final = 900.0  # seconds
@@ -24,8 +24,6 @@ _REGION: Final = re.compile(r"\.([a-z]{2}(?:-[a-z]+)+-\d)\.(?:rds\.)?amazonaws\.
 _AZURE_POSTGRES: Final = "https://ossrdbms-aad.database.windows.net/.default"
 _GOOGLE_POSTGRES: Final = "https://www.googleapis.com/auth/sqlservice.login"
 _GOOGLE_KAFKA: Final = "https://www.googleapis.com/auth/cloud-platform"
-
-Provider = Callable[[Mapping[str, Any]], Token]
 
 
 def _names_package(provider: Provider) -> Provider:

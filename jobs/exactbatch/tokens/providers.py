@@ -8,13 +8,11 @@ name of a provider travels, and no token.
 import importlib
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from exactbatch.errors import ConfigurationError, ExactbatchError, TokenUnavailable
-from exactbatch.tokens.token import Token
-
-Provider = Callable[[Mapping[str, Any]], Token]
+from exactbatch.tokens.token import Provider, Token
 
 # Each is imported where it is used: only what a connection names costs time and needs its packages.
 OWN: Final[Mapping[str, str]] = {

@@ -1,9 +1,9 @@
 """What a provider of tokens returns."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 # Hosts that others in the network cannot listen to.
 LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -30,3 +30,7 @@ class Token:
             raise ValueError("the value of a token is text, and not empty")
         if not math.isfinite(self.expires_at):
             raise ValueError(f"expires_at is in seconds since 1970, found {self.expires_at}")
+
+
+# It gets the properties of a connection to Kafka, or the parts of a connection string of Postgres.
+Provider = Callable[[Mapping[str, Any]], Token]
