@@ -370,14 +370,14 @@ MUTANTS: Final = (
     Mutant(
         "a check that is false passes",
         "batch/staging/uncastable.py",
-        "    return [*rules, *check_rules(cursor, columns, pipeline.checks, keeps_deletes=keeps_deletes)]\n",
+        "    return [*rules, *check_rules(cursor, columns, pipeline.row_checks, keeps_deletes=keeps_deletes)]\n",
         "    return rules\n",
         (f"{_CHECKS}::test_a_record_for_which_a_check_is_false_is_a_reject",),
     ),
     Mutant(
         "rows that become a partition are not checked",
         "batch/job.py",
-        "    if not pipeline.has_row_per_record or pipeline.checks or pipeline.forward is not None:\n",
+        "    if not pipeline.has_row_per_record or pipeline.row_checks or pipeline.forward is not None:\n",
         "    if not pipeline.has_row_per_record or pipeline.forward is not None:\n",
         (f"{_CHECKS}::test_rows_that_could_be_copied_into_a_partition_are_checked",),
     ),
@@ -1150,7 +1150,7 @@ MUTANTS: Final = (
     Mutant(
         "results are added to groups by values that may look different",
         "sinks/aggregate/added_results.py",
-        "            or not all(has_one_image(cast.type) for cast in in_target[: len(partials.sink.group_by)])\n",
+        "            or not all(has_one_image(cast.type) for cast in in_target[: len(partials.sink.groups)])\n",
         "",
         (f"{_AGGREGATE}::test_where_equal_values_may_look_different_all_results_are_merged",),
     ),
@@ -4118,7 +4118,7 @@ MUTANTS: Final = (
     Mutant(
         "documents are staged as jsonb although checks read their text",
         "batch/job.py",
-        "if direct is not None and not pipeline.checks and isinstance",
+        "if direct is not None and not pipeline.row_checks and isinstance",
         "if direct is not None and isinstance",
         ("tests/integration/test_documents.py",),
     ),

@@ -11,7 +11,7 @@ from exactbatch.formats import (
     Protobuf,
     Raw,
     Text,
-    WithMessage,
+    WithKeyAndHeaders,
 )
 from exactbatch.model import Limits
 from exactbatch.offsets import OffsetRange
@@ -49,5 +49,5 @@ __all__ = [
     "Tuning",
     "Upsert",
     "Window",
-    "WithMessage",
+    "WithKeyAndHeaders",
 ]

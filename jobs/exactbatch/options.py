@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin
 from exactbatch.errors import ConfigurationError
 
 _Class = TypeVar("_Class", bound=type)
+_Value = TypeVar("_Value")
 
 
 # What an option was called before, by class.
@@ -24,6 +25,8 @@ _NOW: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "Tuning": {"publish_timeout": "lock_timeout"},
     "Limits": {"max_records": "max_offsets", "max_records_per_partition": "max_offsets_per_partition"},
+    "Connections": {"spark_history": "spark_history_url"},
+    "WithKeyAndHeaders": {"header": "headers"},
     "Avro": {"columns": "fields"},
     "Append": {"smallest_partition": "min_offsets"},
     "ToTopic": {"key": "keyed_by"},
@@ -64,13 +67,14 @@ def check_types(options: Any, what: str = "") -> None:
         if not field.init or _fits(value, field.type):
             continue
         shown = f"{value!r} ({type(value).__name__})" if field.repr else type(value).__name__
-        if isinstance(value, str) and any(
-            get_origin(part) is tuple and _fits((value,), part) for part in _alternatives(field.type)
-        ):
-            shown += f'; write {field.name}=("{value}",)'
         raise ConfigurationError(
             f"{what or type(options).__name__}: expected {field.name} to be {_written(field.type)}, found {shown}"
         )
+
+
+def list_values(written: _Value | tuple[_Value, ...]) -> tuple[_Value, ...]:
+    """Return the values of an option that takes one value or several, as a tuple or list."""
+    return tuple(written) if isinstance(written, tuple | list) else (written,)
 
 
 def _fits(value: object, type_: Any) -> bool:
@@ -96,10 +100,6 @@ def _fits(value: object, type_: Any) -> bool:
     if isinstance(value, bool):
         return type_ is bool
     return isinstance(value, (int, float) if type_ is float else of or type_)
-
-
-def _alternatives(type_: Any) -> tuple[Any, ...]:
-    return get_args(type_) if get_origin(type_) in (Union, types.UnionType) else (type_,)
 
 
 def _written(type_: Any) -> str:

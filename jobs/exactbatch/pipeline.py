@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from exactbatch.columns import LINEAGE
 from exactbatch.errors import ConfigurationError
-from exactbatch.formats import Format, WithMessage
+from exactbatch.formats import Format, WithKeyAndHeaders
 from exactbatch.formats.cleaned_text import why_not_replaced
 from exactbatch.model import Evolve, Limits, OnLoss, StoredOffset
-from exactbatch.options import check_types, names_options
+from exactbatch.options import check_types, list_values, names_options
 from exactbatch.sinks.several import find_traits
 from exactbatch.sinks.sink import FormatFacts, Sink, SinkTraits
 from exactbatch.time_text import Duration, parse_duration, read_time
@@ -71,8 +71,8 @@ class Pipeline:
     transform      a function from a Spark DataFrame of the decoded records to a DataFrame of the rows to store, or
                    a query over the view `records`, as text
     allow_nondeterministic  names of Spark expressions that may return other results on a retry, and that the
-                   transform may use nevertheless: ("now",)
-    checks         SQL expressions over the columns of a row, such as ("amount >= 0",): a record for which one is
+                   transform may use nevertheless: "now"
+    checks         SQL expressions over the columns of a row, such as "amount >= 0": a record for which one is
                    false is a reject, and null passes. With a transform, they see the rows that it makes
     evolve         if the target lacks columns of the pipeline: "refuse" the batch, or "add" the columns
     commit         "batch": a batch in one transaction; "partition": each range of an advance in its own
@@ -100,8 +100,8 @@ class Pipeline:
     limits: Limits = field(default_factory=Limits)
     on_loss: OnLoss = "fail"
     transform: "str | Callable[[DataFrame], DataFrame] | None" = None
-    allow_nondeterministic: tuple[str, ...] = ()
-    checks: tuple[str, ...] = ()
+    allow_nondeterministic: str | tuple[str, ...] = ()
+    checks: str | tuple[str, ...] = ()
     evolve: Evolve = "refuse"
     commit: Literal["batch", "partition"] = "batch"
     max_rejects: int = 0
@@ -141,7 +141,7 @@ class Pipeline:
             repr(self.freshness),
         )
         self._expect(
-            all(check.strip() for check in self.checks), "checks that are not empty", repr(self.checks)
+            all(check.strip() for check in self.row_checks), "checks that are not empty", repr(self.checks)
         )
         if reason := why_not_replaced(self.replace_unstorable, self.value, self.message_key):
             raise self._error(reason)
@@ -177,7 +177,7 @@ class Pipeline:
             return "a transform, which sees the records of all ranges"
         if self.value.gives_several_rows:
             return "values that give any number of rows each"
-        if self.checks:
+        if self.row_checks:
             return "checks, which Postgres evaluates before rows are in the target"
         for column in self.value.columns:
             if column.staged_type != column.type:
@@ -213,6 +213,11 @@ class Pipeline:
     def allows_rejects(self) -> bool:
         """True if a batch may have any rejects."""
         return bool(self.max_rejects or self.max_reject_share)
+
+    @property
+    def row_checks(self) -> tuple[str, ...]:
+        """The SQL expressions of `checks`."""
+        return list_values(self.checks)
 
     @property
     def fresh_for(self) -> timedelta | None:
@@ -338,7 +343,9 @@ class Pipeline:
                 "than the changes of the key. Leave out the version of the Upsert: offsets order the changes of a key "
                 "in one partition. Or leave out message_key: a tombstone then is a reject."
             )
-        self._expect(not isinstance(key, WithMessage), "the format of message keys as message_key", repr(key))
+        self._expect(
+            not isinstance(key, WithKeyAndHeaders), "the format of message keys as message_key", repr(key)
+        )
         key_columns = self.traits.key_columns if self.traits.keeps_deletes else ()
         if key.gives_several_rows:
             raise self._error(

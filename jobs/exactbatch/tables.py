@@ -105,11 +105,11 @@ class Tables:
             raise self._error(
                 f"expected its function to return a Pipeline or None for {topic!r}, found {pipeline!r}"
             )
-        if (pipeline.name, pipeline.topic_names) not in ((wanted.name, (topic,)), (wanted.name, [topic])):
+        if (pipeline.name, pipeline.topic_names) != (wanted.name, (topic,)):
             raise self._error(
-                f"expected its function to return a Pipeline(name={wanted.name!r}, topics=({topic!r},), …) for the "
+                f"expected its function to return a Pipeline(name={wanted.name!r}, topics={topic!r}, …) for the "
                 f"topic {topic!r}, found name={pipeline.name!r}, topics={pipeline.topic_names!r}. Write "
-                f"Pipeline(name=t.name, topics=(t.topic,), …)."
+                f"Pipeline(name=t.name, topics=t.topic, …)."
             )
         if pipeline.forward is not None:
             raise self._error(

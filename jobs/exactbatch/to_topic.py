@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError
-from exactbatch.options import check_types, names_options
+from exactbatch.options import check_types, list_values, names_options
 
 # Kafka's rule for names of topics.
 _NAME_CHARACTERS: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
@@ -37,8 +37,8 @@ class ToTopic:
     """
 
     topic: str
-    keyed_by: tuple[str, ...] = ()
-    value: tuple[str, ...] | None = None
+    keyed_by: str | tuple[str, ...] = ()
+    value: str | tuple[str, ...] | None = None
     key_format: Literal["json", "text"] = "json"
     numbers: Literal["number", "text"] = "number"
     compression: Literal["none", "gzip", "snappy", "lz4", "zstd"] = "lz4"
@@ -51,11 +51,11 @@ class ToTopic:
                 f"ToTopic: expected the name of a topic, 1 to {_NAME_LENGTH} letters, digits, '.', '_' and '-', found "
                 f"{self.topic!r}"
             )
-        if self.value == ():
+        if self.value_columns == ():
             raise ConfigurationError(
                 f"ToTopic({self.topic!r}): the value has no columns. Name some, or leave value out for all of them."
             )
-        for role, names in (("key", self.keyed_by), ("value", self.value or ())):
+        for role, names in (("key", list_values(self.keyed_by)), ("value", self.value_columns or ())):
             if len(set(names)) < len(names):
                 raise ConfigurationError(
                     f"ToTopic({self.topic!r}): the {role} names a column twice: {', '.join(names)}"
@@ -65,12 +65,17 @@ class ToTopic:
                 f"ToTopic({self.topic!r}): expected max_bytes to be 1 or more, found {self.max_bytes}"
             )
 
+    @property
+    def value_columns(self) -> tuple[str, ...] | None:
+        """The columns of the value; None for all of them."""
+        return None if self.value is None else list_values(self.value)
+
     def key_columns(self, sink_key: Sequence[str]) -> tuple[str, ...]:
         """Return the columns of the message key for a sink whose rows have this key, or ().
 
         Raises ConfigurationError if messages of two rows could have one key, or those of one row two.
         """
-        key = self.keyed_by or tuple(sink_key)
+        key = list_values(self.keyed_by) or tuple(sink_key)
         if sink_key and set(key) != set(sink_key):
             raise ConfigurationError(
                 f"ToTopic({self.topic!r}): expected keyed_by to have the key columns of the sink, "
@@ -86,7 +91,7 @@ class ToTopic:
     def check(self, sink_key: Sequence[str], columns: Sequence[Column], more: Sequence[Column]) -> None:
         """Raise ConfigurationError unless key and value are among the columns of a result, or `more` of its row."""
         names = [column.name for column in (*columns, *more)]
-        for role, wanted in (("key", self.key_columns(sink_key)), ("value", self.value or ())):
+        for role, wanted in (("key", self.key_columns(sink_key)), ("value", self.value_columns or ())):
             if missing := [name for name in wanted if name not in names]:
                 raise ConfigurationError(
                     f"ToTopic({self.topic!r}): expected the {role} among the columns of a result, "

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Final
 
 from exactbatch.errors import ConfigurationError
-from exactbatch.options import check_types
+from exactbatch.options import check_types, list_values
 
 # Kafka's own topics, and those that tools keep for themselves: __debezium-heartbeat.shop, __amazon_msk_canary.
 _INTERNAL_PREFIX: Final = "__"
@@ -50,7 +50,7 @@ Topics = Sequence[str] | TopicPattern
 
 def list_topics(written: str | tuple[str, ...] | TopicPattern) -> tuple[str, ...] | TopicPattern:
     """Return the names of topics, or their pattern, as a user writes them: one name may stand by itself."""
-    return (written,) if isinstance(written, str) else written
+    return written if isinstance(written, TopicPattern) else list_values(written)
 
 
 def loads(topics: Topics, topic: str) -> bool:

@@ -4,7 +4,7 @@ from exactbatch import Append, Json, Pipeline
 
 flights = Pipeline(
     name="flights",
-    topics=("flights",),
+    topics="flights",
     value=Json(
         """
         year int, month int, day int, dep_time int, sched_dep_time int, dep_delay int,

@@ -103,7 +103,7 @@ class Given:
     kafka: str = "kafka_default"
     postgres: str = "postgres_default"
     spark: str = "spark_default"
-    spark_history: str | None = None
+    spark_history_url: str | None = None
 
     def settings(self) -> Settings:
         return self.given

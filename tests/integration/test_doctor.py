@@ -23,7 +23,7 @@ from exactbatch import Append, Json, Pipeline, ToTopic
 from exactbatch.batch.tested_versions import TESTED, warn_if_untested
 from exactbatch.cli.app import app
 from exactbatch.errors import ConfigurationError
-from exactbatch.formats import Avro, WithMessage
+from exactbatch.formats import Avro, WithKeyAndHeaders
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger
 from exactbatch.operations import lag
@@ -247,7 +247,7 @@ def test_a_server_of_the_network_should_be_verified(settings, dsn, is_told):
 def test_a_password_of_a_registry_should_be_encrypted(settings):
     secret = {"schema.registry.basic.auth.user.info": "me:s3cret"}
     value = Avro(registry="http://registry.example.org:8081", fields="id int")
-    keyed = WithMessage(Json("a int"), header={"x": value})
+    keyed = WithKeyAndHeaders(Json("a int"), headers={"x": value})
     for form in (value, keyed):
         pipelines = {"p": Pipeline(name="p", topics=("t",), value=form, sink=Append("public.p"))}
         [found] = check_encryption(replace(settings, kafka={**settings.kafka, **secret}), pipelines)

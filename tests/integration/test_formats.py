@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pytest
 from pyspark import cloudpickle
 
-from exactbatch import Avro, Csv, Custom, Json, Pipeline, Raw, Text, Upsert, WithMessage
+from exactbatch import Avro, Csv, Custom, Json, Pipeline, Raw, Text, Upsert, WithKeyAndHeaders
 from exactbatch.errors import ConfigurationError, TasksFailed
 from exactbatch.sinks.writers import find_writer
 from support.batch_runner import BatchRunner
@@ -167,10 +167,10 @@ def test_key_and_headers_are_loaded_exactly(world, make_topic, make_pipeline):
     topic.produce(b'{"id":50}')
     topic.produce(b'{"id":51}', key=b"\xff")
     topic.produce(None, key=b"\xff")
-    value = WithMessage(
+    value = WithKeyAndHeaders(
         Json("id int"),
         key=Text("kafka_key"),
-        header={"trace": Text("trace"), "raw": Raw("raw"), "none": Raw("none")},
+        headers={"trace": Text("trace"), "raw": Raw("raw"), "none": Raw("none")},
     )
     pipeline = make_pipeline(topic, value=value, max_rejects=1)
     batch = world.run(pipeline).batch
@@ -195,7 +195,7 @@ def test_an_upsert_takes_its_key_from_the_message(world, make_topic, make_pipeli
     topic.produce(None, key=b'{"id":2}')
     pipeline = make_pipeline(
         topic,
-        value=WithMessage(Json("name text"), key=Json("id int"), header={"h": Text("h")}),
+        value=WithKeyAndHeaders(Json("name text"), key=Json("id int"), headers={"h": Text("h")}),
         sink=Upsert(f'public."{topic.name}"', key=("id",)),
         message_key=Json("id int"),
     )

@@ -128,7 +128,7 @@ def make(connection, settings, make_topic, tmp_path):
 @pytest.fixture
 def late(make):
     """Flights that go back to a topic with their carrier as the key."""
-    return make(Append("public.late"), keyed_by=("carrier",), value=("flight", "late"), key_format="text")
+    return make(Append("public.late"), keyed_by="carrier", value=("flight", "late"), key_format="text")
 
 
 @pytest.fixture
@@ -168,7 +168,7 @@ def test_rows_of_an_append_reach_the_topic_in_the_order_of_their_offsets(late, s
 
 def test_a_key_has_the_partition_that_producers_of_java_choose(make):
     """Murmur2 of the key, as org.apache.kafka.common.utils.Utils has it: known values of its own tests."""
-    forwarding = make(Append("public.late"), "name text", partitions=7, keyed_by=("name",), key_format="text")
+    forwarding = make(Append("public.late"), "name text", partitions=7, keyed_by="name", key_format="text")
     hashes = {"21": -973932308, "foobar": -790332482, "a-little-bit-long-string": -985981536}
     forwarding.batches.run(*((name,) for name in hashes))
     forwarding.send()
@@ -694,7 +694,7 @@ def test_a_replay_that_has_fewer_of_equal_rows_retracts_the_difference(late):
 
 
 def test_a_target_that_is_partitioned_by_batch_is_forwarded_and_corrected(make):
-    forwarding = make(Append("public.late", layout="by_batch", min_offsets=2), keyed_by=("carrier",))
+    forwarding = make(Append("public.late", layout="by_batch", min_offsets=2), keyed_by="carrier")
     forwarding.batches.run(*flights(0, 6))
     forwarding.batches.log[0] = flights(3, 6)
     forwarding.batches.replay()
@@ -705,9 +705,7 @@ def test_a_target_that_is_partitioned_by_batch_is_forwarded_and_corrected(make):
 
 
 def test_lineage_can_be_part_of_the_value(make):
-    forwarding = make(
-        Append("public.late"), value=("flight", "kafka_offset", "batch_id"), keyed_by=("carrier",)
-    )
+    forwarding = make(Append("public.late"), value=("flight", "kafka_offset", "batch_id"), keyed_by="carrier")
     forwarding.batches.run(*flights(5, 2))
     forwarding.send()
     assert sorted(each.row["kafka_offset"] for each in forwarding.check()) == [0, 1]
@@ -979,7 +977,7 @@ def test_roles_can_do_what_forwarding_needs(deployment, connection, settings, ma
         topics=("t",),
         value=Json(COLUMNS),
         sink=Append("shop.late"),
-        forward=ToTopic(topic.name, keyed_by=("carrier",)),
+        forward=ToTopic(topic.name, keyed_by="carrier"),
     )
     deployment.execute(
         "drop schema if exists exactbatch cascade; drop schema if exists exactbatch_staging cascade"
@@ -1025,7 +1023,7 @@ def test_a_batch_of_spark_reaches_the_topic(world, replays, make_topic, make_pip
         value=Json("carrier text, flight int"),
         sink=sinks[kind],
         transform=TRANSFORMED if kind == "transform" else None,
-        forward=ToTopic(target.name, keyed_by=("carrier",)),
+        forward=ToTopic(target.name, keyed_by="carrier"),
     )
     world.run(pipeline)
     replays.run(pipeline, ranges((10, 20), topic=topic))

@@ -7,7 +7,7 @@ from uuid import UUID
 import fastavro
 import pytest
 
-from exactbatch import Append, Avro, Debezium, JsonSchema, Protobuf, Upsert, WithMessage
+from exactbatch import Append, Avro, Debezium, JsonSchema, Protobuf, Upsert, WithKeyAndHeaders
 from exactbatch.audit.run_audit import audit
 from exactbatch.kafka.sample import Bounds
 from exactbatch.operations.try_records import try_records
@@ -160,7 +160,9 @@ def test_keys_and_tombstones(world, make_topic, make_pipeline, registry):
     with_key = make_pipeline(
         topic,
         name=f"{pipeline.name}_key",
-        value=WithMessage(value, key=Avro(registry=registry, fields="key bigint"), headers="all_headers"),
+        value=WithKeyAndHeaders(
+            value, key=Avro(registry=registry, fields="key bigint"), all_headers="all_headers"
+        ),
         sink=Append(f'public."{topic.name}_key"'),
     )
     assert try_records(with_key, world.settings, Bounds(100)).with_rows == 10

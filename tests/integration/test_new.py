@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from exactbatch import Pipeline
 from exactbatch.cli.app import app
-from exactbatch.formats import WithMessage
+from exactbatch.formats import WithKeyAndHeaders
 from exactbatch.ledger import Ledger
 from exactbatch.postgres.connection import transaction
 from support.environment import JOBS
@@ -116,7 +116,7 @@ def test_the_pipeline_loads_the_whole_topic_without_a_reject(
     batch = world.run(pipeline).batch
     assert (batch.status, batch.records, batch.rejected) == ("committed", len(topic.pairs), 0)
     assert world.is_exact(pipeline)
-    values = pipeline.value.value if isinstance(pipeline.value, WithMessage) else pipeline.value
+    values = pipeline.value.value if isinstance(pipeline.value, WithKeyAndHeaders) else pipeline.value
     if not topic.key:
         assert batch.rows == len(topic.pairs)
     assert len(values.columns) > 0

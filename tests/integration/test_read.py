@@ -29,7 +29,7 @@ from exactbatch.errors import (
     StoredOffsetBeyondLog,
     TopicMissing,
 )
-from exactbatch.formats import Json, Text, WithMessage
+from exactbatch.formats import Json, Text, WithKeyAndHeaders
 from exactbatch.formats.message.decoder import RecordDecoder
 from exactbatch.formats.message.record_headers import UNREADABLE, Unreadable
 from exactbatch.kafka.broker import KafkaBroker
@@ -680,8 +680,8 @@ def test_headers_whose_name_is_no_utf_8_make_rejects_of_their_records_alone(
     reading = read_range(range_of(topic, 0, 5), topic.properties, leader_epoch=None, timeout=10)
     records = next(reading)
     for format_ in (
-        WithMessage(Json("a int"), header={"trace": Text("trace")}),
-        WithMessage(Json("a int"), headers="all"),
+        WithKeyAndHeaders(Json("a int"), headers={"trace": Text("trace")}),
+        WithKeyAndHeaders(Json("a int"), all_headers="all"),
     ):
         decoded = RecordDecoder(format_).decode(records.values(), records)
         assert decoded.rows.column("a").to_pylist() == [1, 5]

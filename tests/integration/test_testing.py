@@ -26,7 +26,7 @@ from exactbatch import (
     Text,
     Upsert,
     Window,
-    WithMessage,
+    WithKeyAndHeaders,
 )
 from exactbatch.errors import ConfigurationError, TargetMismatch, TransformFailed, TransformRefused
 from exactbatch.testing import Record, load
@@ -178,11 +178,11 @@ CASES = {
         {"{}": "select sku, n, k, trace, h::text from {} order by kafka_partition, kafka_offset, n"},
         orders,
         {
-            "value": WithMessage(
+            "value": WithKeyAndHeaders(
                 Json("sku text from 'items[].sku', n int from 'items[].n'"),
                 key=Text("k"),
-                header={"trace": Text("trace")},
-                headers="h",
+                headers={"trace": Text("trace")},
+                all_headers="h",
             )
         },
     ),

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from exactbatch import Append, Csv, Debezium, Json, JsonSchema, Text, Upsert, WithMessage
+from exactbatch import Append, Csv, Debezium, Json, JsonSchema, Text, Upsert, WithKeyAndHeaders
 from exactbatch.audit.run_audit import audit
 from support.debezium_types import array, envelope, typed
 from support.registry import registry_server
@@ -148,7 +148,7 @@ def test_keys_and_headers_are_replaced_as_values_are(world, make_topic, make_pip
     other.produce(b"1,a\0", key=b"k\xff", headers=[("h", b"\0h"), ("other", b"\0")])
     of_message = make_pipeline(
         other,
-        value=WithMessage(Csv("id int, t text"), key=Text("k"), header={"h": Text("h")}),
+        value=WithKeyAndHeaders(Csv("id int, t text"), key=Text("k"), headers={"h": Text("h")}),
         replace_unstorable="",
     )
     assert world.run(of_message).batch.replaced == 1

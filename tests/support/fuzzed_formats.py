@@ -30,7 +30,7 @@ from exactbatch.formats import (
     Protobuf,
     Raw,
     Text,
-    WithMessage,
+    WithKeyAndHeaders,
 )
 from exactbatch.testing import Record, decode
 from support.registry import Registry, registry_server
@@ -466,10 +466,10 @@ def blocks(chance: random.Random, registry: Registry, name: str) -> Iterator[tup
         try:
             format_, value = FORMATS[name](chance, registry)
             key, key_value = FORMATS[chance.choice(["text", "json", name])](chance, registry)
-            with_message = WithMessage(
+            with_message = WithKeyAndHeaders(
                 format_,
                 key=key if chance.random() < 0.5 else None,
-                headers="all_headers" if chance.random() < 0.3 else None,
+                all_headers="all_headers" if chance.random() < 0.3 else None,
             )
             used = with_message if chance.random() < 0.4 else format_
             Pipeline(name="fuzz", topics=("t",), value=used, sink=Append("public.t"))

@@ -117,7 +117,7 @@ _QUICK_DAG: Final = """
 from airflow.providers.openlineage.utils.selective_enable import enable_lineage
 from exactbatch.airflow import Connections, pipeline_dag
 from shop.orders import quick
-connections = Connections(spark="spark_connect_default", spark_history="http://history.example.org")
+connections = Connections(spark="spark_connect_default", spark_history_url="http://history.example.org")
 dag = enable_lineage(pipeline_dag(quick, engine="connect", connections=connections))
 """
 

@@ -43,7 +43,7 @@ _BUNDLED_MODULE: Final = (
 _BUNDLED_DAG: Final = """
 from exactbatch.airflow import Connections, pipeline_dag
 from shop.orders import bundled
-dag = pipeline_dag(bundled, connections=Connections(spark_history="https://history.example.org/"))
+dag = pipeline_dag(bundled, connections=Connections(spark_history_url="https://history.example.org/"))
 """
 
 

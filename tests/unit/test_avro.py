@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from exactbatch.errors import ConfigurationError, RegistryUnavailable
-from exactbatch.formats import Avro, Text, WithMessage
+from exactbatch.formats import Avro, Text, WithKeyAndHeaders
 from exactbatch.formats.decoders import find_decoder
 from exactbatch.formats.postgres_limits import EARLIEST_TIMESTAMP
 from exactbatch.formats.registry.addresses import with_registry
@@ -662,9 +662,9 @@ def test_secrets_of_the_registry_come_from_the_kafka_properties(registry):
     properties = {"bootstrap.servers": "x:1", "schema.registry.basic.auth.user.info": "me:se:cret"}
     for format_ in (
         with_registry(avro, properties),
-        with_registry(WithMessage(Text(), key=avro), properties).key,
-        with_registry(WithMessage(avro), properties).value,
-        with_registry(WithMessage(Text(), header={"h": avro}), properties).header["h"],
+        with_registry(WithKeyAndHeaders(Text(), key=avro), properties).key,
+        with_registry(WithKeyAndHeaders(avro), properties).value,
+        with_registry(WithKeyAndHeaders(Text(), headers={"h": avro}), properties).headers["h"],
     ):
         assert "se:cret" not in repr(format_)
         assert format_ == avro

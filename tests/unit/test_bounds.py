@@ -14,7 +14,18 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSe
 from exactbatch import Append, Pipeline
 from exactbatch.compiled.rows_arrow import _text
 from exactbatch.errors import ConfigurationError, RegistryUnavailable
-from exactbatch.formats import Avro, Csv, Custom, Debezium, Json, Protobuf, Raw, Text, WithMessage, bounds
+from exactbatch.formats import (
+    Avro,
+    Csv,
+    Custom,
+    Debezium,
+    Json,
+    Protobuf,
+    Raw,
+    Text,
+    WithKeyAndHeaders,
+    bounds,
+)
 from exactbatch.formats.bounds import InParts
 from exactbatch.formats.decoders import find_decoder
 from exactbatch.formats.json.decoder import JsonDecoder
@@ -100,17 +111,17 @@ LARGER = [
     (Raw("a"), b"x" * 1_000_001, BYTES),
     (Csv("a text"), b"x" * 1_000_001, BYTES),
     (
-        WithMessage(Json("s int from 'items[].s'"), key=Raw("k")),
+        WithKeyAndHeaders(Json("s int from 'items[].s'"), key=Raw("k")),
         Record(MANY.replace(b"{},", b"", 900), key=b"x" * 20_000),
         BYTES,
     ),
     (
-        WithMessage(Json("s int from 'items[].s'"), headers="h"),
+        WithKeyAndHeaders(Json("s int from 'items[].s'"), all_headers="h"),
         Record(MANY.replace(b"{},", b"", 900), headers=[("a", b"x" * 20_000)]),
         BYTES,
     ),
     (
-        WithMessage(Json("s int from 'items[].s'"), header={"a": Text("h")}),
+        WithKeyAndHeaders(Json("s int from 'items[].s'"), headers={"a": Text("h")}),
         Record(MANY.replace(b"{},", b"", 900), headers=[("a", b"x" * 20_000)]),
         BYTES,
     ),
@@ -295,7 +306,7 @@ def test_events_and_keys_of_avro_are_bounded_too(registry):
     rows, rejects = outcome(value, event + b"\x00", event + COUNT + b"\x00")
     assert [row["id"] for row in rows] == [7]
     assert "parts that take no bytes" in rejects[1]
-    with_key = WithMessage(Json("a int"), key=Avro(registry=registry.address, fields="k int"))
+    with_key = WithKeyAndHeaders(Json("a int"), key=Avro(registry=registry.address, fields="k int"))
     rows, rejects = outcome(
         with_key, Record(b'{"a":1}', key=key + b"\x00"), Record(b'{"a":1}', key=key + COUNT + b"\x00")
     )

@@ -26,7 +26,7 @@ class Given:
     """Stands for the connections of Airflow."""
 
     kafka, postgres = "kafka_default", "postgres_default"
-    spark_history = None
+    spark_history_url = None
     spark = "spark_connect_default"
 
     def settings(self) -> Any:

@@ -128,7 +128,7 @@ for value in (
     Raw("id bigint"),
     Text("name"),
     Custom(print, "id int"),
-    WithMessage(Json("id int"), key=Text("name"), header={"trace": Raw("trace")}, headers="headers"),
+    WithKeyAndHeaders(Json("id int"), key=Text("name"), headers={"trace": Raw("trace")}, all_headers="headers"),
 ):
     Pipeline(name="p", topics=("t",), value=value, sink=Append("public.t"))
 upsert = Upsert("public.t", key=("id",))

@@ -15,7 +15,7 @@ from exactbatch import (
     Pipeline,
     TopicPattern,
     Upsert,
-    WithMessage,
+    WithKeyAndHeaders,
 )
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats.decoders import find_decoder
@@ -108,7 +108,7 @@ def test_a_truncate_next_to_columns_of_the_message():
 
     values = [event("c", 1, after={"id": 1}), event("t", 2), event("t", 3)]
     encoded = pa.array([json.dumps(each).encode() for each in values], pa.binary())
-    form = WithMessage(APPLIES, key=Json("k int"))
+    form = WithKeyAndHeaders(APPLIES, key=Json("k int"))
     decoded = RecordDecoder(form).decode(encoded, Keys())
     changes = as_changes(decoded, encoded, encoded, None, ("id", "k"), tombstones_delete=False)
     assert [(row["id"], row["k"]) for row in changes.rows.to_pylist()] == [(1, 1), (None, None)]
@@ -121,7 +121,7 @@ def pipeline(**options: Any) -> Pipeline:
 
 def test_a_sink_knows_whether_truncates_are_applied():
     assert pipeline().traits.applies_truncates
-    assert pipeline(value=WithMessage(APPLIES)).traits.applies_truncates
+    assert pipeline(value=WithKeyAndHeaders(APPLIES)).traits.applies_truncates
     assert not pipeline(value=Debezium("id int", version="postgres")).traits.applies_truncates
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from exactbatch import Append, Flattened, Json, Pipeline, Upsert, WithMessage
+from exactbatch import Append, Flattened, Json, Pipeline, Upsert, WithKeyAndHeaders
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats.decoders import find_decoder
 from exactbatch.testing import Record, load
@@ -297,7 +297,7 @@ def test_what_the_format_cannot_have_is_refused():
 @pytest.mark.parametrize("history", [True, False])
 def test_a_field_that_the_connector_adds_is_no_version(history):
     value = Flattened("id int, lsn bigint from '__lsn', version int")
-    for form in (value, WithMessage(value, headers="headers")):
+    for form in (value, WithKeyAndHeaders(value, all_headers="headers")):
         sink = Upsert("public.t", key=("id",), version="lsn", history=history)
         with pytest.raises(ConfigurationError, match="version='lsn': a field that the connector adds"):
             Pipeline(name="p", topics=("t",), value=form, sink=sink)

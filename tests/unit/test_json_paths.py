@@ -14,7 +14,7 @@ from exactbatch.audit.json_members import find_audited_decoder
 from exactbatch.batch.rows.decode import is_row_each, with_rows
 from exactbatch.columns import parse_fields
 from exactbatch.errors import ConfigurationError
-from exactbatch.formats import Avro, Csv, Json, Text, WithMessage
+from exactbatch.formats import Avro, Csv, Json, Text, WithKeyAndHeaders
 from exactbatch.formats.decoders import find_decoder
 from exactbatch.formats.upsert_changes import as_changes
 from support.decoding import decode, reason, rows
@@ -225,7 +225,7 @@ def test_elements_of_two_arrays_are_refused():
 
 def test_a_key_that_gives_several_rows_is_refused():
     with pytest.raises(ConfigurationError, match="a key or header gives one row"):
-        WithMessage(Text("v"), key=Json("a int from 'x[]'"))
+        WithKeyAndHeaders(Text("v"), key=Json("a int from 'x[]'"))
 
 
 def test_a_change_without_a_key_rejects_all_changes_of_its_record():

@@ -40,7 +40,7 @@ def test_the_link_to_the_page_is_relative_and_names_the_batch():
 )
 def test_an_application_has_a_page_if_both_are_known(monkeypatch, address, application, expected):
     assert application_url(address, application) == expected
-    connections = Connections(spark_history=address)
+    connections = Connections(spark_history_url=address)
     monkeypatch.setattr(Connections, "settings", lambda _: Settings(kafka={}, postgres=""))
     connection = SimpleNamespace(cursor=nullcontext)
     monkeypatch.setattr(ledger, "ledger_session", lambda *_: nullcontext(connection))
@@ -53,23 +53,23 @@ def test_an_application_has_a_page_if_both_are_known(monkeypatch, address, appli
 
 @pytest.mark.parametrize("address", ["javascript:alert(1)", "history:18080", "https://", "", "//h"])
 def test_only_a_web_address_becomes_a_link(address):
-    with pytest.raises(ConfigurationError, match=f"expected spark_history as .* found '{address[:4]}"):
-        Connections(spark_history=address)
+    with pytest.raises(ConfigurationError, match=f"expected spark_history_url as .* found '{address[:4]}"):
+        Connections(spark_history_url=address)
     task = {
         "task_id": "process_batch",
         "kafka_conn_id": "k",
         "postgres_conn_id": "p",
-        "spark_history": address,
+        "spark_history_url": address,
     }
     stored = {"dag": {"tasks": [{"__var": task}]}}
     assert stored_in(stored) == [("k", "p", False, None, False, "")]
-    task["spark_history"] = "https://h"
+    task["spark_history_url"] = "https://h"
     assert stored_in(stored) == [("k", "p", False, "https://h", False, "")]
 
 
 def test_a_task_has_a_link_to_spark_only_with_a_history_server():
     assert [link.name for link in build_links(Connections())] == ["Batch in exactbatch"]
-    assert [link.name for link in build_links(Connections(spark_history="http://h"))] == [
+    assert [link.name for link in build_links(Connections(spark_history_url="http://h"))] == [
         "Batch in exactbatch",
         "Spark application",
     ]

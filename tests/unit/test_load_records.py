@@ -26,7 +26,7 @@ from exactbatch import (
     TopicPattern,
     Upsert,
     Window,
-    WithMessage,
+    WithKeyAndHeaders,
 )
 from exactbatch.errors import ConfigurationError, KeyOnTwoPartitions, TargetMismatch, TooManyRejects
 from exactbatch.testing import Record, decode, load
@@ -92,7 +92,9 @@ def test_rejects_of_key_and_value_are_in_the_order_of_the_log():
 
 
 def test_keys_and_headers_are_columns():
-    value = WithMessage(Json("id int"), key=Text("k"), header={"trace": Text("trace")}, headers="all_headers")
+    value = WithKeyAndHeaders(
+        Json("id int"), key=Text("k"), headers={"trace": Text("trace")}, all_headers="all_headers"
+    )
     pipeline = Pipeline(name="f", topics=("t",), value=value, sink=Append("public.f"))
     records = [
         Record('{"id": 1}', key=b"a", headers=[("trace", "x"), ("trace", b"y")]),

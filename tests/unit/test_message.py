@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from exactbatch import Pipeline, Upsert
 from exactbatch.errors import ConfigurationError
-from exactbatch.formats import Json, Raw, Text, WithMessage
+from exactbatch.formats import Json, Raw, Text, WithKeyAndHeaders
 from exactbatch.formats.decoded import Decoded
 from exactbatch.formats.message.decoder import RecordDecoder
 
@@ -44,7 +44,7 @@ class Messages:
         return [each.headers for each in self.messages]
 
 
-def decode(format_: WithMessage, *messages: Message, asked: list[str] | None = None) -> Decoded:
+def decode(format_: WithKeyAndHeaders, *messages: Message, asked: list[str] | None = None) -> Decoded:
     values = pa.array([each.value for each in messages], pa.binary())
     decoded = RecordDecoder(format_).decode(values, Messages(messages, [] if asked is None else asked))
     types = [(column.name, column.arrow_type) for column in format_.columns]
@@ -58,7 +58,7 @@ def decode(format_: WithMessage, *messages: Message, asked: list[str] | None = N
     return decoded
 
 
-def rows(format_: WithMessage, *messages: Message) -> list[dict[str, Any]]:
+def rows(format_: WithKeyAndHeaders, *messages: Message) -> list[dict[str, Any]]:
     decoded = decode(format_, *messages)
     assert decoded.rejects == ()
     return decoded.rows.to_pylist()
@@ -70,18 +70,18 @@ def test_a_key_is_a_column_of_any_format():
         (Raw("k"), b"\xff\0", {"k": b"\xff\0"}),
         (Json("x int, y text"), b'{"x":1}', {"x": 1, "y": None}),
     ):
-        format_ = WithMessage(Json("a int"), key=key)
+        format_ = WithKeyAndHeaders(Json("a int"), key=key)
         assert rows(format_, Message(key=written)) == [{"a": 1, **there}]
 
 
 def test_a_null_key_is_null_in_its_columns():
     for key in (Text("k"), Raw("k"), Json("k int")):
-        format_ = WithMessage(Json("a int"), key=key)
+        format_ = WithKeyAndHeaders(Json("a int"), key=key)
         assert rows(format_, Message(), Message(b'{"a":2}')) == [{"a": 1, "k": None}, {"a": 2, "k": None}]
 
 
 def test_a_key_that_does_not_decode_is_a_reject():
-    format_ = WithMessage(Json("a int"), key=Text("k"))
+    format_ = WithKeyAndHeaders(Json("a int"), key=Text("k"))
     decoded = decode(
         format_,
         Message(key=b"0"),
@@ -100,7 +100,7 @@ def test_a_key_that_does_not_decode_is_a_reject():
 
 
 def test_a_header_is_a_column_and_the_last_of_its_name_counts():
-    format_ = WithMessage(Json("a int"), header={"trace-id": Text("trace"), "n": Json("n int")})
+    format_ = WithKeyAndHeaders(Json("a int"), headers={"trace-id": Text("trace"), "n": Json("n int")})
     assert rows(
         format_,
         Message(headers=[("trace-id", b"x"), ("n", b'{"n":5}'), ("trace-id", b"y")]),
@@ -116,16 +116,16 @@ def test_a_header_is_a_column_and_the_last_of_its_name_counts():
 
 
 def test_all_headers_are_a_list_in_order():
-    format_ = WithMessage(Json("a int"), headers="h")
+    format_ = WithKeyAndHeaders(Json("a int"), all_headers="h")
     found = rows(format_, Message(headers=[("é\0", b"\xff"), ("x", None), ("x", b"")]), Message())
     assert [json.loads(row["h"]) for row in found] == [[["é\\u0000", "/w=="], ["x", None], ["x", ""]], []]
 
 
 def test_only_what_is_wanted_is_asked_for():
     for format_, wanted in (
-        (WithMessage(Json("a int")), []),
-        (WithMessage(Json("a int"), key=Text("k")), ["keys"]),
-        (WithMessage(Json("a int"), headers="h", header={"x": Raw("x")}), ["headers"]),
+        (WithKeyAndHeaders(Json("a int")), []),
+        (WithKeyAndHeaders(Json("a int"), key=Text("k")), ["keys"]),
+        (WithKeyAndHeaders(Json("a int"), all_headers="h", headers={"x": Raw("x")}), ["headers"]),
     ):
         asked: list[str] = []
         decode(format_, Message(), asked=asked)
@@ -134,14 +134,14 @@ def test_only_what_is_wanted_is_asked_for():
 
 def test_a_null_value_is_what_it_is_for_the_value_format():
     message = Message(None, key=b"k")
-    assert decode(WithMessage(Json("a int"), key=Text("k")), message).tombstones == 1
-    assert rows(WithMessage(Text("a"), key=Text("k")), message) == [{"a": None, "k": "k"}]
+    assert decode(WithKeyAndHeaders(Json("a int"), key=Text("k")), message).tombstones == 1
+    assert rows(WithKeyAndHeaders(Text("a"), key=Text("k")), message) == [{"a": None, "k": "k"}]
 
 
 def test_a_column_given_twice_is_refused():
-    for wrong in ({"key": Text("a")}, {"headers": "a"}, {"key": Raw("k"), "header": {"x": Text("k")}}):
+    for wrong in ({"key": Text("a")}, {"all_headers": "a"}, {"key": Raw("k"), "headers": {"x": Text("k")}}):
         with pytest.raises(ConfigurationError, match="occur more than once in value, key and headers"):
-            WithMessage(Json("a int"), **wrong)
+            WithKeyAndHeaders(Json("a int"), **wrong)
 
 
 PARTS = st.sampled_from([None, b"", b"x", b"\xff", b"{}", b'{"k":1}', b'{"k":"1"}', b"a\0", b'{"a":2}'])
@@ -157,10 +157,10 @@ MESSAGES = st.builds(
 @given(st.lists(MESSAGES, max_size=12))
 def test_a_block_of_records_decodes_as_they_do_one_by_one(messages):
     for format_ in (
-        WithMessage(
-            Json("a int"), key=Json("k int"), header={"x": Text("x"), "y": Json("y int")}, headers="h"
+        WithKeyAndHeaders(
+            Json("a int"), key=Json("k int"), headers={"x": Text("x"), "y": Json("y int")}, all_headers="h"
         ),
-        WithMessage(Raw("a"), key=Text("k"), header={"x": Raw("x")}),
+        WithKeyAndHeaders(Raw("a"), key=Text("k"), headers={"x": Raw("x")}),
     ):
         block = decode(format_, *messages)
         alone = [decode(format_, each) for each in messages]
@@ -170,12 +170,15 @@ def test_a_block_of_records_decodes_as_they_do_one_by_one(messages):
 
 
 def test_a_message_is_no_part_of_a_message_and_no_key():
-    inner = WithMessage(Json("a int"), headers="all")
-    for parts in ({"value": inner}, {"key": inner}, {"header": {"h": inner}}):
-        with pytest.raises(ConfigurationError, match="format of a value, key or header, found WithMessage"):
-            WithMessage(**{"value": Json("b int")} | parts)
+    inner = WithKeyAndHeaders(Json("a int"), all_headers="all")
+    for parts in ({"value": inner}, {"key": inner}, {"headers": {"h": inner}}):
+        with pytest.raises(
+            ConfigurationError, match="format of a value, key or header, found WithKeyAndHeaders"
+        ):
+            WithKeyAndHeaders(**{"value": Json("b int")} | parts)
     with pytest.raises(
-        ConfigurationError, match="expected the format of message keys as message_key, found WithMessage"
+        ConfigurationError,
+        match="expected the format of message keys as message_key, found WithKeyAndHeaders",
     ):
         Pipeline(
             name="p",

@@ -11,7 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exactbatch import Append, Csv, Debezium, Flattened, Json, JsonSchema, Raw, Text, Upsert, WithMessage
+from exactbatch import (
+    Append,
+    Csv,
+    Debezium,
+    Flattened,
+    Json,
+    JsonSchema,
+    Raw,
+    Text,
+    Upsert,
+    WithKeyAndHeaders,
+)
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError
 from exactbatch.sampling.column_names import column_name, module_name
@@ -302,7 +313,7 @@ def test_a_compacted_topic_is_an_upsert_by_its_key(keys, key, column):
     proposal = proposed(*KEYED, None, keys=keys, is_compacted=True)
     assert proposal.pipeline.sink == Upsert("public.p", key=(column,))
     assert proposal.pipeline.message_key == key
-    assert isinstance(proposal.pipeline.value, WithMessage) == (column in ("key", "tenant"))
+    assert isinstance(proposal.pipeline.value, WithKeyAndHeaders) == (column in ("key", "tenant"))
     rows = proposal.decoded.rows.to_pylist()
     assert [row["deleted"] for row in rows] == [False, False, True]
     assert rows[1][column] == rows[2][column] is not None
@@ -354,7 +365,7 @@ def test_keys_next_to_their_schemas_are_an_upsert_by_the_payload(member, values_
     proposal = proposed(*values, keys=keys, is_compacted=True)
     assert proposal.pipeline.sink == Upsert("public.p", key=(member,))
     assert proposal.pipeline.message_key == Json(f"{member} bigint from 'payload.{member}'")
-    assert isinstance(proposal.pipeline.value, WithMessage) == (member == "tenant")
+    assert isinstance(proposal.pipeline.value, WithKeyAndHeaders) == (member == "tenant")
     assert [row[member] for row in proposal.decoded.rows.to_pylist()] == [7, 8, 8][: len(values)]
 
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exactbatch import Append, Avro, Csv, Debezium, Json, Pipeline, Raw, Text, Upsert, WithMessage
+from exactbatch import Append, Avro, Csv, Debezium, Json, Pipeline, Raw, Text, Upsert, WithKeyAndHeaders
 from exactbatch.cli.project_files import project_at, write_new
 from exactbatch.errors import ConfigurationError
 from exactbatch.errors.printable import printable
@@ -113,7 +113,7 @@ def test_the_code_of_a_record_that_is_not_json_is_exact(value, key):
 
 LONG = ", ".join(f"column_{number} bigint" for number in range(9))
 PIPELINES = [
-    Pipeline(name="a", topics=("t",), value=Json("id int"), sink=Append("public.a")),
+    Pipeline(name="a", topics="t", value=Json("id int"), sink=Append("public.a")),
     Pipeline(
         name="a",
         topics=("a-topic-with-a-long-name.in.several.parts", "another-topic-with-a-long-name.in.parts"),
@@ -121,30 +121,30 @@ PIPELINES = [
             "\n    at timestamptz,\n    b text from 'x.\"y z\"'\n", epoch={"at": "ms"}, encoding="gzip"
         ),
         message_key=Csv("at timestamptz"),
-        sink=Upsert("public.a", key=("at",)),
+        sink=Upsert("public.a", key="at"),
     ),
-    Pipeline(name="a", topics=("t",), value=Csv(LONG, delimiter="\t", null="\\N"), sink=Append("public.a")),
+    Pipeline(name="a", topics="t", value=Csv(LONG, delimiter="\t", null="\\N"), sink=Append("public.a")),
     Pipeline(
         name="a",
-        topics=("t",),
+        topics="t",
         value=Debezium("id int, body text", version="mysql", epoch={}, decimals="string", truncate="apply"),
-        sink=Upsert("public.a", key=("id",), version=("file", "pos")),
+        sink=Upsert("public.a", key="id", version=("file", "pos")),
     ),
     Pipeline(
         name="a",
-        topics=("t",),
+        topics="t",
         value=Avro(registry="http://localhost:8081", fields='id bigint, "Name" text'),
         sink=Append("public.a"),
     ),
     Pipeline(
         name="a",
-        topics=("t",),
-        value=WithMessage(Json("id int"), key=Text("key")),
+        topics="t",
+        value=WithKeyAndHeaders(Json("id int"), key=Text("key")),
         message_key=Text("key"),
-        sink=Upsert("public.a", key=("key",)),
+        sink=Upsert("public.a", key="key"),
     ),
-    Pipeline(name="a", topics=("t",), value=Raw("bytes"), sink=Append("public.a")),
-    Pipeline(name="a", topics=("t",), value=Debezium('\n"a\\b" int,\nid int\n'), sink=Append("public.a")),
+    Pipeline(name="a", topics="t", value=Raw("bytes"), sink=Append("public.a")),
+    Pipeline(name="a", topics="t", value=Debezium('\n"a\\b" int,\nid int\n'), sink=Append("public.a")),
 ]
 
 

@@ -39,7 +39,7 @@ class Given:
 
     kafka, postgres = "kafka_default", "postgres_default"
     spark: str = "spark_default"
-    spark_history: str | None = None
+    spark_history_url: str | None = None
     noted: list[str] = field(default_factory=list)
 
     def settings(self) -> Settings:

@@ -155,9 +155,9 @@ def test_a_batch_shows_its_stages_in_their_order_and_links_its_application():
         stages={"plan": 12, "stage": 3400, "start": 5000, "publish": 80, "of a later version": 1},
         application_id="app-1",
     )
-    shown = views.batch_view(ListedBatch(batch, None), {}, spark_history="https://h", may_read_logs=True)
+    shown = views.batch_view(ListedBatch(batch, None), {}, spark_history_url="https://h", may_read_logs=True)
     assert shown["stages"] == [["plan", 0.012], ["start", 5.0], ["stage", 3.4], ["publish", 0.08]]
     assert (shown["application"], shown["application_url"]) == ("app-1", "https://h/history/app-1/")
     before = replace(batch, stages=None, application_id=None)  # of an older version
-    shown = views.batch_view(ListedBatch(before, None), {}, spark_history="https://h", may_read_logs=True)
+    shown = views.batch_view(ListedBatch(before, None), {}, spark_history_url="https://h", may_read_logs=True)
     assert (shown["stages"], shown["application"], shown["application_url"]) == ([], None, None)

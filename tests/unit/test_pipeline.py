@@ -55,7 +55,7 @@ def test_pipeline_starts_at_earliest_offset_and_refuses_losses_and_rejects():
         ),
         ({"transform": 5}, r"expected transform to be text or a function, found 5 \(int\)"),
         ({"transform": " "}, "expected the transform to be a query or a function, found ' '"),
-        ({"allow_nondeterministic": "now"}, r'write allow_nondeterministic=\("now",\)'),
+        ({"allow_nondeterministic": 1}, r"to be str or a tuple of str, found 1 \(int\)"),
         ({"on_loss": "ignore"}, "expected on_loss to be 'fail' or 'skip', found 'ignore'"),
         (
             {"max_rejects": -1},

@@ -8,7 +8,7 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 
-from exactbatch import Json, Pipeline, Raw, Text, Upsert, WithMessage
+from exactbatch import Json, Pipeline, Raw, Text, Upsert, WithKeyAndHeaders
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats.decoders import find_decoder
 from exactbatch.testing import Record, load
@@ -89,7 +89,7 @@ def test_tombstones_of_plain_keys_delete(history, key, write):
     beside = Pipeline(
         name="p",
         topics=("t",),
-        value=WithMessage(Json("name text"), key=key),
+        value=WithKeyAndHeaders(Json("name text"), key=key),
         message_key=key,
         sink=sink,
     )

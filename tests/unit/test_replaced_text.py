@@ -5,7 +5,7 @@ import json
 import pyarrow as pa
 import pytest
 
-from exactbatch import Append, Avro, Csv, Debezium, Json, Pipeline, Raw, Text, Upsert, WithMessage
+from exactbatch import Append, Avro, Csv, Debezium, Json, Pipeline, Raw, Text, Upsert, WithKeyAndHeaders
 from exactbatch.errors import ConfigurationError
 from exactbatch.testing import Record, decode
 
@@ -94,7 +94,7 @@ def test_only_formats_of_text_have_it():
             sink=Append("t.t"),
             replace_unstorable="",
         )
-    with_key = WithMessage(Raw("b"), key=Text("k"))
+    with_key = WithKeyAndHeaders(Raw("b"), key=Text("k"))
     Pipeline(name="p", topics=("t",), value=with_key, sink=Append("t.t"), replace_unstorable="")
 
 
@@ -115,7 +115,7 @@ def test_headers_of_other_names_stay(header):
     pipeline = Pipeline(
         name="p",
         topics=("t",),
-        value=WithMessage(Csv("n text"), header=header, headers="all_headers"),
+        value=WithKeyAndHeaders(Csv("n text"), headers=header, all_headers="all_headers"),
         sink=Append("public.t"),
         replace_unstorable="?",
     )

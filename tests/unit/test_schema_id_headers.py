@@ -9,7 +9,7 @@ import fastavro
 import pyarrow as pa
 import pytest
 
-from exactbatch import Append, Avro, Debezium, Json, JsonSchema, Pipeline, Protobuf, Upsert, WithMessage
+from exactbatch import Append, Avro, Debezium, Json, JsonSchema, Pipeline, Protobuf, Upsert, WithKeyAndHeaders
 from exactbatch.errors import ConfigurationError, RegistryUnavailable
 from exactbatch.formats.decoders import find_decoder
 from exactbatch.formats.message.record_headers import UNREADABLE, Unreadable
@@ -215,7 +215,7 @@ def test_schemas_by_guid_have_references(registry):
 
 
 def test_keys_have_a_header_of_their_own(registry):
-    value = WithMessage(
+    value = WithKeyAndHeaders(
         Avro(registry=registry.address, fields="id bigint"),
         key=Avro(registry=registry.address, fields="key bigint"),
     )

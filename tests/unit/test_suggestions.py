@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from exactbatch import Avro, Csv, Debezium, Json, JsonSchema, Protobuf, Text, WithMessage
+from exactbatch import Avro, Csv, Debezium, Json, JsonSchema, Protobuf, Text, WithKeyAndHeaders
 from exactbatch.sampling.draft import decode
 from exactbatch.sampling.suggestions import grouped, suggestion
 from support.protobuf_schema import shop_class, shop_descriptors
@@ -13,7 +13,7 @@ from support.registry import registry_server
 def suggested(format_, *values):
     """The groups of the values that a format rejects: how many, and the change that accepts them."""
     values = pa.array(values, pa.binary())
-    inner = format_.value if isinstance(format_, WithMessage) else format_
+    inner = format_.value if isinstance(format_, WithKeyAndHeaders) else format_
     rejects = decode(inner, values).rejects
     refused = {index for index, _ in rejects}
     accepted = values.filter(pa.array([index not in refused for index in range(len(values))]))
@@ -74,7 +74,7 @@ def suggested(format_, *values):
         ),
         (Avro('"int"', fields="value smallint"), [b"\x80\x80\x08"], {"value": (1, "declare value bigint")}),
         (
-            WithMessage(Json("n int"), key=Text("key")),
+            WithKeyAndHeaders(Json("n int"), key=Text("key")),
             [b'{"n": 0.5}'],
             {"n": (1, "declare n double precision")},
         ),

@@ -29,10 +29,7 @@ def pipeline(sink: Any, forward: ToTopic, **changes: Any) -> Pipeline:
     [
         ({"topic": "late flights"}, "expected the name of a topic"),
         ({"topic": ".."}, "expected the name of a topic"),
-        (
-            {"keyed_by": "carrier"},
-            r"expected keyed_by to be a tuple of str, found 'carrier' \(str\); write keyed_by=\(\"carrier\",\)",
-        ),
+        ({"keyed_by": 1}, r"expected keyed_by to be str or a tuple of str, found 1 \(int\)"),
         ({"keyed_by": ("a", "a")}, "the key names a column twice"),
         ({"value": ()}, "the value has no columns"),
         ({"max_bytes": 0}, "max_bytes to be 1 or more"),

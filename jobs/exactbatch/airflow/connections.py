@@ -14,6 +14,7 @@ from exactbatch.airflow.versions import BaseHook
 from exactbatch.errors import ConfigurationError
 from exactbatch.kafka.properties import TOKEN_METHOD, uses_tokens
 from exactbatch.operations.airflow_api import airflow_api, airflow_url, pool_slots
+from exactbatch.options import names_options
 from exactbatch.postgres.dsn import TOKEN
 from exactbatch.settings import Settings, parse_object
 from exactbatch.tokens.providers import OWN
@@ -52,7 +53,7 @@ def check_history_address(address: str | None) -> None:
     """Raise ConfigurationError unless the address of a history server, if there is one, can be opened in a browser."""
     if address is not None and not is_web_address(address):
         raise ConfigurationError(
-            f"expected spark_history as the address of Spark's history server, such as http://history:18080, found "
+            f"expected spark_history_url as the address of Spark's history server, such as http://history:18080, found "
             f"{address!r}"
         )
 
@@ -64,6 +65,7 @@ def application_url(address: str | None, application_id: str | None) -> str | No
     return f"{address.rstrip('/')}/history/{quote(application_id, safe='')}/"
 
 
+@names_options
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connections:
     """The IDs of the connections that a pipeline's DAG uses.
@@ -75,26 +77,26 @@ class Connections:
         spark: The master, as in any Spark connection of Airflow.
         airflow: Airflow's own REST API: host (with http:// or https://, and the path if Airflow is below one), port,
             login and password. With it, tasks write notes, and plan_batch checks that the pools exist.
-        spark_history: No connection, but the address of Spark's history server as a browser reaches it, for links:
+        spark_history_url: No connection, but the address of Spark's history server as a browser reaches it, for links:
             "https://history.example.org".
         kafka_token: The provider of the tokens with which both Kafka clients log in: "oidc", "aws_msk_iam", "azure",
             "gcp", or a function of your own as "module:function". It replaces the extra's sasl.oauthbearer.method.
         postgres_token: The provider of the tokens with which connections to Postgres log in: "aws_rds_iam", "azure",
             "gcp", or a function of your own. It replaces the connection's password.
 
-    Raises ConfigurationError for a spark_history that is not a web address.
+    Raises ConfigurationError for a spark_history_url that is not a web address.
     """
 
     kafka: str = "kafka_default"
     postgres: str = "postgres_default"
     spark: str = "spark_default"
     airflow: str | None = None
-    spark_history: str | None = None
+    spark_history_url: str | None = None
     kafka_token: str | None = None
     postgres_token: str | None = None
 
     def __post_init__(self) -> None:
-        check_history_address(self.spark_history)
+        check_history_address(self.spark_history_url)
 
     def settings(self) -> Settings:
         """Read the connections inside a task. Airflow masks their passwords in its logs.

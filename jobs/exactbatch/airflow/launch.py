@@ -29,7 +29,7 @@ FIELDS: Final = (
     "member",
     "postgres_conn_id",
     "replays_compacted",
-    "spark_history",
+    "spark_history_url",
     "tables",
 )
 
@@ -94,12 +94,12 @@ class SparkApplicationLink(BaseOperatorLink):
         postgres = operator.connections.settings().postgres
         with ledger_session(postgres, "exactbatch link") as connection, transaction(connection):
             application_id = Ledger(connection).batches.read(batch.batch_id, batch.plan_id).application_id
-        return application_url(operator.connections.spark_history, application_id) or ""
+        return application_url(operator.connections.spark_history_url, application_id) or ""
 
 
 def build_links(connections: Connections) -> tuple[BaseOperatorLink, ...]:
     """Return the links of a task; one to Spark only if there is a history server."""
-    return (BatchLink(), SparkApplicationLink()) if connections.spark_history else (BatchLink(),)
+    return (BatchLink(), SparkApplicationLink()) if connections.spark_history_url else (BatchLink(),)
 
 
 class LaunchesBatches(BatchLineage):
@@ -123,7 +123,7 @@ class LaunchesBatches(BatchLineage):
         self.kafka_conn_id = connections.kafka
         self.postgres_conn_id = connections.postgres
         self.replays_compacted = replays_compacted
-        self.spark_history = connections.spark_history
+        self.spark_history_url = connections.spark_history_url
         self.pipeline = pipeline
         self.member = member
         self.tables = pipeline if is_tables else None

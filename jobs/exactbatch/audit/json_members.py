@@ -17,7 +17,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from exactbatch.columns import Field
-from exactbatch.formats import Format, Json, JsonSchema, WithMessage
+from exactbatch.formats import Format, Json, JsonSchema, WithKeyAndHeaders
 from exactbatch.formats.decoded import Decoded
 from exactbatch.formats.decoder import Decoder, in_order
 from exactbatch.formats.decoders import find_decoder
@@ -37,7 +37,7 @@ _Places = list[bytes | None]
 
 def find_audited_decoder(spec: Format) -> Decoder[Any]:
     """Return what decodes the values of a format into the same rows without the code that reads members by paths."""
-    if isinstance(spec, WithMessage):
+    if isinstance(spec, WithKeyAndHeaders):
         return find_audited_decoder(spec.value)
     if isinstance(spec, JsonSchema):
         return _AfterHeader(spec)

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from exactbatch.audit.audit_result import Offsets
 from exactbatch.audit.log_records import LogRecords
 from exactbatch.audit.offset_sets import Flags
-from exactbatch.formats import Debezium, Flattened, Format, Json, WithMessage
+from exactbatch.formats import Debezium, Flattened, Format, Json, WithKeyAndHeaders
 from exactbatch.formats.avro.bodies import bounded, read
 from exactbatch.formats.registry.addresses import with_registry
 from exactbatch.formats.registry.schema_id_headers import VALUE_HEADER, with_prefixes
@@ -213,7 +213,7 @@ def find_rowless(
 ) -> RowlessEvents | EnvelopedNulls | None:
     """Return what finds such records of a pipeline; None if its format has none. `kafka` are the properties of Kafka's
     connection, and `with_nulls` says whether a null gives no row."""
-    match with_registry(value.value if isinstance(value, WithMessage) else value, kafka):
+    match with_registry(value.value if isinstance(value, WithKeyAndHeaders) else value, kafka):
         case Flattened() as format_:
             fields = format_.field_names.values()
             return RowlessFlattenedEvents(format_.registry, format_.properties, fields, with_nulls=with_nulls)

@@ -230,7 +230,7 @@ def _stage_and_publish(launch: _Launch, *, may_attach: bool) -> Published:
             partition = _partition_staging(cursor, launch, stager.columns) if may_attach else None
             seen = read_sink_facts(cursor, writer)
             # Checks read the text of documents.
-            if direct is not None and not pipeline.checks and isinstance(writer, TakesCheckedJson):
+            if direct is not None and not pipeline.row_checks and isinstance(writer, TakesCheckedJson):
                 tables = replace(tables, checked=writer.checked_json(cursor, stager.columns))
                 direct.stage_into(tables)
         if partition is None:
@@ -266,7 +266,7 @@ def _prepare_target(cursor: Cursor, launch: _Launch, columns: Sequence[Column]) 
     bind_transaction(launch.connection, pipeline)
     check_results_exist(cursor, ledger, pipeline, batch)
     writer.prepare(cursor, columns, evolve=pipeline.evolve)
-    check_expressions(cursor, pipeline.name, columns, pipeline.checks)
+    check_expressions(cursor, pipeline.name, columns, pipeline.row_checks)
     if isinstance(writer, ChecksShared):
         writer.check_shared(cursor, columns, ledger.registry.find_sharing(pipeline))
     with noting(cursor, pipeline, writer, columns) as outbox:
@@ -283,7 +283,7 @@ def _partition_staging(cursor: Cursor, launch: _Launch, columns: Sequence[Column
     pipeline, writer = launch.pipeline, launch.writer
     if not isinstance(writer, AttachesPartitions):
         return None
-    if not pipeline.has_row_per_record or pipeline.checks or pipeline.forward is not None:
+    if not pipeline.has_row_per_record or pipeline.row_checks or pipeline.forward is not None:
         return None
     return writer.partition_staging(cursor, columns, batch_id=launch.batch.batch_id, offsets=launch.offsets)
 

@@ -14,7 +14,7 @@ from exactbatch.cli.sample_tables import ROWS, rows_table, sample_text
 from exactbatch.cli.table_layout import short
 from exactbatch.columns import LINEAGE_NAMES
 from exactbatch.errors.exit_status import CHECK_FAILED
-from exactbatch.formats import WithMessage
+from exactbatch.formats import WithKeyAndHeaders
 from exactbatch.formats.registry.schema_id_headers import VALUE_HEADER, framed
 from exactbatch.kafka.sample import Bounds
 from exactbatch.operations.try_records import Trial, try_records
@@ -50,7 +50,7 @@ def try_(
 def _groups(pipeline: Pipeline, trial: Trial) -> list[dict[str, Any]]:
     """Return the rejects by reason, each with an example and the change that would accept it."""
     rejected = {(each.topic, each.partition, each.offset) for each in trial.rejects}
-    value_format = pipeline.value.value if isinstance(pipeline.value, WithMessage) else pipeline.value
+    value_format = pipeline.value.value if isinstance(pipeline.value, WithKeyAndHeaders) else pipeline.value
     values = {
         (range_.topic, range_.partition, offset): value
         for range_, records in trial.sample.parts

@@ -6,7 +6,7 @@ from exactbatch.formats.custom.spec import Custom
 from exactbatch.formats.debezium.spec import Debezium, Flattened
 from exactbatch.formats.format import Format
 from exactbatch.formats.json.spec import Json, JsonSchema
-from exactbatch.formats.message.spec import WithMessage
+from exactbatch.formats.message.spec import WithKeyAndHeaders
 from exactbatch.formats.protobuf.spec import Protobuf
 from exactbatch.formats.single.spec import Raw, Text
 
@@ -22,5 +22,5 @@ __all__ = [
     "Protobuf",
     "Raw",
     "Text",
-    "WithMessage",
+    "WithKeyAndHeaders",
 ]

@@ -8,7 +8,7 @@ from exactbatch.formats.csv.spec import Csv
 from exactbatch.formats.debezium.spec import Debezium
 from exactbatch.formats.format import Format
 from exactbatch.formats.json.spec import Json, JsonSchema
-from exactbatch.formats.message.spec import WithMessage
+from exactbatch.formats.message.spec import WithKeyAndHeaders
 from exactbatch.formats.registry.wire_format import has_prefix, prefix_size
 from exactbatch.formats.single.spec import Text
 
@@ -69,4 +69,8 @@ def _clean_json(value: bytes, replacement: str) -> bytes:
 
 
 def _parts(value: Format) -> tuple[Format | None, ...]:
-    return (value.value, value.key, *value.header.values()) if isinstance(value, WithMessage) else (value,)
+    return (
+        (value.value, value.key, *value.headers.values())
+        if isinstance(value, WithKeyAndHeaders)
+        else (value,)
+    )

@@ -36,5 +36,5 @@ DECODERS: Final[Mapping[type[Format], type[Decoder[Any]]]] = {
 
 
 def find_decoder(spec: Format) -> Decoder[Any]:
-    """Return what decodes the values of a format. RecordDecoder decodes the records of WithMessage."""
+    """Return what decodes the values of a format. RecordDecoder decodes the records of WithKeyAndHeaders."""
     return next(DECODERS[class_] for class_ in type(spec).__mro__ if class_ in DECODERS)(spec)

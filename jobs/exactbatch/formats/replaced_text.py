@@ -16,7 +16,7 @@ from exactbatch.formats.decoded import Decoded
 from exactbatch.formats.format import Format
 from exactbatch.formats.message import record_headers
 from exactbatch.formats.message.record_headers import Header, Unreadable
-from exactbatch.formats.message.spec import WithMessage
+from exactbatch.formats.message.spec import WithKeyAndHeaders
 
 
 class WholeMessages(record_headers.Messages, Protocol):
@@ -75,10 +75,12 @@ def _cleaned(
 ) -> _Cleaned:
     """Return those of some records in which text is replaced."""
     headers_of: Mapping[str, Format] = {}
-    reads_headers = isinstance(value, WithMessage) and bool(value.header or value.headers is not None)
+    reads_headers = isinstance(value, WithKeyAndHeaders) and bool(
+        value.headers or value.all_headers is not None
+    )
     format_: Format = value
-    if isinstance(value, WithMessage):
-        format_, key, headers_of = value.value, value.key or key, value.header
+    if isinstance(value, WithKeyAndHeaders):
+        format_, key, headers_of = value.value, value.key or key, value.headers
     of_value, of_key = find_cleaner(format_, replacement), find_cleaner(key, replacement)
     of_headers = {name: find_cleaner(format_, replacement) for name, format_ in headers_of.items()}
     values, keys = records.values(), records.keys()

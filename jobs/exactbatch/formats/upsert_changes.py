@@ -17,7 +17,7 @@ from exactbatch.offsets import TopicPartition
 
 _NO_KEY_FORMAT: Final = (
     "a null value deletes the row of its key, but the pipeline does not say what the key is: give Pipeline(…) "
-    "key=Json(…). WithMessage(key=…) only adds columns to values that are not null"
+    "key=Json(…). WithKeyAndHeaders(key=…) only adds columns to values that are not null"
 )
 
 

@@ -7,7 +7,7 @@ from typing import Final
 import pyarrow as pa
 
 from exactbatch.errors import ConfigurationError
-from exactbatch.formats import Debezium, Flattened, Format, Json, Raw, Text, WithMessage
+from exactbatch.formats import Debezium, Flattened, Format, Json, Raw, Text, WithKeyAndHeaders
 from exactbatch.formats.decoded import Decoded
 from exactbatch.formats.decoders import find_decoder
 from exactbatch.formats.json.blocks import with_nulls
@@ -158,7 +158,7 @@ def _upserts(fitted: Fitted, facts: TopicFacts, target: str) -> "list[Destinatio
     if isinstance(fitted.format, Json):
         proposals.append(_with_members(fitted, facts, target))
     why = f"Upsert: the topic is compacted. The values do not have the key, so {extra} has it"
-    value = WithMessage(fitted.format, key=raw)
+    value = WithKeyAndHeaders(fitted.format, key=raw)
     proposals.append(Destination(Upsert(target, key=(extra,)), value, raw, (why,)))
     return proposals
 
@@ -198,7 +198,7 @@ def _with_members(fitted: Fitted, facts: TopicFacts, target: str) -> Destination
     key = Json(schema_text(own), epoch=list_epochs(own))
     names = tuple(column.name for column in own)
     why = f"Upsert by ({', '.join(names)}): the topic is compacted. The values lack the members of its keys"
-    return Destination(Upsert(target, key=names), WithMessage(fitted.format, key=key), key, (why,))
+    return Destination(Upsert(target, key=names), WithKeyAndHeaders(fitted.format, key=key), key, (why,))
 
 
 def _of_column(fitted: Fitted, facts: TopicFacts, target: str) -> Destination | None:
@@ -259,7 +259,7 @@ def _repeats_a_key(changes: Decoded, key: Sequence[str]) -> bool:
 def decode_changes(proposal: Destination, facts: TopicFacts) -> Decoded:
     """Decode the sample as a batch of the proposed pipeline does."""
     value = proposal.value
-    if isinstance(value, WithMessage):
+    if isinstance(value, WithKeyAndHeaders):
         decoded = RecordDecoder(value).decode(facts.values, _Messages(facts.keys))
     else:
         decoded = decode(value, facts.values)

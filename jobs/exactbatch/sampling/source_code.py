@@ -15,7 +15,7 @@ from uuid import UUID
 
 from exactbatch.columns import Column
 from exactbatch.errors.printable import printable
-from exactbatch.formats import Json, WithMessage
+from exactbatch.formats import Json, WithKeyAndHeaders
 from exactbatch.pipeline import Pipeline
 
 WIDTH: Final = 88  # characters of a line
@@ -239,9 +239,12 @@ def pipeline_module(pipeline: Pipeline, description: str) -> str:
     """Return the module that defines a pipeline under its name."""
     parts = (pipeline.value, pipeline.sink, *([pipeline.message_key] if pipeline.message_key else []))
     names = sorted({"Pipeline", *(name for part in parts for name in _class_names(part))})
+    topics: object = pipeline.topic_names
+    if isinstance(topics, tuple) and len(topics) == 1:
+        topics = topics[0]
     options = [
         f"name={string(pipeline.name)},",
-        f"topics={Literal(pipeline.topic_names).text(indent=0, before=len('    topics='))},",
+        f"topics={Literal(topics).text(indent=0, before=len('    topics='))},",
     ]
     for option in ("value", "message_key", "sink"):
         if (part := getattr(pipeline, option)) is not None:
@@ -278,8 +281,8 @@ def pipeline_test(
     """Return a test that decodes records, each a value, a key and headers, and expects these rows. `separate` is as
     dag_file() takes it."""
     name = pipeline.name
-    with_key = pipeline.message_key is not None or isinstance(pipeline.value, WithMessage)
-    plain = pipeline.value.value if isinstance(pipeline.value, WithMessage) else pipeline.value
+    with_key = pipeline.message_key is not None or isinstance(pipeline.value, WithKeyAndHeaders)
+    plain = pipeline.value.value if isinstance(pipeline.value, WithKeyAndHeaders) else pipeline.value
     may_wrap = isinstance(plain, Json) and plain.documents == "one" and not plain.encodings
     codes = [
         record_code(value, key, headers, with_key=with_key, may_wrap=may_wrap)
@@ -347,6 +350,8 @@ def _arguments(part: object) -> list[str]:
             text = _call(value, before=len(field.name) + 2 * len(_INDENT) + 1)
         elif field.name in ("schema", "fields"):
             text = _schema(value)
+        elif isinstance(value, tuple) and len(value) == 1:
+            text = literal(value[0])
         else:
             text = literal(value)
         is_first = field is fields(part)[0] and not field.kw_only

@@ -9,7 +9,17 @@ import pyarrow as pa
 
 from exactbatch.columns import Column, Field
 from exactbatch.errors import ConfigurationError
-from exactbatch.formats import Avro, Csv, Debezium, Flattened, Format, Json, JsonSchema, Protobuf, WithMessage
+from exactbatch.formats import (
+    Avro,
+    Csv,
+    Debezium,
+    Flattened,
+    Format,
+    Json,
+    JsonSchema,
+    Protobuf,
+    WithKeyAndHeaders,
+)
 from exactbatch.sampling.column_names import quoted_if_needed
 from exactbatch.sampling.draft import decode, find_column
 from exactbatch.sampling.value_types import Choice, Shape, choices_for, is_double, parse_json
@@ -54,7 +64,7 @@ def suggestion(value: Format, group: RejectGroup, refused: pa.BinaryArray, accep
 
     `refused` are the values of the group, and `accepted` others of the sample.
     """
-    format_ = value.value if isinstance(value, WithMessage) else value
+    format_ = value.value if isinstance(value, WithKeyAndHeaders) else value
     columns = {column.name: column for column in format_.columns}
     if group.column is None or group.column not in columns:
         return _NO_SCHEMA

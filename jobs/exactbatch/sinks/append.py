@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError
-from exactbatch.options import check_types, names_options
+from exactbatch.options import check_types, list_values, names_options
 from exactbatch.sinks.sink import (
     APPEND,
     FormatFacts,
@@ -33,7 +33,7 @@ class Append:
     batch_id alone, and a replay processes whole batches again.
 
     A replay deletes rows and inserts them again. `cascade` names the tables that a foreign key with on delete
-    cascade, set null or set default may then change, as in ("public.note",); otherwise such a replay is refused.
+    cascade, set null or set default may then change, as in "public.note"; otherwise such a replay is refused.
 
     With layout="by_batch" the target is partitioned by ranges of batch IDs. A batch of at least
     `min_offsets` offsets becomes a partition: its rows are written once. Smaller ones share partitions.
@@ -41,14 +41,14 @@ class Append:
 
     target: str
     lineage: Literal["record", "batch"] = "record"
-    cascade: tuple[str, ...] = ()
+    cascade: str | tuple[str, ...] = ()
     layout: Literal["plain", "by_batch"] = "plain"
     min_offsets: int = 100_000
 
     def __post_init__(self) -> None:
         check_types(self)
         TableName(self.target).check_length()
-        _ = [TableName(table) for table in self.cascade]
+        _ = [TableName(table) for table in self.cascaded_tables]
         if self.min_offsets < 0:
             raise ConfigurationError(
                 f"target {self.target}: expected min_offsets to be 0 or more, found {self.min_offsets}"
@@ -63,6 +63,11 @@ class Append:
     def identity(self) -> SinkIdentity:
         """The part of the sink that the ledger registers."""
         return SinkIdentity(self.target, self.kind.name, key=(), version="", lineage=self.lineage)
+
+    @property
+    def cascaded_tables(self) -> tuple[str, ...]:
+        """The tables of `cascade`."""
+        return list_values(self.cascade)
 
     def find_traits(self, facts: FormatFacts) -> SinkTraits:
         """Return what the sink asks of a pipeline. Raises ConfigurationError for a format with truncates."""

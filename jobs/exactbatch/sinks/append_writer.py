@@ -64,7 +64,7 @@ class AppendWriter:
 
     def check_replay(self, cursor: Cursor) -> None:
         """Raise TargetMismatch if a replay would change tables that `cascade` does not name."""
-        self.lineage_table.check_replay(cursor, self.sink.cascade)
+        self.lineage_table.check_replay(cursor, self.sink.cascaded_tables)
 
     def reject_rules(
         self,

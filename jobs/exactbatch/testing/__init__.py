@@ -28,7 +28,7 @@ def decode(
     from exactbatch.testing.decode_records import build_result, stage_batches
 
     batches = stage_batches(pipeline, [records], kafka)
-    if pipeline.checks:
+    if pipeline.row_checks:
         raise ConfigurationError(
             f"pipeline {pipeline.name!r} has checks, and Postgres alone can evaluate them. Use load()."
         )

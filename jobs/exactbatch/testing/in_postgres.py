@@ -147,7 +147,7 @@ def _prepare(cursor: Cursor, staged: StagedRecords, *, is_replay: bool) -> Stagi
         plan = Plan(seeds=seeds, losses=(), ranges=staged.ranges)
         batch_id = ledger.plans.write_advance(pipeline, plan, origin="cli", run=None)
     find_writer(pipeline.traits).prepare(cursor, staged.columns, evolve=pipeline.evolve)
-    check_expressions(cursor, pipeline.name, staged.columns, pipeline.checks)
+    check_expressions(cursor, pipeline.name, staged.columns, pipeline.row_checks)
     if batch_id is None:
         return None
     tables = StagingTables(batch_id, _LAUNCH)

@@ -33,7 +33,7 @@ class PipelineDag:
 
     kafka, postgres    the IDs of its connections
     replays_compacted  Pipeline.replays_compacted
-    spark_history      the address of Spark's history server, if any
+    spark_history_url      the address of Spark's history server, if any
     is_tables          whether many tables share its tasks
     member             the name of a pipeline that is not the DAG's own: one of many tables, or one in a task group
     """
@@ -43,7 +43,7 @@ class PipelineDag:
     kafka: str
     postgres: str
     replays_compacted: bool
-    spark_history: str | None
+    spark_history_url: str | None
     is_tables: bool = False
     member: str = ""
 
@@ -69,7 +69,7 @@ class _Stored(NamedTuple):
     kafka: str
     postgres: str
     replays_compacted: bool
-    spark_history: str | None
+    spark_history_url: str | None
     is_tables: bool
     member: str
 
@@ -185,7 +185,7 @@ def stored_in(data: dict[str, Any]) -> list[_Stored]:
         kafka, postgres = task.get("kafka_conn_id"), task.get("postgres_conn_id")
         is_processing = str(task.get("task_id")).rpartition(".")[2] == _TASK
         if is_processing and isinstance(kafka, str) and isinstance(postgres, str):
-            history = task.get("spark_history")
+            history = task.get("spark_history_url")
             is_address = isinstance(history, str) and is_web_address(history)
             # Airflow leaves out what equals the default.
             found.append(

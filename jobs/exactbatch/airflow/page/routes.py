@@ -250,7 +250,9 @@ def create_app() -> FastAPI:
         return JSONResponse(
             {
                 "batches": [
-                    batch_view(each, times, spark_history=dag.spark_history, may_read_logs=may["read_logs"])
+                    batch_view(
+                        each, times, spark_history_url=dag.spark_history_url, may_read_logs=may["read_logs"]
+                    )
                     for each in listed
                 ]
             }

@@ -185,7 +185,7 @@ def batch_view(
     listed: ListedBatch,
     times: Mapping[str, Sequence[TaskTime]],
     *,
-    spark_history: str | None,
+    spark_history_url: str | None,
     may_read_logs: bool,
 ) -> dict[str, Any]:
     """Return a batch with its counts, the seconds of its stages and tasks, Spark's application and its latest error."""
@@ -198,7 +198,7 @@ def batch_view(
             [stage, batch.stages[stage] / 1000] for stage in STAGES if batch.stages and stage in batch.stages
         ],
         "application": batch.application_id,
-        "application_url": application_url(spark_history, batch.application_id),
+        "application_url": application_url(spark_history_url, batch.application_id),
         "tasks": [
             [each.task_id, each.state, each.tries, each.seconds] for each in times.get(batch.run_id or "", ())
         ],

@@ -169,7 +169,7 @@ def _written_rows(
     forward.check(traits.key_columns, results, lineage)
     stored = writer.tables[-1].columns(cursor)
     key = forward.key_columns(traits.key_columns)
-    value = forward.value or tuple(column.name for column in results)
+    value = forward.value_columns or tuple(column.name for column in results)
     if traits.is_derived:
         for name in key:
             if not has_one_image(stored[name].type):

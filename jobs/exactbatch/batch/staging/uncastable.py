@@ -184,7 +184,7 @@ def list_rules(
             )
         )
     keeps_deletes = pipeline.traits.keeps_deletes
-    return [*rules, *check_rules(cursor, columns, pipeline.checks, keeps_deletes=keeps_deletes)]
+    return [*rules, *check_rules(cursor, columns, pipeline.row_checks, keeps_deletes=keeps_deletes)]
 
 
 def is_of_a_value(error: psycopg2.Error) -> bool:

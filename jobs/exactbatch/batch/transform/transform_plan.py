@@ -20,6 +20,7 @@ from pyspark.sql import types as T
 from exactbatch.batch.spark.spark_errors import cause, is_of_a_job
 from exactbatch.columns import LINEAGE_NAMES, Column
 from exactbatch.errors import ExactbatchError, TransformRefused
+from exactbatch.options import list_values
 from exactbatch.pipeline import Pipeline
 from exactbatch.transforms.refused_expressions import UnrepeatableExpression
 from exactbatch.transforms.refused_plan import findings, marked
@@ -277,7 +278,7 @@ def check_transform(pipeline: Pipeline, transformed: DataFrame) -> None:
             f"Spark: {str(error).splitlines()[0]}. Whether the transform returns the same rows again is not "
             f"known. Install a version of Spark that exactbatch supports: `exactbatch explain requirements` lists them."
         ) from error
-    allowed = {name.lower() for name in pipeline.allow_nondeterministic}
+    allowed = {name.lower() for name in list_values(pipeline.allow_nondeterministic)}
     if refused := [finding for finding in refusable if finding.name.lower() not in allowed]:
         raise TransformRefused(_refusal(pipeline, refused))
 
@@ -286,8 +287,9 @@ def _refusal(pipeline: Pipeline, refused: Sequence[UnrepeatableExpression]) -> s
     """Return the message for a transform whose rows may differ in a retry or a replay."""
     reasons = "; ".join(f"{finding.name} {finding.reason.why}" for finding in refused)
     instead = " ".join(dict.fromkeys(finding.reason.instead for finding in refused))
-    names = ", ".join(repr(finding.name) for finding in refused)
+    names = tuple(finding.name for finding in refused)
+    allowed = names[0] if len(names) == 1 else names
     return (
         f"pipeline {pipeline.name!r}: the transform may return other rows when it is retried: {reasons}. "
-        f"{instead} Or, if any result will do, set allow_nondeterministic=({names},)."
+        f"{instead} Or, if any result will do, set allow_nondeterministic={allowed!r}."
     )

@@ -16,7 +16,7 @@ from exactbatch.formats.declared_fields import (
     reads_payloads,
 )
 from exactbatch.formats.format import Format
-from exactbatch.options import check_types
+from exactbatch.options import check_types, list_values
 
 Encoding = Literal["gzip", "zstd", "base64"]
 Documents = Literal["one", "lines", "concatenated", "array"]
@@ -81,7 +81,7 @@ class Json(Format):
     @property
     def encodings(self) -> tuple[Encoding, ...]:
         """The encodings of a value, the outermost first."""
-        return (self.encoding,) if isinstance(self.encoding, str) else tuple(self.encoding)
+        return list_values(self.encoding)
 
     @property
     def is_wrapped(self) -> bool:

@@ -13,30 +13,31 @@ from exactbatch.formats.decoder import Decoder, without_values
 from exactbatch.formats.decoders import find_decoder
 from exactbatch.formats.format import Format
 from exactbatch.formats.message.record_headers import UNREADABLE, Messages, Unreadable, headers_as_json
-from exactbatch.formats.message.spec import WithMessage
+from exactbatch.formats.message.spec import WithKeyAndHeaders
 from exactbatch.formats.registry.schema_id_headers import KEY_HEADER, VALUE_HEADER, Framed, framed
 
 
 class RecordDecoder:
-    """Decodes the records of a format of values, or of WithMessage, its `spec`."""
+    """Decodes the records of a format of values, or of WithKeyAndHeaders, its `spec`."""
 
     def __init__(self, spec: Format, values: Decoder[Any] | None = None) -> None:
         """`values` decodes the values, if it is another decoder than that of the spec."""
         self.spec = spec
         self._key: Decoder[Any] | None = None
-        self._header: dict[str, Decoder[Any]] = {}
-        self._headers: str | None = None
+        self._headers: dict[str, Decoder[Any]] = {}
+        self._all_headers: str | None = None
         own = spec
-        if isinstance(spec, WithMessage):
-            own, self._headers = spec.value, spec.headers
+        if isinstance(spec, WithKeyAndHeaders):
+            own, self._all_headers = spec.value, spec.all_headers
             self._key = None if spec.key is None else find_decoder(spec.key)
-            self._header = {name: find_decoder(each) for name, each in spec.header.items()}
+            self._headers = {name: find_decoder(each) for name, each in spec.headers.items()}
         self.values = find_decoder(own) if values is None else values
 
     def decode(self, values: pa.BinaryArray, messages: Messages, *, keeps_unchanged: bool = False) -> Decoded:
         """Decode n records; a value, key or header that is not of its format makes its record a reject.
 
-        With `keeps_unchanged`, rows that lack columns that have not changed are kept, but for those of WithMessage.
+        With `keeps_unchanged`, rows that lack columns that have not changed are kept, unless the spec is a
+        WithKeyAndHeaders.
         """
         keeps = keeps_unchanged and self.spec.leaves_values_out
         decode = self.values.decode_with_unchanged if keeps else self.values.decode
@@ -44,19 +45,19 @@ class RecordDecoder:
         if self._key is not None:
             keys = framed(self._key.spec, KEY_HEADER, messages.keys(), messages)
             decoded = _joined(decoded, "key", self._key, keys)
-        if self._headers is None and not self._header:
+        if self._all_headers is None and not self._headers:
             return decoded
         headers = messages.headers()
         decoded = _with_readable(decoded, headers)
-        for name, decoder in self._header.items():
+        for name, decoder in self._headers.items():
             named = pa.array([dict(pairs or ()).get(name) for pairs in headers], pa.binary())
             decoded = _joined(decoded, f"header {name!r}", decoder, Framed(named))
-        if self._headers is None:
+        if self._all_headers is None:
             return decoded
         as_json = pa.array(list(map(headers_as_json, headers)), pa.string())
         check_size(len(decoded.kept), measure_size(as_json, decoded.kept.to_numpy()))
         as_json = as_json.take(decoded.kept)
-        return replace(decoded, rows=decoded.rows.append_column(self._headers, as_json))
+        return replace(decoded, rows=decoded.rows.append_column(self._all_headers, as_json))
 
 
 def _with_readable(decoded: Decoded, headers: Sequence[Any]) -> Decoded:

@@ -1,4 +1,4 @@
-"""WithMessage: columns from the key and the headers of a record, next to those of its value."""
+"""WithKeyAndHeaders: columns from the key and the headers of a record, next to those of its value."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,17 +6,18 @@ from dataclasses import dataclass, field
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats.format import Format
-from exactbatch.options import check_types
+from exactbatch.options import check_types, names_options
 
 
+@names_options
 @dataclass(frozen=True)
-class WithMessage(Format):
+class WithKeyAndHeaders(Format):
     """Rows of a value format, with columns from the keys and headers of their records.
 
-    key      the format of keys; its columns are added, null for a null key
-    header   formats of headers by name, such as `{"trace-id": Text("trace_id")}`; null if a record has no such
-             header, and the last one if it has several
-    headers  the name of a jsonb column for all headers: a list of [name, value in base64 or null]
+    key          the format of keys; its columns are added, null for a null key
+    headers      formats of headers by name, such as `{"trace-id": Text("trace_id")}`; null if a record has no such
+                 header, and the last one if it has several
+    all_headers  the name of a jsonb column for all headers: a list of [name, value in base64 or null]
 
     A key or header that cannot be decoded makes the record a reject, as do headers that cannot be read. Keys and
     headers of tombstones are not decoded. Raises ConfigurationError for a column given twice.
@@ -24,18 +25,18 @@ class WithMessage(Format):
 
     value: Format
     key: Format | None = field(default=None, kw_only=True)
-    header: Mapping[str, Format] = field(default_factory=dict, kw_only=True, hash=False)
-    headers: str | None = field(default=None, kw_only=True)
+    headers: Mapping[str, Format] = field(default_factory=dict, kw_only=True, hash=False)
+    all_headers: str | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         check_types(self)
-        for part in (self.value, self.key, *self.header.values()):
-            if isinstance(part, WithMessage):
+        for part in (self.value, self.key, *self.headers.values()):
+            if isinstance(part, WithKeyAndHeaders):
                 raise ConfigurationError(
-                    f"{part!r}: expected the format of a value, key or header, found WithMessage. Let one WithMessage "
-                    f"have them all."
+                    f"{part!r}: expected the format of a value, key or header, found WithKeyAndHeaders. Put them all "
+                    f"into one WithKeyAndHeaders."
                 )
-        for part in (self.key, *self.header.values()):
+        for part in (self.key, *self.headers.values()):
             if part is not None and part.gives_several_rows:
                 raise ConfigurationError(
                     f"{part!r}: a key or header gives one row, and a path with [] several. Let the value give the rows."
@@ -49,8 +50,8 @@ class WithMessage(Format):
     @property
     def columns(self) -> tuple[Column, ...]:
         """Columns of the value, the key, the named headers, and all headers, in this order."""
-        formats = (self.value, *([self.key] if self.key else []), *self.header.values())
-        all_headers = () if self.headers is None else (Column(self.headers, "jsonb"),)
+        formats = (self.value, *([self.key] if self.key else []), *self.headers.values())
+        all_headers = () if self.all_headers is None else (Column(self.all_headers, "jsonb"),)
         return (*(column for each in formats for column in each.columns), *all_headers)
 
     # What it says about values is the same as for the value format:

@@ -10,7 +10,7 @@ from exactbatch.formats.avro.spec import Avro
 from exactbatch.formats.debezium.spec import Debezium
 from exactbatch.formats.format import Format
 from exactbatch.formats.json.spec import JsonSchema
-from exactbatch.formats.message.spec import WithMessage
+from exactbatch.formats.message.spec import WithKeyAndHeaders
 from exactbatch.formats.protobuf.spec import Protobuf
 from exactbatch.tokens.token import LOOPBACK
 
@@ -92,12 +92,12 @@ def with_registry(format_: AnyFormat, properties: Mapping[str, Any]) -> AnyForma
     match format_:
         case Avro() | Debezium() | JsonSchema() | Protobuf():
             return replace(format_, properties=registry_properties(properties))
-        case WithMessage():
+        case WithKeyAndHeaders():
             return replace(
                 format_,
                 value=with_registry(format_.value, properties),
                 key=with_registry(format_.key, properties),
-                header={name: with_registry(header, properties) for name, header in format_.header.items()},
+                headers={name: with_registry(header, properties) for name, header in format_.headers.items()},
             )
         case _:
             return format_
@@ -108,7 +108,7 @@ def list_registries(format_: Format | None) -> set[str]:
     match format_:
         case Avro() | Debezium() | JsonSchema() | Protobuf():
             return set() if format_.registry is None else {format_.registry}
-        case WithMessage():
-            return set().union(*map(list_registries, (format_.value, format_.key, *format_.header.values())))
+        case WithKeyAndHeaders():
+            return set().union(*map(list_registries, (format_.value, format_.key, *format_.headers.values())))
         case _:
             return set()

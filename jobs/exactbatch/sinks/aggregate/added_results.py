@@ -38,7 +38,7 @@ class AddedResults:
         in_partials = partials.table.table.casts(cursor, results)
         if (
             not all(can_add(function, function.find_type(values)) for function in functions)
-            or not all(has_one_image(cast.type) for cast in in_target[: len(partials.sink.group_by)])
+            or not all(has_one_image(cast.type) for cast in in_target[: len(partials.sink.groups)])
             or [cast.target for cast in in_target] != [cast.target for cast in in_partials]
             or target.triggers(cursor)
         ):

@@ -38,7 +38,7 @@ class PartialResults:
 
     def find_group_columns(self, columns: Sequence[Column]) -> tuple[Column, ...]:
         """Return the columns that name the group of a row, with their types."""
-        return self.sink.aggregated_columns(columns)[: len(self.sink.group_by)]
+        return self.sink.aggregated_columns(columns)[: len(self.sink.groups)]
 
     def prepare(self, cursor: Cursor, columns: Sequence[Column], *, evolve: Evolve) -> None:
         """Create the table if it is missing, and otherwise check its columns."""
@@ -102,7 +102,7 @@ class PartialResults:
         values = staged_values(columns)
         groups = [
             find_start(group) if isinstance(group, Window) else _value(values[group])
-            for group in self.sink.group_by
+            for group in self.sink.groups
         ]
         aggregates = [
             over_rows(

@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 from exactbatch.columns import LINEAGE, Column
 from exactbatch.errors import ConfigurationError
-from exactbatch.options import check_types, names_options
+from exactbatch.options import check_types, list_values, names_options
 from exactbatch.sinks.aggregate.functions import AggregateFunction
 from exactbatch.sinks.aggregate.window import TIMESTAMPTZ, Window
 from exactbatch.sinks.sink import (
@@ -50,7 +50,7 @@ class Aggregate:
     """
 
     target: str
-    group_by: tuple[str | Window, ...]
+    group_by: str | Window | tuple[str | Window, ...]
     aggregates: Mapping[str, AggregateFunction]
     allowed_lateness: Duration | None = None
     on_late: Literal["update", "reject"] = "update"
@@ -60,12 +60,12 @@ class Aggregate:
         name = TableName(self.target)
         name.check_length()
         _ = name.sibling(PARTIAL), self.window and name.sibling(WATERMARK)
-        if not self.group_by:
+        if not self.groups:
             raise ConfigurationError(
-                f"expected group_by of {self.target} as a tuple of columns and at most one Window, "
+                f"expected group_by of {self.target} as columns and at most one Window, "
                 f'group_by=("carrier", Window("time", "1 hour")), found {self.group_by!r}'
             )
-        if len([group for group in self.group_by if isinstance(group, Window)]) > 1:
+        if len([group for group in self.groups if isinstance(group, Window)]) > 1:
             raise ConfigurationError(
                 f"expected at most one Window for {self.target}, found {self.group_by!r}"
             )
@@ -100,7 +100,7 @@ class Aggregate:
         """The part of the sink that the ledger registers; `key` describes groups and aggregates."""
         groups = (
             f"{group.start.name} = {group.column} by {group.rule}" if isinstance(group, Window) else group
-            for group in self.group_by
+            for group in self.groups
         )
         functions = (f"{name} = {function}" for name, function in self.aggregates.items())
         return SinkIdentity(
@@ -108,9 +108,14 @@ class Aggregate:
         )
 
     @property
+    def groups(self) -> tuple[str | Window, ...]:
+        """The columns and the Window of `group_by`."""
+        return list_values(self.group_by)
+
+    @property
     def window(self) -> Window | None:
         """The Window of `group_by`."""
-        return next((group for group in self.group_by if isinstance(group, Window)), None)
+        return next((group for group in self.groups if isinstance(group, Window)), None)
 
     @property
     def wait(self) -> timedelta | None:
@@ -122,7 +127,7 @@ class Aggregate:
     @property
     def group_columns(self) -> tuple[str, ...]:
         """The columns that name the group of a row."""
-        return tuple(group.start.name if isinstance(group, Window) else group for group in self.group_by)
+        return tuple(group.start.name if isinstance(group, Window) else group for group in self.groups)
 
     def find_traits(self, facts: FormatFacts) -> SinkTraits:
         """Return what the sink asks of a pipeline. Raises ConfigurationError for a format with truncates."""
@@ -139,7 +144,7 @@ class Aggregate:
         """Raise ConfigurationError if a column to group by or to aggregate is not one of the pipeline's."""
         check_lineage_names(self.target, columns)
         values = staged_values(columns)
-        for group in self.group_by:
+        for group in self.groups:
             name = group.column if isinstance(group, Window) else group
             if name not in values:
                 raise ConfigurationError(
@@ -162,7 +167,7 @@ class Aggregate:
         """Return the columns of a result: those of its group, and the aggregates."""
         values = staged_values(columns)
         return (
-            *(group.start if isinstance(group, Window) else values[group] for group in self.group_by),
+            *(group.start if isinstance(group, Window) else values[group] for group in self.groups),
             *(Column(name, function.find_type(values)) for name, function in self.aggregates.items()),
         )
 

@@ -141,7 +141,7 @@ class AggregateWriter:
         A row lacks the time of its event, holds text that its column's type does not accept, or, with
         on_late="reject", comes late. In a replay exactly the rows that were late before are late.
         """
-        used = {function.column for function in self.sink.aggregates.values()} | {*self.sink.group_by}
+        used = {function.column for function in self.sink.aggregates.values()} | {*self.sink.groups}
         rules = reject_rules(own_casts(cursor, [column for column in columns if column.name in used]))
         if self.sink.window is not None:
             rules.append(reject_rule(self.sink.window))
@@ -208,7 +208,7 @@ class AggregateWriter:
         """Compare the partial results of whole batches with what their records give."""
         return compare_partials_with_records(
             self.lineage_table.identifier,
-            self.sink.group_by,
+            self.sink.groups,
             self.sink.group_columns,
             self.sink.aggregates,
             records=records,

@@ -294,7 +294,7 @@ def check_cascades(cursor: Cursor, table: TargetTable, allowed: Sequence[str] = 
             f"{constraint} of {schema}.{other} to {referenced} (on delete {action}) would permanently change rows "
             f"of {'the target itself' if is_own else f'{schema}.{other}'}. Nothing was written. Make the foreign "
             f"key deferrable initially deferred, without on delete {action}"
-            + ("." if is_own else f", or allow it: Append(…, cascade=({spec!r},))."),
+            + ("." if is_own else f", or allow it: Append(…, cascade={spec!r})."),
             constraint=constraint,
         )
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from exactbatch.columns import Column, renamed
 from exactbatch.errors import ConfigurationError
-from exactbatch.options import check_types
+from exactbatch.options import check_types, list_values
 from exactbatch.sinks.sink import (
     DELETED,
     EPOCH,
@@ -41,16 +41,17 @@ class Upsert:
     """
 
     target: str
-    key: tuple[str, ...]
+    key: str | tuple[str, ...]
     version: str | tuple[str, ...] | None = None
     history: bool = field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:
         check_types(self)
         TableName(self.target).check_length()
-        if not self.key or len(set(self.key)) < len(self.key):
+        if not self.key_columns or len(set(self.key_columns)) < len(self.key_columns):
             raise ConfigurationError(
-                f'expected the key of {self.target} as a tuple of columns, key=("id",), found {self.key!r}'
+                f"expected the key of {self.target} as a column or as several different ones, "
+                f'key=("order_id", "line"), found {self.key!r}'
             )
         versions = self.version_columns
         if self.version is not None and (not versions or len(set(versions)) < len(versions)):
@@ -74,14 +75,17 @@ class Upsert:
         versions = self.version_columns
         # No name of a version contains a double quote, so that several names cannot be taken for one.
         version = versions[0] if len(versions) == 1 else ", ".join(f'"{name}"' for name in versions)
-        return SinkIdentity(self.target, self.kind.name, tuple(self.key), version, "record")
+        return SinkIdentity(self.target, self.kind.name, self.key_columns, version, "record")
+
+    @property
+    def key_columns(self) -> tuple[str, ...]:
+        """The columns of `key`."""
+        return list_values(self.key)
 
     @property
     def version_columns(self) -> tuple[str, ...]:
         """The columns of `version`; () if offsets alone order the changes of a key."""
-        if self.version is None:
-            return ()
-        return (self.version,) if isinstance(self.version, str) else tuple(self.version)
+        return () if self.version is None else list_values(self.version)
 
     def find_traits(self, facts: FormatFacts) -> SinkTraits:
         """Return what the sink asks of a pipeline.
@@ -96,7 +100,7 @@ class Upsert:
         return SinkTraits(
             sink=self,
             target=self.target,
-            key_columns=self.key,
+            key_columns=self.key_columns,
             version_columns=versions,
             position_columns=positions if versions == positions else (),
             keeps_deletes=True,
@@ -139,19 +143,19 @@ class Upsert:
         """Raise ConfigurationError if key or version is not a column, or a column's name is reserved."""
         names = [column.name for column in columns]
         versions = self.version_columns
-        roles = [*(("key", name) for name in self.key), *(("version", name) for name in versions)]
+        roles = [*(("key", name) for name in self.key_columns), *(("version", name) for name in versions)]
         for role, name in roles:
             if name not in names:
                 raise ConfigurationError(
                     f"expected the {role} of {self.target} among the pipeline's columns, {', '.join(names)}, "
                     f"found {name!r}"
                 )
-        if both := [name for name in versions if name in self.key]:
+        if both := [name for name in versions if name in self.key_columns]:
             raise ConfigurationError(
                 f"target {self.target}: {both[0]!r} is a version and part of the key. Choose a version "
                 f"that is not part of the key."
             )
-        ordered = [*self.key, *versions]
+        ordered = [*self.key_columns, *versions]
         if plain := [c.name for c in columns if c.name in ordered and (c.element or c.type) == "json"]:
             raise ConfigurationError(
                 f"{self.target}: the values of key and version must be comparable, and {', '.join(plain)} "

@@ -117,7 +117,7 @@ class LatestWriter:
 
     @property
     def _key(self) -> tuple[str, ...]:
-        return self.sink.key
+        return self.sink.key_columns
 
     @cached_property
     def _target(self) -> TargetTable:
