@@ -39,6 +39,7 @@ _AUDIT_WORKERS: Final = "tests/integration/test_audit_workers.py"
 _OFFSETS: Final = "tests/unit/test_audit_offsets.py"
 _JSON_PATHS: Final = "tests/unit/test_json_paths.py"
 _REGISTRY: Final = "tests/unit/test_registry_answers.py"
+_OTHER_REGISTRIES: Final = "tests/unit/test_other_registries.py"
 _HEADER_IDS: Final = "tests/unit/test_schema_id_headers.py"
 _HEADER_TOPICS: Final = "tests/integration/test_header_topics.py"
 _CHECKS: Final = "tests/integration/test_record_checks.py"
@@ -1680,7 +1681,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a header with a schema ID is ignored",
-        "formats/registry/schema_id_headers.py",
+        "formats/registry/frames.py",
         "    if not spec.reads_schema_ids:\n",
         "    if True:\n",
         (f"{_HEADER_IDS}::test_a_bare_body_that_looks_like_a_prefix_is_what_its_header_says",),
@@ -1698,22 +1699,22 @@ MUTANTS: Final = (
     Mutant(
         "the header of a key counts for the value",
         "formats/message/decoder.py",
-        "framed(self.values.spec, VALUE_HEADER, values, messages)",
-        'framed(self.values.spec, "__key_schema_id", values, messages)',
+        'framed(self.values.spec, "value", values, messages)',
+        'framed(self.values.spec, "key", values, messages)',
         (f"{_HEADER_IDS}::test_headers_and_prefixes_in_one_topic",),
     ),
     Mutant(
         "the header of a value counts for the key next to it",
         "formats/message/decoder.py",
-        "framed(self._key.spec, KEY_HEADER, ",
-        "framed(self._key.spec, VALUE_HEADER, ",
+        'framed(self._key.spec, "key", ',
+        'framed(self._key.spec, "value", ',
         (f"{_HEADER_IDS}::test_keys_have_a_header_of_their_own",),
     ),
     Mutant(
         "a tombstone deletes without a look at its key's header",
         "formats/upsert_changes.py",
-        "framed(key.spec, KEY_HEADER, messages",
-        "framed(None, KEY_HEADER, messages",
+        'framed(key.spec, "key", messages',
+        'framed(None, "key", messages',
         (f"{_HEADER_IDS}::test_tombstones_delete_by_the_header_of_their_key",),
     ),
     Mutant(
@@ -1752,10 +1753,69 @@ MUTANTS: Final = (
         (f"{_HEADER_IDS}::test_a_record_whose_headers_cannot_be_read_is_a_reject",),
     ),
     Mutant(
+        "AWS Glue's values may fill the memory",
+        "formats/registry/frames.py",
+        "        check_size(0, size)\n",
+        "",
+        (f"{_OTHER_REGISTRIES}::test_small_values_of_glue_cannot_fill_the_memory",),
+    ),
+    Mutant(
+        "a value of Glue that ends early is read",
+        "formats/registry/frames.py",
+        "    if not stream.eof or stream.unused_data:\n",
+        "    if False:\n",
+        (f"{_OTHER_REGISTRIES}::test_another_frame_than_glues_is_a_reject_alone",),
+    ),
+    Mutant(
+        "Glue's compression is ignored",
+        "formats/registry/frames.py",
+        "    if value.startswith(_ZLIB):\n",
+        "    if False:\n",
+        (f"{_OTHER_REGISTRIES}::test_glues_frames_become_confluents_by_guid",),
+    ),
+    Mutant(
+        "an ID of Apicurio is asked for as another kind",
+        "formats/registry/apicurio.py",
+        "        ids = self._location.ids\n",
+        '        ids = "contentId"\n',
+        (f"{_OTHER_REGISTRIES}::test_the_ids_of_apicurio_are_of_the_kind_that_the_address_says",),
+    ),
+    Mutant(
+        "a header with the other kind of Apicurio's IDs is ignored",
+        "formats/registry/frames.py",
+        "            elif index in of_other:\n",
+        "            elif False:\n",
+        (f"{_OTHER_REGISTRIES}::test_headers_of_apicurio_name_the_schemas_of_bare_values",),
+    ),
+    Mutant(
+        "Avro as JSON of Apicurio is read as bytes",
+        "formats/registry/frames.py",
+        "            if encodings.get(index, _BINARY) != _BINARY:\n",
+        "            if False:\n",
+        (f"{_OTHER_REGISTRIES}::test_headers_of_apicurio_name_the_schemas_of_bare_values",),
+    ),
+    Mutant(
+        "a registry that refuses a token gets no new one",
+        "formats/registry/client.py",
+        "            forget_tokens()\n",
+        "",
+        (f"{_OTHER_REGISTRIES}::test_a_registry_gets_the_token_of_a_provider_and_a_new_one_after_a_refusal",),
+    ),
+    Mutant(
+        "a connection of Airflow names a function for the registry's tokens",
+        "airflow/connections.py",
+        "    _check_provider(connection, find_token_provider(properties), None)\n",
+        "",
+        (
+            "tests/unit/test_connections.py::"
+            "test_a_connection_names_no_function_of_its_own_for_tokens_of_the_registry",
+        ),
+    ),
+    Mutant(
         "a GUID is asked for as if registries knew it by its number",
         "formats/registry/client.py",
-        "                if isinstance(schema_id, UUID):\n                    return",
-        "                if False:\n                    return",
+        "            if isinstance(schema_id, UUID):\n                return",
+        "            if False:\n                return",
         (f"{_HEADER_IDS}::test_headers_and_prefixes_in_one_topic",),
     ),
     Mutant(
@@ -1789,7 +1849,7 @@ MUTANTS: Final = (
     Mutant(
         "the auditor does not know events without a row by their header",
         "audit/rowless.py",
-        "            values = with_prefixes(VALUE_HEADER, values, records).values\n",
+        '            values = unframe(self._registry, "value", values, records).values\n',
         "            pass\n",
         (f"{_HEADER_TOPICS}::test_events_without_a_row_are_known_to_an_audit",),
     ),

@@ -209,3 +209,13 @@ def test_pool_not_there_is_error_with_command_that_creates_it(monkeypatch, caplo
 )
 def test_an_airflow_below_a_path_has_its_port_before_the_path(host, port, url):
     assert airflow_url(host, port) == url
+
+
+def test_a_connection_names_no_function_of_its_own_for_tokens_of_the_registry(monkeypatch):
+    def with_token(token):
+        extra = {"bootstrap.servers": "k:1", "schema.registry.bearer.auth.token": token}
+        return settings(monkeypatch, kafka_default={"extra": json.dumps(extra)}).kafka
+
+    with pytest.raises(ConfigurationError, match="'kafka_default' names 'os:getcwd'.*may only name gcp"):
+        with_token("token:os:getcwd")
+    assert with_token("token:gcp")["schema.registry.bearer.auth.token"] == "token:gcp"

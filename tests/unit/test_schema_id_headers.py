@@ -13,7 +13,7 @@ from exactbatch import Append, Avro, Debezium, Json, JsonSchema, Pipeline, Proto
 from exactbatch.errors import ConfigurationError, RegistryUnavailable
 from exactbatch.formats.decoders import find_decoder
 from exactbatch.formats.message.record_headers import UNREADABLE, Unreadable
-from exactbatch.formats.registry.schema_id_headers import framed
+from exactbatch.formats.registry.frames import framed
 from exactbatch.testing import DecodedRecords, Record, decode, load
 from support.connect_avro import avro_body, avro_schema
 from support.debezium_types import envelope, typed
@@ -271,7 +271,7 @@ def test_a_record_whose_headers_cannot_be_read_is_a_reject(registry):
 
     value = JsonSchema("id int", registry=registry.address)
     values = pa.array([prefix(3) + b'{"id": %d}' % number for number in range(3)])
-    decoded = framed(value, VALUE, values, Messages()).decode(find_decoder(value).decode)
+    decoded = framed(value, "value", values, Messages()).decode(find_decoder(value).decode)
     assert decoded.rows.column("id").to_pylist() == [0, 2]
     assert decoded.rejects == ((1, UNREADABLE),)
 

@@ -12,6 +12,7 @@ from psycopg2.extensions import make_dsn
 
 from exactbatch.airflow.versions import BaseHook
 from exactbatch.errors import ConfigurationError
+from exactbatch.formats.registry.addresses import find_token_provider
 from exactbatch.kafka.properties import TOKEN_METHOD, uses_tokens
 from exactbatch.operations.airflow_api import airflow_api, airflow_url, pool_slots
 from exactbatch.options import names_options
@@ -188,19 +189,25 @@ def kafka_properties(connection: Any) -> dict[str, Any]:
             if all(server.endswith(domain) for server in servers):
                 properties[TOKEN_METHOD] = provider
     _check_provider(connection, properties.get(TOKEN_METHOD), "kafka_token")
+    _check_provider(connection, find_token_provider(properties), None)
     return properties
 
 
-def _check_provider(connection: Any, provider: Any, argument: str) -> None:
+def _check_provider(connection: Any, provider: Any, argument: str | None) -> None:
     """Refuse a provider that is no provider of exactbatch's own.
 
     Whoever may edit a connection is not always somebody who may choose what code runs: Airflow's own providers allow
     callbacks of connections by a list of the deployment, for that reason.
     """
     if provider is not None and provider not in OWN:
+        allowed, remedy = ", ".join(OWN), ""
+        if argument is None:
+            allowed = "gcp for the schema registry"
+        else:
+            remedy = f" Name a function of your own in the DAG: Connections({argument}='module:function')."
         raise ConfigurationError(
             f"the Airflow connection {connection.conn_id!r} names {provider!r} as a provider of tokens, and may only "
-            f"name {', '.join(OWN)}. Name a function of your own in the DAG: Connections({argument}='module:function')."
+            f"name {allowed}.{remedy}"
         )
 
 

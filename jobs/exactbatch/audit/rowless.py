@@ -22,7 +22,7 @@ from exactbatch.audit.offset_sets import Flags
 from exactbatch.formats import Debezium, Flattened, Format, Json, WithKeyAndHeaders
 from exactbatch.formats.avro.bodies import bounded, read
 from exactbatch.formats.registry.addresses import with_registry
-from exactbatch.formats.registry.schema_id_headers import VALUE_HEADER, with_prefixes
+from exactbatch.formats.registry.frames import unframe
 from exactbatch.formats.registry.schemas import writer_schema
 from exactbatch.formats.registry.wire_format import SchemaId
 
@@ -49,7 +49,7 @@ class RowlessEvents:
         """Return the offsets of the records whose events carry no row; `is_found` says which have a row or a reject."""
         values = records.values()
         if self._registry is not None:
-            values = with_prefixes(VALUE_HEADER, values, records).values
+            values = unframe(self._registry, "value", values, records).values
         at = np.flatnonzero(~is_found | ~self._are_changes(values))
         is_rowless = np.fromiter(
             (self._is_rowless(value.as_py()) for value in values.take(pa.array(at))), bool, len(at)

@@ -18,13 +18,12 @@ from exactbatch.cli.progress import counting
 from exactbatch.cli.project_files import Project, check_new, project_at, write_new
 from exactbatch.errors import ConfigurationError, ExactbatchError
 from exactbatch.formats.registry.addresses import registry_properties
-from exactbatch.formats.registry.schema_id_headers import KEY_HEADER, VALUE_HEADER
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.kafka.sample import Bounds, Sample, sample
 from exactbatch.sampling.column_names import module_name
 from exactbatch.sampling.key_and_sink import TopicFacts
 from exactbatch.sampling.proposal import Proposal, chosen_records, propose
-from exactbatch.sampling.registry_columns import RegistryAddress, are_json, as_sent, with_header_ids
+from exactbatch.sampling.registry_columns import RegistryAddress, are_json, as_sent, with_schema_ids
 from exactbatch.sampling.source_code import dag_file, pipeline_module, pipeline_test
 from exactbatch.settings import Settings
 from exactbatch.testing import Record, decode
@@ -95,19 +94,20 @@ def _sampled(settings: Settings, topic: str, records: int, registry: str | None)
         )
     values = pa.concat_arrays([records.values() for _, records in found.parts])
     keys = pa.concat_arrays([records.keys() for _, records in found.parts])
-    if registry is not None or not are_json(values):
+    address = None if registry is None else RegistryAddress(registry, registry_properties(settings.kafka))
+    if address is not None or not are_json(values):
         values = pa.concat_arrays(
-            [with_header_ids(VALUE_HEADER, records.values(), records) for _, records in found.parts]
+            [with_schema_ids("value", records.values(), records, address) for _, records in found.parts]
         )
         keys = pa.concat_arrays(
-            [with_header_ids(KEY_HEADER, records.keys(), records) for _, records in found.parts]
+            [with_schema_ids("key", records.keys(), records, address) for _, records in found.parts]
         )
     facts = TopicFacts(
         keys=keys,
         values=values,
         partitions=[range_.partition for range_, records in found.parts for _ in range(len(records))],
         is_compacted=_is_compacted(broker, topic),
-        registry=None if registry is None else RegistryAddress(registry, registry_properties(settings.kafka)),
+        registry=address,
     )
     return found, facts
 
@@ -133,7 +133,9 @@ def _test_code(proposal: Proposal, facts: TopicFacts, project: Project) -> str:
     chosen = chosen_records(
         proposal.decoded, facts.values, count=_TEST_RECORDS, with_tombstone=pipeline.message_key is not None
     )
-    sent = [as_sent(facts.values[index].as_py(), facts.keys[index].as_py()) for index in chosen]
+    sent = [
+        as_sent(facts.values[index].as_py(), facts.keys[index].as_py(), facts.registry) for index in chosen
+    ]
     rows = decode(pipeline, [Record(*parts) for parts in sent]).rows
     return pipeline_test(pipeline, sent, rows, separate=project.has_own_modules)
 

@@ -15,7 +15,7 @@ from exactbatch.cli.table_layout import short
 from exactbatch.columns import LINEAGE_NAMES
 from exactbatch.errors.exit_status import CHECK_FAILED
 from exactbatch.formats import WithKeyAndHeaders
-from exactbatch.formats.registry.schema_id_headers import VALUE_HEADER, framed
+from exactbatch.formats.registry.frames import framed
 from exactbatch.kafka.sample import Bounds
 from exactbatch.operations.try_records import Trial, try_records
 from exactbatch.pipeline import Pipeline
@@ -56,7 +56,7 @@ def _groups(pipeline: Pipeline, trial: Trial) -> list[dict[str, Any]]:
         for range_, records in trial.sample.parts
         for offset, value in zip(
             records.offset_array.tolist(),
-            framed(value_format, VALUE_HEADER, records.values(), records).values.to_pylist(),
+            framed(value_format, "value", records.values(), records).values.to_pylist(),
             strict=True,
         )
         if value is not None

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Literal
-from urllib.parse import urlsplit
 
 from exactbatch.columns import Column, Field, is_vector, parse_columns
 from exactbatch.errors import ConfigurationError
@@ -104,12 +103,3 @@ def reads_payloads(fields: Sequence[Field]) -> bool:
     """True if a column takes a member of the payload, and not only the payload."""
     paths = [each.path.parts for each in fields]
     return any(parts[0][:1] == (_PAYLOAD,) and (len(parts) > 1 or len(parts[0]) > 1) for parts in paths)
-
-
-def check_address(registry: str | None) -> None:
-    """Raise ConfigurationError for a registry's address that contains a password."""
-    if "@" in urlsplit(registry or "").netloc:
-        raise ConfigurationError(
-            "The address of the schema registry contains a user and password, which errors and pages would show. "
-            "Set schema.registry.basic.auth.user.info in the Kafka connection instead."
-        )

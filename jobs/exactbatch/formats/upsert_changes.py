@@ -12,7 +12,7 @@ from exactbatch.columns import POSITION_EPOCH, UNCHANGED_COLUMNS
 from exactbatch.formats.decoded import Decoded
 from exactbatch.formats.decoder import Decoder, without_values
 from exactbatch.formats.message.record_headers import Messages
-from exactbatch.formats.registry.schema_id_headers import KEY_HEADER, framed
+from exactbatch.formats.registry.frames import framed
 from exactbatch.offsets import TopicPartition
 
 _NO_KEY_FORMAT: Final = (
@@ -60,7 +60,7 @@ def as_changes(
         if key is None:
             rejects += [(position, _NO_KEY_FORMAT) for position in positions.to_pylist()]
         else:
-            keys = framed(key.spec, KEY_HEADER, messages.keys(), messages).take(positions)
+            keys = framed(key.spec, "key", messages.keys(), messages).take(positions)
             decoded_keys = keys.decode(key.decode)
             rows.append(_deletes(decoded_keys.rows, rows[0].schema))
             kept.append(positions.take(decoded_keys.kept))

@@ -13,6 +13,7 @@ from exactbatch.formats.decoders import find_decoder
 from exactbatch.formats.json.blocks import with_nulls
 from exactbatch.formats.message.decoder import RecordDecoder
 from exactbatch.formats.message.record_headers import Header
+from exactbatch.formats.registry.frames import reframe
 from exactbatch.formats.upsert_changes import as_changes
 from exactbatch.member_paths import Path, Step
 from exactbatch.sampling.column_names import quoted_if_needed
@@ -259,8 +260,10 @@ def _repeats_a_key(changes: Decoded, key: Sequence[str]) -> bool:
 def decode_changes(proposal: Destination, facts: TopicFacts) -> Decoded:
     """Decode the sample as a batch of the proposed pipeline does."""
     value = proposal.value
+    keys = _as_framed(facts.keys, facts.registry)
     if isinstance(value, WithKeyAndHeaders):
-        decoded = RecordDecoder(value).decode(facts.values, _Messages(facts.keys))
+        values = _as_framed(facts.values, facts.registry)
+        decoded = RecordDecoder(value).decode(values, _Messages(keys))
     else:
         decoded = decode(value, facts.values)
     if not proposal.traits.keeps_deletes:
@@ -268,11 +271,23 @@ def decode_changes(proposal: Destination, facts: TopicFacts) -> Decoded:
     return as_changes(
         decoded,
         with_nulls(value, facts.values),
-        _Messages(facts.keys),
+        _Messages(keys),
         None if proposal.key is None else find_decoder(proposal.key),
         proposal.traits.key_columns,
         tombstones_delete=value.tombstone_deletes,
         keeps_unchanged=decoded.unchanged is not None,
+    )
+
+
+def _as_framed(values: pa.BinaryArray, registry: RegistryAddress | None) -> pa.BinaryArray:
+    """Return values, or keys, as their producers frame them."""
+    address = None if registry is None else registry.address
+    return pa.array(
+        [
+            reframe(address, value) if value is not None and has_schema_id(value) else value
+            for value in values.to_pylist()
+        ],
+        pa.binary(),
     )
 
 

@@ -25,7 +25,12 @@ from exactbatch.sampling.debezium_columns import (
 from exactbatch.sampling.draft import Draft, DraftColumn, are_most, fit
 from exactbatch.sampling.json_columns import json_draft
 from exactbatch.sampling.key_and_sink import TopicFacts, decode_changes, destination
-from exactbatch.sampling.registry_columns import RegistryAddress, has_schema_id, registry_draft
+from exactbatch.sampling.registry_columns import (
+    RegistryAddress,
+    check_other_framing,
+    has_schema_id,
+    registry_draft,
+)
 from exactbatch.sampling.value_types import find_shape, parse_json
 
 # How values begin that are compressed or encoded: RFC 1952, RFC 8878, and the same and `{"` in base64.
@@ -49,6 +54,7 @@ def recognize(values: Sequence[bytes], registry: RegistryAddress | None) -> Draf
     with_ids = list(filter(has_schema_id, values))
     if are_most(len(with_ids), len(values)):
         return registry_draft(with_ids, registry)
+    check_other_framing(values, registry)
     encodings, inside = _without_encodings(values)
     if (draft := _json(inside, encodings)) is not None:
         return draft

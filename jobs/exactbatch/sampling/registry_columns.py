@@ -1,6 +1,6 @@
-"""Columns for values in Confluent's wire format, by the schemas that a registry has for them.
+"""Columns for values that name their schema, by the schemas that a registry has for them.
 
-Values and keys whose schemas headers name are recognized, and drafted, as if prefixes named them.
+Values and keys are recognized, and drafted, as Confluent's serializers frame them, with prefixes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,9 +18,11 @@ from exactbatch.formats.connect.types_of_schema import ConnectType
 from exactbatch.formats.debezium.avro_events import build_events
 from exactbatch.formats.debezium.envelope import is_envelope
 from exactbatch.formats.message.record_headers import Messages
+from exactbatch.formats.registry.frames import Part, reframe, suggest_registry, unframe
+from exactbatch.formats.registry.location import Confluent, find_location
 from exactbatch.formats.registry.schema_id_headers import KEY_HEADER, VALUE_HEADER
 from exactbatch.formats.registry.schemas import schema_type, writer_schema
-from exactbatch.formats.registry.wire_format import GUID, SchemaId, prefix_size, read_schema_id
+from exactbatch.formats.registry.wire_format import GUID, GUID_SIZE, SchemaId, prefix_size, read_schema_id
 from exactbatch.sampling.column_names import OWN
 from exactbatch.sampling.debezium_columns import (
     ChangeEvent,
@@ -29,7 +31,7 @@ from exactbatch.sampling.debezium_columns import (
     is_flattened,
     list_types,
 )
-from exactbatch.sampling.draft import Draft, DraftColumn, schema_text
+from exactbatch.sampling.draft import Draft, DraftColumn, are_most, schema_text
 from exactbatch.sampling.json_columns import json_draft
 from exactbatch.sampling.value_types import Choice, find_shape, parse_json
 
@@ -104,6 +106,17 @@ def registry_draft(values: Sequence[bytes], registry: RegistryAddress | None) ->
         f"{shown}, and AVRO or JSON are recognized. Nothing was written. Write the pipeline by hand: `exactbatch "
         f"explain json` has Protobuf."
     )
+
+
+def check_other_framing(values: Sequence[bytes], registry: RegistryAddress | None) -> None:
+    """Raise ConfigurationError for values of which most are framed by another registry than the given one's."""
+    found = [suggestion for value in values if (suggestion := suggest_registry(value)) is not None]
+    if found and are_most(len(found), len(values)):
+        raise ConfigurationError(
+            f"most values begin as another registry's serializers write them, with "
+            f"{values[0][:GUID_SIZE].hex(' ')} …, and the registry is {registry.address if registry else 'not given'}. "
+            f"Nothing was written. Name it as --registry {found[0]}."
+        )
 
 
 def avro_names(values: Sequence[bytes], registry: str, properties: Mapping[str, Any]) -> list[str] | None:
@@ -196,11 +209,24 @@ def _parsed(value: bytes) -> Any:
 _JSON_BEGINS = (b"{", b"[")
 
 
-def with_header_ids(header: str, values: pa.BinaryArray, messages: Messages) -> pa.BinaryArray:
-    """Return values, or keys, of n records, after what the header of this name says, where it names a schema."""
+def with_schema_ids(
+    part: Part, values: pa.BinaryArray, messages: Messages, registry: RegistryAddress | None
+) -> pa.BinaryArray:
+    """Return values, or keys, of n records as Confluent's serializers frame them, where they, or headers, name a
+    schema."""
+    if registry is not None and not isinstance(find_location(registry.address), Confluent):
+        found = unframe(registry.address, part, values, messages)
+        own = values.to_pylist()
+        return pa.array(
+            [
+                own[index] if index in found.refused else value
+                for index, value in enumerate(found.values.to_pylist())
+            ],
+            pa.binary(),
+        )
     prefixes = {
         index: found
-        for index, found in messages.last_headers(header).items()
+        for index, found in messages.last_headers(f"__{part}_schema_id").items()
         if isinstance(found, bytes) and has_schema_id(found)
     }
     if not prefixes:
@@ -220,12 +246,15 @@ def are_json(values: pa.BinaryArray) -> bool:
 
 
 def as_sent(
-    value: bytes | None, key: bytes | None
+    value: bytes | None, key: bytes | None, registry: RegistryAddress | None
 ) -> tuple[bytes | None, bytes | None, list[tuple[str, bytes]]]:
-    """Return the value, the key and the headers of a record: a prefix with a GUID was a header."""
+    """Return the value, the key and the headers of a record as a producer sends them: a prefix with a GUID is a header,
+    unless the registry frames values in another way."""
     headers: list[tuple[str, bytes]] = []
     parts: list[bytes | None] = []
     for name, part in ((VALUE_HEADER, value), (KEY_HEADER, key)):
+        if part is not None and has_schema_id(part) and registry is not None:
+            part = reframe(registry.address, part)
         size = prefix_size(part or b"")
         if part is not None and part.startswith(GUID) and len(part) >= size:
             headers.append((name, part[:size]))

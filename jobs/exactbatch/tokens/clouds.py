@@ -81,13 +81,14 @@ def request_azure_token(connection: Mapping[str, Any]) -> Token:
 
 @_names_package
 def request_google_token(connection: Mapping[str, Any]) -> Token:
-    """Request a token of a service account: for Managed Service for Apache Kafka, or else for Cloud SQL."""
+    """Request a token of a service account: for Managed Kafka and its registry, or else for Cloud SQL."""
     import google.auth  # both installed by their users
     import google.auth.transport.requests  # as above
 
     is_kafka = "bootstrap.servers" in connection
+    is_postgres = not is_kafka and "schema.registry.url" not in connection
     credentials: Any  # its attributes have a value after refresh()
-    credentials, _ = google.auth.default(scopes=[_GOOGLE_KAFKA if is_kafka else _GOOGLE_POSTGRES])
+    credentials, _ = google.auth.default(scopes=[_GOOGLE_POSTGRES if is_postgres else _GOOGLE_KAFKA])
     credentials.refresh(google.auth.transport.requests.Request())
     expires_at = credentials.expiry.replace(tzinfo=UTC).timestamp()
     if not is_kafka:

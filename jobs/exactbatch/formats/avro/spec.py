@@ -9,8 +9,8 @@ from typing import Any
 
 from exactbatch.columns import Column, parse_columns
 from exactbatch.errors import ConfigurationError
-from exactbatch.formats.declared_fields import check_address
 from exactbatch.formats.format import Format
+from exactbatch.formats.registry.location import check_address
 from exactbatch.options import check_types, names_options
 
 

@@ -13,8 +13,9 @@ from typing import Any, ClassVar, Final, Literal
 from exactbatch.columns import Column, Field, parse_fields
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats.debezium.commit_positions import CommitPosition, find_position, version_columns
-from exactbatch.formats.declared_fields import BinaryText, check_address, check_member_names
+from exactbatch.formats.declared_fields import BinaryText, check_member_names
 from exactbatch.formats.format import Format
+from exactbatch.formats.registry.location import check_address
 from exactbatch.options import check_types
 
 Times = Literal[

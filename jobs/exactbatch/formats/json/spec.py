@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 from exactbatch.columns import Column, Field, parse_fields
 from exactbatch.formats.declared_fields import (
-    check_address,
     check_arrays,
     check_epoch,
     check_member_names,
@@ -16,6 +15,7 @@ from exactbatch.formats.declared_fields import (
     reads_payloads,
 )
 from exactbatch.formats.format import Format
+from exactbatch.formats.registry.location import check_address
 from exactbatch.options import check_types, list_values
 
 Encoding = Literal["gzip", "zstd", "base64"]

@@ -14,7 +14,8 @@ from exactbatch.formats.decoders import find_decoder
 from exactbatch.formats.format import Format
 from exactbatch.formats.message.record_headers import UNREADABLE, Messages, Unreadable, headers_as_json
 from exactbatch.formats.message.spec import WithKeyAndHeaders
-from exactbatch.formats.registry.schema_id_headers import KEY_HEADER, VALUE_HEADER, Framed, framed
+from exactbatch.formats.registry.frames import framed
+from exactbatch.formats.registry.schema_id_headers import Framed
 
 
 class RecordDecoder:
@@ -41,9 +42,9 @@ class RecordDecoder:
         """
         keeps = keeps_unchanged and self.spec.leaves_values_out
         decode = self.values.decode_with_unchanged if keeps else self.values.decode
-        decoded = framed(self.values.spec, VALUE_HEADER, values, messages).decode(decode)
+        decoded = framed(self.values.spec, "value", values, messages).decode(decode)
         if self._key is not None:
-            keys = framed(self._key.spec, KEY_HEADER, messages.keys(), messages)
+            keys = framed(self._key.spec, "key", messages.keys(), messages)
             decoded = _joined(decoded, "key", self._key, keys)
         if self._all_headers is None and not self._headers:
             return decoded

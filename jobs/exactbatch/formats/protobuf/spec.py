@@ -10,12 +10,12 @@ from typing import Any
 from exactbatch.columns import Column, Field, parse_fields
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats.declared_fields import (
-    check_address,
     check_arrays,
     check_whole,
     gives_rows_of_elements,
 )
 from exactbatch.formats.format import Format
+from exactbatch.formats.registry.location import check_has_files
 from exactbatch.options import check_types
 
 
@@ -54,7 +54,7 @@ class Protobuf(Format):
                 "Protobuf: expected either a registry, or a descriptor and a message. Write registry='http://…', or "
                 "descriptor='file.desc', message='package.Type'."
             )
-        check_address(self.registry)
+        check_has_files(self.registry)
         check_arrays(self.fields)
         check_whole(self.fields)
         if any(each.default is not None for each in self.fields):

@@ -15,6 +15,8 @@ from exactbatch.formats.protobuf.spec import Protobuf
 from exactbatch.tokens.token import LOOPBACK
 
 PREFIX: Final = "schema.registry."
+TOKEN: Final = "bearer.auth.token"
+_PROVIDER: Final = "token:"  # before the name of a provider of tokens, in the place of a token
 _ISSUER: Final = "bearer.auth.issuer.endpoint.url"
 # Left out are properties of the client that are Python functions, or that a reader of schemas does not use.
 _PROPERTIES: Final = frozenset(
@@ -28,7 +30,7 @@ _PROPERTIES: Final = frozenset(
         _ISSUER,
         "bearer.auth.logical.cluster",
         "bearer.auth.scope",
-        "bearer.auth.token",
+        TOKEN,
         "max.retries",
         "proxy",
         "retries.max.wait.ms",
@@ -65,12 +67,28 @@ def registry_properties(properties: Mapping[str, Any]) -> dict[str, Any]:
             raise ConfigurationError(
                 f"Property {name} of the Kafka connection: expected {expected}, found {type(value).__name__}."
             )
+    check_provider(find_token_provider(own))
     return own
+
+
+def find_token_provider(properties: Mapping[str, Any]) -> str | None:
+    """Return the provider of the registry's tokens that schema.registry.bearer.auth.token=token:NAME names, or None."""
+    token = str(properties.get(PREFIX + TOKEN, ""))
+    return token.removeprefix(_PROVIDER) if token.startswith(_PROVIDER) else None
+
+
+def check_provider(name: str | None) -> None:
+    """Raise ConfigurationError for a provider that has no tokens for a registry."""
+    if name is not None and ":" not in name and name != "gcp":
+        raise ConfigurationError(
+            f"The Kafka property {PREFIX}{TOKEN} names the provider of tokens {name!r}. Name gcp, or a function of "
+            f"your own as token:module:function. For OAuth, set {PREFIX}bearer.auth.credentials.source=OAUTHBEARER."
+        )
 
 
 def is_open(address: str) -> bool:
     """True for an address whose requests, and the passwords in them, others in the network can read."""
-    parts = urlsplit(address)
+    parts = urlsplit(address.removeprefix("apicurio+"))
     return parts.scheme == "http" and parts.hostname not in LOOPBACK
 
 

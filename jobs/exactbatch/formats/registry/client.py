@@ -1,4 +1,4 @@
-"""The client of a schema registry, Confluent's or one that answers as it does.
+"""Read schemas from a registry: Confluent's or one that answers as it does, Apicurio's own API, or AWS Glue.
 
 confluent-kafka's SchemaRegistryClient sends the requests: it retries them, and knows TLS client certificates,
 basic and bearer authentication. An answer may take limited bytes and a limited time, from the connection to the last
@@ -9,14 +9,14 @@ import base64
 import json
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from http import HTTPStatus
 from ssl import SSLContext
-from typing import Any, Final
+from typing import Any, Final, Protocol
 from uuid import UUID
 
-from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
+from confluent_kafka.schema_registry import Schema, SchemaReference, SchemaRegistryClient
 from confluent_kafka.schema_registry.common._httpx_compat import httpx
 from confluent_kafka.schema_registry.common.schema_registry_client import is_retriable
 from confluent_kafka.schema_registry.error import OAuthTokenError, SchemaRegistryError
@@ -24,9 +24,12 @@ from fastavro.repository.base import AbstractSchemaRepository
 from fastavro.schema import load_schema
 
 from exactbatch.errors import ConfigurationError, RegistryUnavailable
-from exactbatch.formats.registry.addresses import PREFIX, sends_password_openly
+from exactbatch.formats.registry.addresses import PREFIX, TOKEN, find_token_provider, sends_password_openly
+from exactbatch.formats.registry.apicurio import ApicurioSchemas
+from exactbatch.formats.registry.location import Apicurio, Confluent, Glue, find_location
 from exactbatch.formats.registry.schemas import Inquiry
 from exactbatch.formats.registry.wire_format import SchemaId
+from exactbatch.tokens.providers import forget_tokens, get_token
 
 MOST_BYTES: Final = 16 * 1024 * 1024
 _TIMEOUT: Final = 10.0  # seconds for each request
@@ -125,12 +128,71 @@ class _Stream(_Limited):
         return self._inner.get_extra_info(info)
 
 
+class Schemas(Protocol):
+    """What asks one kind of registry. Raises the errors of its client."""
+
+    def find(self, schema_id: Any, format_: str | None) -> Schema | None:
+        """Return a schema, in a format that the registry knows for its type; None for an unknown ID."""
+        ...
+
+    def find_reference(self, reference: SchemaReference, format_: str | None) -> Schema:
+        """Return the schema that a reference of another names."""
+        ...
+
+
+class ConfluentSchemas:
+    """Asks Confluent's registry, or one that answers as it does."""
+
+    def __init__(self, client: SchemaRegistryClient, url: str) -> None:
+        self._client, self._url = client, url
+
+    def find(self, schema_id: SchemaId, format_: str | None) -> Schema | None:
+        try:
+            if isinstance(schema_id, UUID):
+                return self._client.get_schema_by_guid(str(schema_id), fmt=format_)
+            return self._client.get_schema(schema_id, fmt=format_)
+        except SchemaRegistryError as error:
+            if error.http_status_code == HTTPStatus.NOT_FOUND and error.error_code in _UNKNOWN_SCHEMA:
+                return None
+            if error.http_status_code == HTTPStatus.NOT_FOUND and isinstance(schema_id, UUID):
+                raise ConfigurationError(
+                    f"The schema registry at {self._url} answered HTTP status 404 for the schema with the GUID "
+                    f"{schema_id}, which a record's header names. Correct its address in the pipeline; or let it be "
+                    f"one that has schemas by GUID, as Confluent's has since Confluent Platform 8."
+                ) from error
+            raise
+
+    def find_reference(self, reference: SchemaReference, format_: str | None) -> Schema:
+        # A version that was deleted since is still the one that the values were written with.
+        return self._client.get_version(
+            str(reference.subject), reference.version or "latest", deleted=True, fmt=format_
+        ).schema
+
+
+class _BearerTokens(httpx.Auth):
+    """Sends the token of a provider with each request, and a new one if the registry refuses it."""
+
+    def __init__(self, provider: str, url: str) -> None:
+        self._provider, self._connection = provider, {"schema.registry.url": url}
+
+    def auth_flow(self, request: Any) -> Generator[Any, Any, None]:
+        self._set_token(request)
+        response = yield request
+        if response.status_code == HTTPStatus.UNAUTHORIZED:
+            forget_tokens()
+            self._set_token(request)
+            yield request
+
+    def _set_token(self, request: Any) -> None:
+        request.headers["Authorization"] = f"Bearer {get_token(self._provider, self._connection).value}"
+
+
 class SchemaReader:
     """Reads schemas from one registry."""
 
     def __init__(self, registry: str, properties: Mapping[str, Any]) -> None:
         self._registry = registry
-        self._client = self._connect(properties)
+        self._schemas_of = self._connect(properties)
         self._schemas: dict[SchemaId, str] = {}
         self._files: dict[SchemaId, list[tuple[str, bytes]]] = {}
         self._fetched: dict[tuple[SchemaId, str | None], Schema] = {}
@@ -202,7 +264,20 @@ class SchemaReader:
                 self._schemas[schema_id] = self._read_text(schema, f"schema {schema_id}")
         return self._schemas[schema_id]
 
-    def _connect(self, properties: Mapping[str, Any]) -> SchemaRegistryClient:
+    def _connect(self, properties: Mapping[str, Any]) -> Schemas:
+        match find_location(self._registry):
+            case Glue(region):
+                # boto3 takes a third of a second to import: only its users wait.
+                from exactbatch.formats.registry.glue import GlueSchemas
+
+                return GlueSchemas(region)
+            case Apicurio() as location:
+                client = self._connect_over_http(location.url, properties)
+                return ApicurioSchemas(client._rest_client, location)
+            case Confluent(url):
+                return ConfluentSchemas(self._connect_over_http(url, properties), url)
+
+    def _connect_over_http(self, url: str, properties: Mapping[str, Any]) -> SchemaRegistryClient:
         if (address := sends_password_openly(self._registry, properties)) is not None:
             raise ConfigurationError(
                 f"The registry's client would send its password or token to {address} without encryption. Write the "
@@ -210,10 +285,15 @@ class SchemaReader:
                 f"connection."
             )
         own = {name.removeprefix(PREFIX): value for name, value in properties.items()}
-        settings = {"timeout": _TIMEOUT, **own, "url": self._registry}
+        settings = {"timeout": _TIMEOUT, **own, "url": url}
+        provider = find_token_provider(properties)
+        if provider is not None:
+            del settings[TOKEN]
         try:
             client = SchemaRegistryClient(settings)
             rest = client._rest_client
+            if provider is not None:
+                rest.session.auth = _BearerTokens(provider, url)
             for session in (rest.session, getattr(rest.bearer_field_provider, "client", None)):
                 if session is not None:
                     limit_answers(session, settings["timeout"])
@@ -226,20 +306,7 @@ class SchemaReader:
 
     def _get_any(self, schema_id: SchemaId, format_: str | None) -> Schema | None:
         with self._errors(f"schema {schema_id}"):
-            try:
-                if isinstance(schema_id, UUID):
-                    return self._client.get_schema_by_guid(str(schema_id), fmt=format_)
-                return self._client.get_schema(schema_id, fmt=format_)
-            except SchemaRegistryError as error:
-                if error.http_status_code == HTTPStatus.NOT_FOUND and error.error_code in _UNKNOWN_SCHEMA:
-                    return None
-                if error.http_status_code == HTTPStatus.NOT_FOUND and isinstance(schema_id, UUID):
-                    raise ConfigurationError(
-                        f"The schema registry at {self._registry} answered HTTP status 404 for the schema with the "
-                        f"GUID {schema_id}, which a record's header names. Correct its address in the pipeline; or "
-                        f"let it be one that has schemas by GUID, as Confluent's has since Confluent Platform 8."
-                    ) from error
-                raise
+            return self._schemas_of.find(schema_id, format_)
 
     def _read_text(self, schema: Schema, what: str) -> str:
         """Return an Avro schema with the schemas that it references, as JSON text."""
@@ -290,12 +357,9 @@ class SchemaReader:
                         f"{what[:100]}: expected at most {_MOST_REFERENCES} referenced schemas, and "
                         f"{_DEEPEST_REFERENCE} levels of them, found more"
                     )
-                # A version that was deleted since is still the one that the values were written with.
                 with self._errors(f"{what}'s reference {name}"):
-                    version = self._client.get_version(
-                        str(reference.subject), reference.version or "latest", deleted=True, fmt=format_
-                    )
-                yield name, version.schema
+                    found = self._schemas_of.find_reference(reference, format_)
+                yield name, found
 
     def _checked(self, schema: Schema, what: str) -> str:
         if not isinstance(schema.schema_str, str):

@@ -13,10 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from exactbatch.formats.decoded import Decoded
-from exactbatch.formats.format import Format
 from exactbatch.formats.message.record_headers import UNREADABLE, Header, Messages, Unreadable
 from exactbatch.formats.protobuf.decoder import message_prefix
-from exactbatch.formats.protobuf.spec import Protobuf
 from exactbatch.formats.registry.wire_format import GUID, no_id, prefix_size, read_schema_id
 
 VALUE_HEADER: Final = "__value_schema_id"
@@ -50,21 +48,13 @@ class Framed:
         return replace(decoded, rejects=rejects)
 
 
-def framed(spec: Format, header: str, values: pa.BinaryArray, messages: Messages) -> Framed:
-    """Return what a format decodes for the values, or keys, of n records, which may have the header of this name.
-
-    A header takes the place of a prefix: its value is never taken for one with a prefix. A header that is no prefix
-    makes its record a reject.
-    """
-    if not spec.reads_schema_ids:
-        return Framed(values)
-    return with_prefixes(header, values, messages, has_indexes=isinstance(spec, Protobuf))
-
-
 def with_prefixes(
     header: str, values: pa.BinaryArray, messages: Messages, *, has_indexes: bool = False
 ) -> Framed:
-    """Return what framed() does for a format that reads schema IDs; `has_indexes` is true for Protobuf."""
+    """Return the values, or keys, of n records with the prefixes that their headers of this name have in place of them.
+
+    `has_indexes` is true for Protobuf, whose headers also have the indexes of a message type.
+    """
     headers = messages.last_headers(header)
     # Without a header, only an ID is a prefix, as serializers write it.
     starts_with_guid = pc.starts_with(values, GUID)
