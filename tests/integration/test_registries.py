@@ -23,7 +23,7 @@ from exactbatch.local.java import fetch_jars, find_java
 from exactbatch.testing import Record, decode
 from support.environment import HOME
 
-_DEFINITIONS: Final = Path(__file__).parents[1] / "support" / "ivy"
+_DEFINITIONS: Final = Path(__file__).parents[1] / "support" / "apicurio"
 _SHA256: Final = "2b28181501a20cbf6efcd77f9b7153908fc01f3d3a7c32024c0bd9e1b04c8a43"
 ROW: Final = {"type": "record", "name": "R", "fields": [{"name": "id", "type": "int"}]}
 OTHER: Final = {"type": "record", "name": "R", "fields": [{"name": "id", "type": "string"}]}
@@ -44,7 +44,7 @@ def apicurio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a server of Apicurio, in memory."""
     with pytest.MonkeyPatch.context() as patch:
         if "EXACTBATCH_IVY_SETTINGS" not in os.environ:
-            patch.setenv("EXACTBATCH_IVY_SETTINGS", str(_DEFINITIONS / "no-poms.xml"))
+            patch.setenv("EXACTBATCH_IVY_SETTINGS", str(_DEFINITIONS / "ivysettings.xml"))
         fetched = fetch_jars("apicurio", HOME / "jars", definitions=_DEFINITIONS)
     archive = fetched / "apicurio-registry-app-3.0.9.tar.gz"
     assert hashlib.sha256(archive.read_bytes()).hexdigest() == _SHA256

@@ -17,11 +17,13 @@ from support.environment import DOCS, JOBS, ROOT
 PAGE: Final = (DOCS / "deploy.md").read_text()
 # What executors import of exactbatch.
 OF_EXECUTORS: Final = (
-    *("batch", "formats", "kafka", "ledger", "postgres", "sinks", "transforms", "errors"),
+    *("batch", "formats", "kafka", "ledger", "postgres", "sinks", "tokens", "transforms", "errors"),
     *("pipeline.py", "columns.py", "offsets.py", "model.py", "options.py", "settings.py", "topic_pattern.py"),
 )
-# Spark's machines have PySpark; numba comes with the extra `fast`; a Spark Connect server needs grpc.
-ELSEWHERE: Final = {"pyspark", "py4j", "numba", "llvmlite", "grpc", "exactbatch"}
+# Spark's machines have PySpark; numba comes with the extra `fast`; a Spark Connect server needs grpc; the packages of
+# clouds are installed by those who use these.
+CLOUDS: Final = {"boto3", "botocore", "aws_msk_iam_sasl_signer", "azure", "google"}
+ELSEWHERE: Final = {"pyspark", "py4j", "numba", "llvmlite", "grpc", "exactbatch", *CLOUDS}
 MANIFESTS: Final = sorted((DOCS / "deploy" / "kubernetes").glob("*.yaml"))
 OBJECTS: Final[list[tuple[str, dict[str, Any]]]] = [
     (file.name, each) for file in MANIFESTS for each in yaml.safe_load_all(file.read_text())
