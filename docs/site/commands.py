@@ -2,6 +2,7 @@
 
 import inspect
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
@@ -34,26 +35,31 @@ MORE: Final = {
     "connect": ("connect.md", "Low latency"),
     "archive": ("connect.md", "Low latency"),
 }
+_SHARED: Final = 3  # commands that have an option with the same help: the page then explains it once
 _INTRODUCTION: Final = """\
 # Commands
 
 <!-- `make reference` writes this page from the commands themselves. -->
 
-`exactbatch COMMAND --help` shows the same in a terminal. `PIPELINE` is `MODULE:NAME`, or `NAME` for the pipeline `NAME`
-in the module `pipelines.NAME`; one of many tables is `NAME.TABLE`. Commands that need only the ledger and Kafka take
-the name of a registered pipeline.
+`exactbatch COMMAND --help` shows the same in a terminal.
 
 - Results go to stdout; questions, progress and errors go to stderr. With `--json`, stdout has one JSON document and
   nothing else.
-- What deletes something, or cannot be undone, asks first: `--yes` answers, and `--dry-run` shows what would be done and
-  changes nothing. Without a terminal to ask on, such a command changes nothing and ends with exit status 2, unless it
-  has `--yes`.
+- What deletes something, or cannot be undone, asks first. Without a terminal to ask on, such a command changes nothing
+  and ends with exit status 2, unless it has `--yes`.
 - Offsets go `FROM` … `UNTIL`, and windows of Kafka timestamps `START` … `END`; the second is not included. `--before`
   and `--keep` name a time in the past, `--batch` and `--below` the ID of a batch. A time is ISO 8601, such as
   `2026-01-05T08:00Z`, in UTC unless it names another time zone.
-- The connections come from [environment variables](environment.md).
-- The exit status says what a script should do: [Exit statuses](../errors.md#exit-statuses).
+- Commands that need only the ledger and Kafka take the name of a registered pipeline.
+- The connections come from [environment variables](environment.md). The [exit status](../errors.md#exit-statuses) says
+  what a script should do.
 - `exactbatch --install-completion` adds completion of commands, options and names of pipelines to your shell.
+
+## Options that several commands have
+
+| argument or option | meaning |
+| --- | --- |
+{shared}
 """
 
 
@@ -67,26 +73,56 @@ def commands() -> Iterator[tuple[str, Any]]:
 
 def page() -> str:
     """Return the page as Markdown."""
-    return "\n".join([_INTRODUCTION, *(_section(name, command) for name, command in commands())])
+    described = {name: _describe(command) for name, command in commands()}
+    counts = Counter(row for rows in described.values() for row in rows)
+    shared = [row for row, count in counts.items() if count >= _SHARED]
+    introduction = _INTRODUCTION.format(shared="\n".join(_row(*row) for row in shared))
+    sections = (
+        _section(name, command, [row for row in described[name] if row not in shared])
+        for name, command in commands()
+    )
+    return "\n".join([introduction, *sections])
 
 
-def _section(name: str, command: Any) -> str:
-    arguments = [each for each in command.params if each.param_type_name == "argument"]
-    options = [each for each in command.params if each.param_type_name == "option"]
-    usage = " ".join(["exactbatch", name, *map(_argument, arguments), *(["[OPTIONS]"] if options else [])])
-    described = [(f"`{each.metavar}`", _help(each)) for each in arguments]
-    described += [(_spelling(each), f"{_help(each)}{_default(each)}") for each in options]
+def _describe(command: Any) -> list[tuple[str, str]]:
+    """Return the spelling and the meaning of each argument and each option."""
+    arguments = [(f"`{each.metavar}`", _help(each)) for each in command.params if not _is_option(each)]
+    options = [
+        (_spelling(each), f"{_help(each)}{_default(each)}") for each in command.params if _is_option(each)
+    ]
+    return [*arguments, *options]
+
+
+def _section(name: str, command: Any, own: list[tuple[str, str]]) -> str:
+    """Return the section of a command: its help, and what the `own` ones of its arguments and options mean."""
+    arguments = [_argument(each) for each in command.params if not _is_option(each)]
+    options = [_spelling(each).strip("`") for each in command.params if _is_option(each)]
+    explained = {spelling.strip("`") for spelling, _ in own}
+    usage = " ".join(
+        [
+            *("exactbatch", name, *arguments),
+            *(["[OPTIONS]"] if explained.intersection(options) else []),
+            *(f"[{option}]" for option in options if option not in explained),
+        ]
+    )
     page, title = MORE.get(name, ("", ""))
-    more = f"More: [{title}](../{page}).\n" if page else ""
-    table = "".join(f"| {spelling} | {meaning} |\n" for spelling, meaning in described)
+    more = f" More: [{title}](../{page})." if page else ""
+    table = "\n".join(_row(*row) for row in own)
     parts = [
         f"## exactbatch {name}\n",
-        f"{inspect.cleandoc(command.help)}\n",
+        f"{inspect.cleandoc(command.help)}{more}\n",
         f"```text\n{usage}\n```\n",
-        f"| argument or option | meaning |\n| --- | --- |\n{table}" if table else "",
-        more,
+        f"| argument or option | meaning |\n| --- | --- |\n{table}\n" if own else "",
     ]
     return "\n".join(part for part in parts if part)
+
+
+def _row(spelling: str, meaning: str) -> str:
+    return f"| {spelling} | {meaning} |"
+
+
+def _is_option(parameter: Any) -> bool:
+    return bool(parameter.param_type_name == "option")
 
 
 def _argument(argument: Any) -> str:

@@ -30,8 +30,8 @@ def main() -> None:
     PLOTS.mkdir(parents=True, exist_ok=True)
     shutil.copy(BUILD / "bench.json", PLOTS / "bench.json")
     lines = [*introduction(bench)]
-    for name, shape in bench["shapes"].items():
-        lines += shape_section(name, shape)
+    (first, shape), *others = bench["shapes"].items()
+    lines += [*shape_section(first, shape), *others_section(dict(others))]
     if stages := _stages(bench["shapes"].get("flights", {"ways": {}})["ways"]):
         _bars("stages", "seconds of a batch, by stage", stages, STAGES)
         lines += ["## Time by stage", "", "![Time by stage](benchmark/stages.svg)", ""]
@@ -56,7 +56,6 @@ def introduction(bench: Mapping[str, Any]) -> list[str]:
         "",
         f"- Kafka, Postgres and the tool under test share {facts['cores']} cores of a virtual machine; a topic has "
         f"{facts['partitions']} partitions.",
-        "  Compare tools with each other, not with numbers from elsewhere.",
         "- exactbatch runs with `exactbatch[fast]`; without it, large loads of flat JSON are slower ([what it",
         "  saves](ablation.md)).",
         "- Each tool has its own warmed-up process, large fetches, batches of 10,000 rows, and one connection for each",
@@ -73,47 +72,83 @@ def introduction(bench: Mapping[str, Any]) -> list[str]:
 
 
 def shape_section(name: str, shape: Mapping[str, Any]) -> list[str]:
-    """Return the table of one shape, and draw its plot."""
-    ways = {key: way for key, way in shape["ways"].items() if key != "spark_noop"}
-    colours = {key: _colour(key) for key in ways}
-    figure = Figure(figsize=(7.5, 0.6 + 0.32 * len(ways)), layout="constrained")
-    axes = figure.subplots()
-    labels = [way["title"] for way in ways.values()]
-    bars = axes.barh(
-        labels, [way["rows_per_s"] / 1000 for way in ways.values()], color=list(colours.values())
-    )
-    shares = [way.get("share_of_reference") for way in ways.values()]
-    notes = [
-        f"{way['rows_per_s'] / 1000:,.0f}" + ("" if share is None else f" ({share:.0%})")
-        for way, share in zip(ways.values(), shares, strict=True)
-    ]
-    axes.bar_label(bars, notes, padding=3)
-    axes.invert_yaxis()
-    axes.margins(x=0.2)
-    axes.set_xlabel("thousand rows/s (share of the reference)")
-    _save(figure, name)
+    """Return the plot of one shape, and the table with all of its numbers."""
     lines = [
-        f"## {shape['title'][0].upper()}{shape['title'][1:]}",
+        f"## {_title(shape)}",
         "",
-        f"{shape['rows']:,} records, {shape['bytes'] / 1e6:,.0f} MB of values; medians of "
-        f"{len(shape['rounds'])} rounds. Postgres has "
-        + ", ".join(f"`{name} = {value}`" for name, value in shape["postgres_settings"].items())
-        + ".",
+        f"{_size(shape)}; medians of {len(shape['rounds'])} rounds. Postgres has "
+        + ", ".join(f"`{setting} = {value}`" for setting, value in shape["postgres_settings"].items())
+        + ", here and below.",
         "",
-        f"![Throughput by tool](benchmark/{name}.svg)",
+        _plot(name, shape),
         "",
         "| tool | rows/s | of the reference | CPU s per million | with Kafka and Postgres | peak MB |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",
     ]
     for key, way in shape["ways"].items():
-        # What writes nothing has no share of a reference that writes.
-        share = None if key == "spark_noop" else way.get("share_of_reference")
         lines.append(
-            f"| {way['title']} | {way['rows_per_s']:,} "
-            f"| {'' if share is None else f'{share:.0%}'} | {way['cpu_s_per_million']:.2f} "
+            f"| {way['title']} | {way['rows_per_s']:,} | {_share(key, way)} | {way['cpu_s_per_million']:.2f} "
             f"| {way['cpu_s_per_million_with_servers']:.2f} | {way['peak_mb']:,} |"
         )
     return [*lines, ""]
+
+
+def others_section(shapes: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return one table of the rows/s of the other shapes, and their plots."""
+    ways = {key: way["title"] for shape in shapes.values() for key, way in shape["ways"].items()}
+    lines = [
+        "## Other records",
+        "",
+        "Rows/s, and the share of the reference of the same run:",
+        "",
+        "| tool |" + "".join(f" {_title(shape)} |" for shape in shapes.values()),
+        "| --- |" + " ---: |" * len(shapes),
+    ]
+    for key, title in ways.items():
+        found = [shape["ways"].get(key) for shape in shapes.values()]
+        cells = ["" if way is None else f"{way['rows_per_s']:,}{_bracketed(key, way)}" for way in found]
+        lines.append(f"| {title} |" + "".join(f" {cell} |" for cell in cells))
+    lines += ["", *(f"- **{_title(shape)}**: {_size(shape)}" for shape in shapes.values()), ""]
+    return [*lines, *(line for name, shape in shapes.items() for line in (_plot(name, shape), ""))]
+
+
+def _title(shape: Mapping[str, Any]) -> str:
+    title: str = shape["title"]
+    return title[0].upper() + title[1:]
+
+
+def _size(shape: Mapping[str, Any]) -> str:
+    return f"{shape['rows']:,} records, {shape['bytes'] / 1e6:,.0f} MB of values"
+
+
+def _share(key: str, way: Mapping[str, Any]) -> str:
+    """Return the share of the reference; empty for what writes nothing, beside a reference that writes."""
+    share = None if key == "spark_noop" else way.get("share_of_reference")
+    return "" if share is None else f"{share:.0%}"
+
+
+def _bracketed(key: str, way: Mapping[str, Any]) -> str:
+    share = _share(key, way)
+    return f" ({share})" if share else ""
+
+
+def _plot(name: str, shape: Mapping[str, Any]) -> str:
+    """Draw the plot of a shape, and return the Markdown that shows it."""
+    ways = {key: way for key, way in shape["ways"].items() if key != "spark_noop"}
+    figure = Figure(figsize=(7.5, 0.6 + 0.32 * len(ways)), layout="constrained")
+    axes = figure.subplots()
+    bars = axes.barh(
+        [way["title"] for way in ways.values()],
+        [way["rows_per_s"] / 1000 for way in ways.values()],
+        color=[_colour(key) for key in ways],
+    )
+    notes = [f"{way['rows_per_s'] / 1000:,.0f}{_bracketed(key, way)}" for key, way in ways.items()]
+    axes.bar_label(bars, notes, padding=3)
+    axes.invert_yaxis()
+    axes.margins(x=0.2)
+    axes.set_xlabel("thousand rows/s (share of the reference)")
+    _save(figure, name)
+    return f"![Throughput by tool, {_title(shape)}](benchmark/{name}.svg)"
 
 
 def _stages(ways: Mapping[str, Any]) -> dict[str, dict[str, float]]:

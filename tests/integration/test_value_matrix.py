@@ -69,7 +69,7 @@ def test_the_core_of_the_matrix_is_exact_rejected_or_refused(matrix):
     )
     for (source, kind), result in results.items():
         if source == "text":
-            listed = written[result.word].split(" · ")
+            listed = written[result.word].split("; ")
             assert kind in listed, f"{kind}: {result.word}; write docs/value-matrix.md"
 
 

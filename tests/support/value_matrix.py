@@ -643,7 +643,7 @@ def rendered(results: dict[tuple[str, str], Result]) -> str:
     arrays = [name for name in names if name.endswith("[]")]
 
     def targets(source: str, word: str) -> str:
-        return " · ".join(title for title in titles if results[source, title].word == word)
+        return "; ".join(title for title in titles if results[source, title].word == word)
 
     def table(sources: Sequence[str]) -> str:
         words = ("exact", "exact or reject")

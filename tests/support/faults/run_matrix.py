@@ -5,7 +5,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -30,6 +30,12 @@ from support.faults.proxy import Proxy, proxied_broker
 from support.faults.victims import Victims
 from support.stacks import new_stack
 
+# Faults whose names are long or have a comma, in the tables of the page.
+SHORT: Final = {
+    "SIGSTOP, SIGCONT": "SIGSTOP",
+    RESTART: "restart of Postgres",
+    BROKER: "restart of the broker",
+}
 PAGE: Final = DOCS / "evidence" / "faults.md"
 # What was seen last of each combination: a run of some of them leaves the others as they were.
 SEEN: Final = HOME / "faults.json"
@@ -99,29 +105,24 @@ all are exact. `make test` runs some of them.
 ## Method
 
 A combination is one batch: new records (including repeated and late changes, tombstones and records that cannot be
-decoded), an attempt with the fault, a repair, and another attempt. A combination is exact if:
+decoded), an attempt with the fault, a repair, and another attempt. It is exact if:
 
-- the target holds what a simple reference program (`tests/support/reference.py`) computes from the log;
-- there is a reject for each bad record;
-- the auditor (`exactbatch.audit`) finds nothing;
-- an attempt that did not commit left the target unchanged, except for committed ranges with `commit="partition"`;
-- the attempt after a commit wrote no row again;
+- the target holds what a simple reference program computes from the log, and there is a reject for each bad record;
+- the auditor finds nothing;
+- an attempt that did not commit left the target unchanged, except for committed ranges with `commit="partition"`, and
+  the attempt after a commit wrote no row again;
 - with `forward=` (`forwarded`, `forwarded_upsert`), a read_committed consumer sees each committed result once, those of
   each key in order, and what they make together is the target.
 
-One pipeline for each sink lives through all of its combinations. All timeouts are 3 s. An attempt that does not end
-counts as not exact.
-
-A table cell says how the attempt with the fault ended: `done` (it succeeded), `killed`, `exception` (that of the
-failpoint), or the name of exactbatch's error. `, committed` means that the batch was committed nevertheless, and that
-the next attempt recognized this.
+All timeouts are 3 s. An attempt that does not end counts as not exact. The tables say how the attempt with each fault
+ended: `done` (it succeeded), `killed`, `exception` (that of the failpoint), or the name of exactbatch's error;
+`committed` means that the batch was committed nevertheless, and that the next attempt recognized this.
 
 Combinations whose result cannot differ are not generated: before publish, append represents upsert and aggregate, the
 planner and a forwarder run the same code for every sink, and a delay is only tried with append and partition. Moments
-marked `replay` are tried in a replay, all others in an advance.
-
-A worker is held or stopped for 0.3 s; a driver or a publishing process, until another launch has tried the same batch;
-a forwarder, until another one has taken its place (`Fenced`).
+marked `replay` are tried in a replay, all others in an advance. A worker is held or stopped for 0.3 s; a driver or a
+publishing process, until another launch has tried the same batch; a forwarder, until another one has taken its place
+(`Fenced`).
 
 ## At failpoints
 
@@ -129,8 +130,8 @@ a forwarder, until another one has taken its place (`Fenced`).
 
 ## On the wire
 
-Proxies (`tests/support/faults/proxy.py`) between exactbatch and the servers inject these faults when exactbatch sends
-what the row names. `half-open`: nothing that the server sends arrives any more.
+Proxies between exactbatch and the servers inject these faults when exactbatch sends what the row names. `half-open`:
+nothing that the server sends arrives any more.
 
 {on_the_wire}
 
@@ -148,18 +149,28 @@ what the row names. `half-open`: nothing that the server sends arrives any more.
 
 
 def _table(outcomes: Outcomes, moments: Sequence[Moment], faults: Sequence[str]) -> str:
-    """One line for the moments and the sinks for which all came out the same."""
-    lines: dict[tuple[str, ...], list[str]] = {}
+    """Return a line for the moments and the sinks for which all came out the same."""
+    lines: dict[tuple[str, str], list[str]] = {}
     for moment in moments:
-        rows: dict[tuple[str, ...], list[str]] = {}
+        rows: dict[str, list[str]] = {}
         for sink in moment.sinks:
-            cells = tuple(outcomes.get(Combination(sink, moment, fault), "") for fault in faults)
-            rows.setdefault(cells, []).append(sink)
-        for cells, sinks in rows.items():
-            lines.setdefault((", ".join(sinks), *cells), []).append(moment.title)
-    head = [("moments", "sinks", *faults), ("---",) * (len(faults) + 2)]
-    body = [("; ".join(titles), *line) for line, titles in lines.items()]
-    return "\n".join(f"| {' | '.join(line)} |" for line in (*head, *body))
+            ended = {fault: outcomes.get(Combination(sink, moment, fault), "") for fault in faults}
+            rows.setdefault(_ended(ended), []).append(sink)
+        for cell, sinks in rows.items():
+            lines.setdefault((", ".join(sinks), cell), []).append(moment.title)
+    head = ["| moments | sinks | how the attempt with each fault ended |", "| --- | --- | --- |"]
+    return "\n".join(
+        [*head, *(f"| {'; '.join(titles)} | {sinks} | {cell} |" for (sinks, cell), titles in lines.items())]
+    )
+
+
+def _ended(outcomes: Mapping[str, str]) -> str:
+    """Return the faults of each outcome: "killed: SIGKILL. done: delay, hold"."""
+    faults: dict[str, list[str]] = {}
+    for fault, outcome in outcomes.items():
+        if outcome:
+            faults.setdefault(outcome, []).append(SHORT.get(fault, fault))
+    return ". ".join(f"**{outcome}**: {', '.join(found)}" for outcome, found in faults.items())
 
 
 def main(words: Iterable[str]) -> int:
