@@ -1,7 +1,8 @@
-"""Hooks of mkdocs: which pages the search leaves out or ranks, which are wide, how lists are indented, and the
-version below each page.
+"""Hooks of mkdocs: which pages the search leaves out or ranks, which are wide, how lists are indented, what the cells
+of a table are called on a phone, and the version below each page.
 """
 
+import html
 import re
 import tomllib
 from pathlib import Path
@@ -33,6 +34,7 @@ _WIDE: Final = (
     "architecture.md",
     "value-matrix.md",
 )
+_STACKED: Final = 3  # columns of a table whose rows a phone shows one cell below the other: see wide.css
 _ITEM: Final = re.compile(r"(?:[-*+]|\d+\.) +")
 
 
@@ -54,6 +56,25 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
     if name in _WIDE:
         page.meta["hide"] = ["toc"]
     return indent_items(markdown)
+
+
+def on_page_content(content: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
+    """Label the cells of tables that are too wide for a phone."""
+    return re.sub(r"<table>.*?</table>", lambda found: label_cells(found[0]), content, flags=re.DOTALL)
+
+
+def label_cells(table: str) -> str:
+    """Return a table of HTML with the heading of its column as `data-label` of each cell, if it has many columns."""
+    headings = [re.sub(r"<[^>]+>", "", each) for each in re.findall(r"<th[^>]*>(.*?)</th>", table, re.DOTALL)]
+    if len(headings) < _STACKED:
+        return table
+    labels = [html.escape(html.unescape(each)) for each in headings]
+
+    def row(found: re.Match[str]) -> str:
+        label = iter(labels)
+        return re.sub(r"<td(?=[ >])", lambda _: f'<td data-label="{next(label, "")}"', found[0])
+
+    return re.sub(r"<tr>.*?</tr>", row, table, flags=re.DOTALL)
 
 
 def indent_items(markdown: str) -> str:
