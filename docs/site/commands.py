@@ -3,7 +3,6 @@
 import inspect
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
 from typing import Any, Final, get_args
@@ -61,27 +60,32 @@ _INTRODUCTION: Final = """\
 | --- | --- |
 {shared}
 """
+_LOCAL: Final = """\
+## exactbatch local
 
+Kafka, Postgres, Spark Connect and Airflow on this machine, for trying and developing. `--name` names one of several
+stacks, `--home` their folder; `--help` after a command shows all of its options.
 
-def commands() -> Iterator[tuple[str, Any]]:
-    """Yield the name and the command of each command, in the order of the help."""
-    for name in COMMANDS:
-        yield name, load_command(name)
-    for name, command in typer.main.get_command(local_app).commands.items():  # type: ignore[attr-defined]
-        yield f"local {name}", command
+| command | what it does |
+| --- | --- |
+{rows}
+"""
 
 
 def page() -> str:
     """Return the page as Markdown."""
-    described = {name: _describe(command) for name, command in commands()}
+    commands = {name: load_command(name) for name in COMMANDS}
+    described = {name: _describe(command) for name, command in commands.items()}
     counts = Counter(row for rows in described.values() for row in rows)
     shared = [row for row, count in counts.items() if count >= _SHARED]
     introduction = _INTRODUCTION.format(shared="\n".join(_row(*row) for row in shared))
     sections = (
         _section(name, command, [row for row in described[name] if row not in shared])
-        for name, command in commands()
+        for name, command in commands.items()
     )
-    return "\n".join([introduction, *sections])
+    local = typer.main.get_command(local_app).commands  # type: ignore[attr-defined]
+    rows = (_row(f"`{_usage(name, command)}`", _summary(command)) for name, command in local.items())
+    return "\n".join([introduction, *sections, _LOCAL.format(rows="\n".join(rows))])
 
 
 def _describe(command: Any) -> list[tuple[str, str]]:
@@ -95,12 +99,11 @@ def _describe(command: Any) -> list[tuple[str, str]]:
 
 def _section(name: str, command: Any, own: list[tuple[str, str]]) -> str:
     """Return the section of a command: its help, and what the `own` ones of its arguments and options mean."""
-    arguments = [_argument(each) for each in command.params if not _is_option(each)]
     options = [_spelling(each).strip("`") for each in command.params if _is_option(each)]
     explained = {spelling.strip("`") for spelling, _ in own}
     usage = " ".join(
         [
-            *("exactbatch", name, *arguments),
+            *("exactbatch", _usage(name, command)),
             *(["[OPTIONS]"] if explained.intersection(options) else []),
             *(f"[{option}]" for option in options if option not in explained),
         ]
@@ -115,6 +118,16 @@ def _section(name: str, command: Any, own: list[tuple[str, str]]) -> str:
         f"| argument or option | meaning |\n| --- | --- |\n{table}\n" if own else "",
     ]
     return "\n".join(part for part in parts if part)
+
+
+def _usage(name: str, command: Any) -> str:
+    """Return the name of a command with its arguments."""
+    return " ".join([name, *(_argument(each) for each in command.params if not _is_option(each))])
+
+
+def _summary(command: Any) -> str:
+    """Return the help of a command as one paragraph."""
+    return " ".join(inspect.cleandoc(command.help).split()).replace("|", r"\|")
 
 
 def _row(spelling: str, meaning: str) -> str:

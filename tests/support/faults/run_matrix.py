@@ -111,11 +111,11 @@ decoded), an attempt with the fault, a repair, and another attempt. It is exact 
 - the auditor finds nothing;
 - an attempt that did not commit left the target unchanged, except for committed ranges with `commit="partition"`, and
   the attempt after a commit wrote no row again;
-- with `forward=` (`forwarded`, `forwarded_upsert`), a read_committed consumer sees each committed result once, those of
-  each key in order, and what they make together is the target.
+- with `forward=` (`forwarded`, `forwarded_upsert`), a read_committed consumer sees each committed result once, each
+  key's in order, and what they make together is the target.
 
 All timeouts are 3 s. An attempt that does not end counts as not exact. The tables say how the attempt with each fault
-ended: `done` (it succeeded), `killed`, `exception` (that of the failpoint), or the name of exactbatch's error;
+ended: `done` (it succeeded), `killed`, `exception` (the failpoint's), or the name of exactbatch's error;
 `committed` means that the batch was committed nevertheless, and that the next attempt recognized this.
 
 Combinations whose result cannot differ are not generated: before publish, append represents upsert and aggregate, the
