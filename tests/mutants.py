@@ -65,7 +65,7 @@ _FLATTENED: Final = "tests/unit/test_flattened.py"
 _PLAIN_KEYS: Final = "tests/unit/test_plain_keys.py"
 _DAEMON: Final = "tests/unit/test_python_daemon.py"
 _TRUNCATES: Final = "tests/integration/test_truncates.py"
-_UNCHANGED: Final = "tests/integration/test_unchanged_values.py"
+_UNAVAILABLE: Final = "tests/integration/test_unavailable_values.py"
 _KINDS: Final = "tests/integration/test_target_kinds.py"
 _FAST_RANGES: Final = "tests/integration/test_fast_path_ranges.py"
 _AUDIT_ORDER: Final = "tests/integration/test_audit_order.py"
@@ -134,7 +134,7 @@ MUTANTS: Final = (
     Mutant(
         "a compacted log restores values that the source left out",
         "pipeline.py",
-        "            and not self.traits.keeps_unchanged\n",
+        "            and not self.traits.keeps_unavailable\n",
         "",
         (f"{_FLATTENED}::test_a_compacted_log_without_values_that_were_left_out_is_not_replayed",),
     ),
@@ -1389,10 +1389,10 @@ MUTANTS: Final = (
     Mutant(
         "a value that was left out is null in the row",
         "sinks/upsert/writer.py",
-        "        self._unchanged_values.resolve(\n            cursor, staged, columns, latest,",
+        "        self._unavailable_values.resolve(\n            cursor, staged, columns, latest,",
         "        dict(\n            cursor=0,",
         (
-            "tests/integration/test_unchanged_values.py::test_a_value_that_was_left_out_is_that_of_the_newest_older_change_that_has_it",
+            "tests/integration/test_unavailable_values.py::test_a_value_that_was_left_out_is_that_of_the_newest_older_change_that_has_it",
         ),
     ),
     Mutant(
@@ -1425,11 +1425,11 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a row gets a value from before it was deleted",
-        "sinks/upsert/unchanged_values.py",
+        "sinks/upsert/unavailable_values.py",
         "over (partition by {key}, {epoch}, {life} ",
         "over (partition by {key}, {epoch} ",
         (
-            "tests/integration/test_unchanged_values.py::test_the_value_of_a_deleted_row_is_not_that_of_the_next_row_of_its_key",
+            "tests/integration/test_unavailable_values.py::test_the_value_of_a_deleted_row_is_not_that_of_the_next_row_of_its_key",
         ),
     ),
     Mutant(
@@ -1437,32 +1437,32 @@ MUTANTS: Final = (
         "batch/staging/reread.py",
         "        if cursor.rowcount in (0, limit + 1):\n",
         "        if True:\n",
-        ("tests/integration/test_unchanged_values.py::test_a_reject_gives_its_values_to_no_other_change",),
+        ("tests/integration/test_unavailable_values.py::test_a_reject_gives_its_values_to_no_other_change",),
     ),
     Mutant(
         "what a replay retracts still gives values",
-        "sinks/upsert/unchanged_values.py",
+        "sinks/upsert/unavailable_values.py",
         "where not {is_replaced} union all ",
         "where true or {is_replaced} union all ",
         (
-            "tests/integration/test_unchanged_values.py"
+            "tests/integration/test_unavailable_values.py"
             "::test_a_replay_that_retracts_the_only_older_change_is_refused_unless_it_includes_the_later_one",
         ),
     ),
     Mutant(
         "a row gets a value from before a truncate",
-        "sinks/upsert/unchanged_values.py",
+        "sinks/upsert/unavailable_values.py",
         "over (partition by {key}, {epoch}, {life} ",
         "over (partition by {key}, {life} ",
         (f"{_TRUNCATES}::test_a_value_from_before_a_truncate_is_not_known",),
     ),
     Mutant(
         "a replay brings a value from before a truncate",
-        "sinks/upsert/unchanged_values.py",
+        "sinks/upsert/unavailable_values.py",
         "            if newest_truncate is not None\n            else",
         "            if False\n            else",
         (
-            f"{_UNCHANGED}"
+            f"{_UNAVAILABLE}"
             "::test_a_replay_that_retracts_the_insert_after_a_truncate_brings_no_value_from_before_the_truncate",
         ),
     ),
@@ -1472,7 +1472,7 @@ MUTANTS: Final = (
         '"insert into {affected} select {key} from {change} c "\n',
         '"insert into {affected} select {key}, true from {change} c "\n',
         (
-            f"{_UNCHANGED}"
+            f"{_UNAVAILABLE}"
             "::test_a_replay_that_retracts_a_truncate_brings_no_value_from_before_an_older_truncate",
         ),
     ),
@@ -1481,7 +1481,7 @@ MUTANTS: Final = (
         "sinks/upsert/truncates.py",
         "({key}, {by_truncate}) select {key}, true from",
         "({key}, {by_truncate}) select {key}, null from",
-        (f"{_UNCHANGED}::test_a_late_truncate_leaves_a_row_the_value_that_a_late_delete_has_left_it",),
+        (f"{_UNAVAILABLE}::test_a_late_truncate_leaves_a_row_the_value_that_a_late_delete_has_left_it",),
     ),
     Mutant(
         "a column of lineage may change what is written",
@@ -1842,7 +1842,7 @@ MUTANTS: Final = (
     Mutant(
         "the auditor reads the bytes of a bare body as a prefix",
         "audit/log_records.py",
-        "value.decode(values, records, keeps_unchanged=traits.keeps_unchanged)",
+        "value.decode(values, records, keeps_unavailable=traits.keeps_unavailable)",
         "value.values.decode(values)",
         (f"{_HEADER_TOPICS}::test_the_bytes_of_an_id_in_a_bare_body_are_no_prefix",),
     ),
@@ -1996,7 +1996,7 @@ MUTANTS: Final = (
     Mutant(
         "text next to a placeholder is refused",
         "formats/debezium/refused_events.py",
-        "return None if reason == NUL and self._may_be_left_out(value) else reason",
+        "return None if reason == NUL and self._may_be_unavailable(value) else reason",
         "return reason",
         ("tests/unit/test_refused_at_once.py::test_text_next_to_a_placeholder_is_not_looked_at",),
     ),
@@ -2221,7 +2221,7 @@ MUTANTS: Final = (
         "bool_and(is_superseded) as is_superseded",
         "bool_or(is_superseded) as is_superseded",
         (
-            "tests/integration/test_unchanged_values.py::test_any_order_of_events_gives_what_a_plain_program_says_and_in_the_end_the_source",
+            "tests/integration/test_unavailable_values.py::test_any_order_of_events_gives_what_a_plain_program_says_and_in_the_end_the_source",
         ),
     ),
     Mutant(
@@ -3431,7 +3431,9 @@ MUTANTS: Final = (
         "        latest = self._latest_changes.find(cursor, staged, self.traits.staged_columns(columns), affected)\n",
         "        whole = self.traits.staged_columns(columns)[: len(columns) + 1]\n"
         "        latest = self._latest_changes.find(cursor, staged, whole, affected)\n",
-        (f"{_UNCHANGED}::test_equal_versions_in_two_partitions_one_of_which_leaves_a_value_out_are_refused",),
+        (
+            f"{_UNAVAILABLE}::test_equal_versions_in_two_partitions_one_of_which_leaves_a_value_out_are_refused",
+        ),
     ),
     Mutant(
         "a change whose position went back is its own repeat, or that of another one",
@@ -3568,7 +3570,7 @@ MUTANTS: Final = (
     Mutant(
         "an insert takes a value that it lacks from the row that its key had before",
         "formats/debezium/decoder.py",
-        "        if pc.any(pc.and_not(left_out.is_valid(), pc.equal(images.op, UPDATE))).as_py():\n",
+        "        if pc.any(pc.and_not(unavailable.is_valid(), pc.equal(images.op, UPDATE))).as_py():\n",
         "        if False:\n",
         ("tests/unit/test_debezium.py::test_only_an_update_keeps_values_that_were_left_out",),
     ),

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 
 # The columns that say which record a row comes from.
 LINEAGE_NAMES: Final = ("kafka_topic", "kafka_partition", "kafka_offset", "kafka_timestamp")
-# The column of an Upsert's changes that lists the columns whose values the source left out.
-UNCHANGED_COLUMNS: Final = "unchanged_columns"
+# The column of an Upsert's changes that lists the columns of unavailable values: those that the event lacks, because
+# the source did not send them. Its name is in users' tables, and stays.
+UNAVAILABLE_COLUMNS: Final = "unchanged_columns"
 # The column of an Upsert for the epoch of a change's position.
 POSITION_EPOCH: Final = "position_epoch"
 # Postgres's own aliases (its documentation, table "Data Types") → the name that format_type() prints.

@@ -248,7 +248,7 @@ class Pipeline:
         if self.is_transformed:  # its rows are whole, and their columns are its own
             return FormatFacts(truncate_order=self.value.truncate_order)
         return FormatFacts(
-            leaves_values_out=self.value.leaves_values_out,
+            has_unavailable_values=self.value.has_unavailable_values,
             position_columns=tuple(self.value.position_columns),
             truncate_order=self.value.truncate_order,
         )
@@ -273,14 +273,14 @@ class Pipeline:
         """True if the records that compaction keeps, the last one of each message key, restore all rows.
 
         They do if the message key is the key of the row, and its last record alone determines the row. That of a
-        Debezium event does not: its tombstone says nothing about the delete before it. Nor does a record that may lack
-        values that have not changed.
+        Debezium event does not: its tombstone says nothing about the delete before it. Nor does a record that may have
+        unavailable values.
         """
         return (
             self.traits.needs_last_records_only
             and self.message_key is not None
             and self.value.tombstone_deletes
-            and not self.traits.keeps_unchanged
+            and not self.traits.keeps_unavailable
             and self.has_row_per_record
         )
 

@@ -31,13 +31,13 @@ def changes_in(form: Any, values: list[bytes | None]) -> list[tuple[int, Row]]:
     """The changes of values as a batch stages them, with their indexes; whatever else there is tells of no row."""
     events = pa.array(values, pa.binary())
     decoded = as_changes(
-        find_decoder(form).decode_with_unchanged(events),
+        find_decoder(form).decode_with_unavailable(events),
         events,
         events,
         None,
         KEY,
         tombstones_delete=False,
-        keeps_unchanged=True,
+        keeps_unavailable=True,
     )
     assert decoded.rejects == ()
     assert len(decoded.kept) + decoded.tombstones == len(values)

@@ -145,9 +145,9 @@ def test_keys_and_versions_of_an_upsert_from_which_values_are_left_out(connectio
             version, value = ("commit_lsn", "lsn"), replace(value, version="postgres", truncate="apply")
         sink = Upsert(f"public.t{start}", key=key, version=version, history=kind != "latest only")
         made = Batches(connection, Pipeline(name=f"p{start}", topics=("t",), value=value, sink=sink))
-        row, left_out = partial(change, made), "late" if kind == "latest only" else None
+        row, unavailable = partial(change, made), "late" if kind == "latest only" else None
         made.run(row(1, 10, "one"), row(2, 10, "two"), row(3, 10, "three"))
-        made.run(row(1, 30, left_out), row(2, 40, None, deleted=True))
+        made.run(row(1, 30, unavailable), row(2, 40, None, deleted=True))
         made.run(row(1, 20, "late"), row(2, 50, "new"), row(4, 60, "four"), partition=1)
         expected = [(1, "late"), (2, "new"), (3, "three"), (4, "four")]
         if kind == "truncates":
@@ -175,5 +175,7 @@ def change(
     """A change of a row with this number in each part of its key; without a body, it is left out."""
     sink, traits = made.pipeline.sink, made.pipeline.traits
     named = dict.fromkeys(sink.key, number) | dict.fromkeys(sink.version, at) | {"body_of_row": body}
-    left_out = [["body_of_row"] if body is None and not deleted else None] if traits.keeps_unchanged else []
-    return *(named[column.name] for column in made.columns), deleted, *left_out
+    unavailable = (
+        [["body_of_row"] if body is None and not deleted else None] if traits.keeps_unavailable else []
+    )
+    return *(named[column.name] for column in made.columns), deleted, *unavailable

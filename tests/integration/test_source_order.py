@@ -57,7 +57,7 @@ def test_newer_changes_have_smaller_positions_in_all_workloads_that_are_named_fo
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
 def test_the_target_of_conflicting_sessions_is_what_their_source_has(loader, captured, mode):
-    workloads = captured[mode.keeps_unchanged]
+    workloads = captured[mode.keeps_unavailable]
     target = loader.load(mode, workloads.events, random.Random(f"{mode} {draw_seed()}"))
     assert workloads.different(target) == set()
 
@@ -70,7 +70,7 @@ def test_the_target_of_hundreds_of_workloads_is_what_their_source_has(loader, so
     workloads = capture(source, seed, IN_A_ROUND, tables, writes_commits=number % 2 == 1)
     assert workloads.different(workloads.rows_by_position()) != set()
     chance = random.Random(seed)
-    modes = [each for each in MODES if each.keeps_unchanged == (tables == TABLES)]
+    modes = [each for each in MODES if each.keeps_unavailable == (tables == TABLES)]
     found = {str(each): workloads.different(loader.load(each, workloads.events, chance)) for each in modes}
     assert found == {mode: set() for mode in found}
 
@@ -81,7 +81,7 @@ def test_truncates_among_conflicting_sessions_are_applied(loader, source, number
     """They need a version and a history, and a truncate empties the target: it has one table of the source."""
     seed = f"{draw_seed()} truncates {number}"
     workloads = capture(source, seed, COUNT, TABLES[:1], truncates=True)
-    mode = random.Random(seed).choice([each for each in VERSIONS if each.keeps_unchanged])
+    mode = random.Random(seed).choice([each for each in VERSIONS if each.keeps_unavailable])
     assert workloads.different(loader.load(mode, workloads.events, random.Random(seed))) == set()
 
 

@@ -15,7 +15,7 @@ def test_unknown_values_are_not_looked_for_among_too_many_uncastable_rows(
     searches = []
     monkeypatch.setattr(uncastable, "list_rules", lambda *_: ["a rule"])
     monkeypatch.setattr(uncastable, "note_uncastable", lambda *_, **__: noted)
-    monkeypatch.setattr(uncastable, "note_unknown", lambda *each, **__: searches.append(each))
+    monkeypatch.setattr(uncastable, "note_unavailable", lambda *each, **__: searches.append(each))
     monkeypatch.setattr(uncastable, "is_any_noted", lambda *_: False)
     monkeypatch.setattr(session, "bind_transaction", lambda *_: None)
     staged = SimpleNamespace(rejected=0, has_several_rows_of_a_record=False)

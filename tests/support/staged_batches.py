@@ -11,7 +11,7 @@ from exactbatch import OffsetRange, Pipeline
 from exactbatch.audit.derived import difference
 from exactbatch.batch.publishing.fences import read_sink_facts
 from exactbatch.batch.publishing.publish import Published, publish
-from exactbatch.batch.staging.reread import note_unknown
+from exactbatch.batch.staging.reread import note_unavailable
 from exactbatch.batch.staging.staging_tables import (
     INTACT,
     StagingTables,
@@ -102,7 +102,7 @@ class Batches:
             create_rejects(cursor, tables)
             create_rows(cursor, tables, writer.traits.staged_columns(self.columns))
             staged = [self._stage(cursor, tables, range_, at) for at, range_ in enumerate(ranges)]
-            if writer.traits.keeps_unchanged:
+            if writer.traits.keeps_unavailable:
                 staged = self._without_unknown(cursor, tables, staged)
         if meanwhile is not None:
             meanwhile()
@@ -136,7 +136,7 @@ class Batches:
     def _without_unknown(self, cursor: Any, tables: StagingTables, staged: list[Staged]) -> list[Staged]:
         """Reject the staged rows that lack unknown values, as reject_uncastable() does, without their records."""
         rows, rejects = identifier(tables.rows), identifier(tables.rejects)
-        note_unknown(
+        note_unavailable(
             cursor,
             find_writer(self.pipeline.traits),
             tables,

@@ -116,7 +116,7 @@ def test_columns_take_fields_of_other_names(monkeypatch, sent):
         registry="http://registry" if sent == "avro" else None,
         decimals="string" if sent == "bare" else None,
     )
-    decoded = find_decoder(form).decode_with_unchanged(
+    decoded = find_decoder(form).decode_with_unavailable(
         pa.array([e if isinstance(e, bytes) else compact(e) for e in events], pa.binary())
     )
     assert decoded.rejects == ()
@@ -125,7 +125,7 @@ def test_columns_take_fields_of_other_names(monkeypatch, sent):
     assert rows[0] == rows[2] == RENAMED_ROW
     assert isnan(rows[1]["short"])
     assert rows[3] == dict.fromkeys(RENAMED_ROW) | {"source_id": 5, "position": 7}
-    assert decoded.unchanged.to_pylist() == [None] * 4 + [["doc"]]
+    assert decoded.unavailable.to_pylist() == [None] * 4 + [["doc"]]
 
 
 def test_a_document_of_mongodb_fills_columns_of_other_names():
@@ -286,8 +286,8 @@ WIDE = Debezium(
 )
 def test_value_that_source_left_out_is_reject_that_names_column_table_and_remedy(column, value):
     good = {"source": {"schema": "shop", "table": "item"}, "op": "u", "before": None, "after": {"id": 1}}
-    left_out = {**good, "after": {"id": 2, column: value}}
-    decoded = decode(good, left_out, good, {"payload": left_out}, form=WIDE)
+    unavailable = {**good, "after": {"id": 2, column: value}}
+    decoded = decode(good, unavailable, good, {"payload": unavailable}, form=WIDE)
     assert decoded.kept.to_pylist() == [0, 2]
     assert [at for at, _ in decoded.rejects] == [1, 3]
     for _, reason in decoded.rejects:
@@ -300,9 +300,9 @@ def test_value_that_source_left_out_is_reject_that_names_column_table_and_remedy
 def test_only_an_update_keeps_values_that_were_left_out(op):
     """Debezium writes an update of a key as a delete and an insert, which lacks values of the old key's row."""
     events = [event(each, None, {"id": 1, "name": OUT, "born": None}) for each in ("u", op, "u")]
-    decoded = find_decoder(FORMAT).decode_with_unchanged(pa.array(map(compact, events), pa.binary()))
+    decoded = find_decoder(FORMAT).decode_with_unavailable(pa.array(map(compact, events), pa.binary()))
     assert decoded.kept.to_pylist() == [0, 2]
-    assert decoded.unchanged.to_pylist() == [["name"], ["name"]]
+    assert decoded.unavailable.to_pylist() == [["name"], ["name"]]
     [(at, reason)] = decoded.rejects
     assert at == 1
     assert reason.startswith("column 'name': the source left the value out")

@@ -91,7 +91,7 @@ def test_a_truncate_in_avro():
 def test_whatever_row_a_truncate_has_it_has_no_key():
     values = pa.array([json.dumps(event("t", 1, before={"id": 5, "name": "x"})).encode()], pa.binary())
     changes = as_changes(
-        find_decoder(APPLIES).decode_with_unchanged(values),
+        find_decoder(APPLIES).decode_with_unavailable(values),
         values,
         values,
         None,

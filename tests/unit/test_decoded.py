@@ -16,7 +16,7 @@ def test_every_part_loses_the_rows_of_refused_values():
         rejects=((2, "bad"),),
         tombstones=1,
         deleted=pa.array([False, True, True, None]),
-        unchanged=pa.array([["a"], ["b"], None, ["c"]]),
+        unavailable=pa.array([["a"], ["b"], None, ["c"]]),
         truncated=pa.array([None, False, False, True]),
         written_nulls=pa.array([False, False, False, True]),
     )
@@ -27,7 +27,7 @@ def test_every_part_loses_the_rows_of_refused_values():
         rejects=((1, "first"), (2, "bad")),
         tombstones=1,
         deleted=pa.array([False, None]),
-        unchanged=pa.array([["a"], ["c"]]),
+        unavailable=pa.array([["a"], ["c"]]),
         truncated=pa.array([None, True]),
         written_nulls=pa.array([False, False, False, True]),
     )

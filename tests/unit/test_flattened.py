@@ -25,7 +25,7 @@ def written(value: Any) -> bytes | None:
 
 
 def decode(*values: Any, form: Flattened = FORMAT) -> Any:
-    return find_decoder(form).decode_with_unchanged(pa.array(list(map(written, values)), pa.binary()))
+    return find_decoder(form).decode_with_unavailable(pa.array(list(map(written, values)), pa.binary()))
 
 
 def deleted(*values: Any, form: Flattened = FORMAT) -> list[bool]:
@@ -192,7 +192,7 @@ def test_a_schema_gives_values_their_meaning(monkeypatch):
         }
         assert decoded.rows.to_pylist() == [expected, expected, {**expected, "tags": None}]
         assert decoded.deleted.to_pylist() == [False, True, False]
-        assert decoded.unchanged.to_pylist() == [None, None, ["tags"]]
+        assert decoded.unavailable.to_pylist() == [None, None, ["tags"]]
 
 
 def test_avro_of_other_kinds(monkeypatch):
@@ -221,8 +221,8 @@ def test_decimals_without_a_schema_are_not_guessed():
 def test_only_a_value_of_an_update_is_kept():
     out = {"id": 1, "name": PLACEHOLDER}
     kept = [{**out, "__op": "u"}, {**out, "__deleted": "false"}, {**out, "__op": "u", "__deleted": "false"}]
-    assert decode(*kept).unchanged.to_pylist() == [["name"]] * 3
-    assert decode({**out, "__op": "d"}).unchanged is None
+    assert decode(*kept).unavailable.to_pylist() == [["name"]] * 3
+    assert decode({**out, "__op": "d"}).unavailable is None
     refused = reasons(out, {**out, "__op": "c"}, {**out, "__op": "r", "__deleted": "false", "__table": "t"})
     assert "add op to the connector's add.fields" in refused[0]
     assert not any("add.fields" in reason for reason in refused[1:])

@@ -121,7 +121,7 @@ def _decode(
     records: WholeMessages,
 ) -> Decoded:
     values = with_nulls(pipeline.value, records.values())
-    decoded = value.decode(values, records, keeps_unchanged=traits.keeps_unchanged)
+    decoded = value.decode(values, records, keeps_unavailable=traits.keeps_unavailable)
     if not traits.keeps_deletes:
         return decoded
     names = {column.name for column in pipeline.value.columns}
@@ -132,7 +132,7 @@ def _decode(
         key,
         tuple(name for name in traits.key_columns if name in names),
         tombstones_delete=pipeline.value.tombstone_deletes,
-        keeps_unchanged=traits.keeps_unchanged,
+        keeps_unavailable=traits.keeps_unavailable,
     )
 
 

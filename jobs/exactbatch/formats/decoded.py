@@ -13,8 +13,8 @@ class Decoded:
     that gives several rows, an index occurs once for each row of its value, or not at all.
     `rejects` pairs the index of a value with the reason. `tombstones` counts the values that rightly give
     no row: null, or an event that carries none.
-    `deleted` is true for each row that deletes its key; None if the format has no deletes. `unchanged` lists, for
-    each row, the columns whose values the source left out because they had not changed, which are null in the row;
+    `deleted` is true for each row that deletes its key; None if the format has no deletes. `unavailable` lists, for
+    each row, the columns of unavailable values, which the source did not send, and which are null in the row;
     null for a whole row, and None if all rows are whole. `truncated` is true for each row that stands for a truncate of
     the whole table, and is a delete, too; None if there is none, as in every format in which null values delete.
     `written_nulls` is true for each of the n values that counts as null although it has bytes; None if there is none.
@@ -27,7 +27,7 @@ class Decoded:
     rejects: tuple[tuple[int, str], ...] = ()
     tombstones: int = 0
     deleted: "pa.BooleanArray | None" = None
-    unchanged: "pa.ListArray | None" = None
+    unavailable: "pa.ListArray | None" = None
     truncated: "pa.BooleanArray | None" = None
     written_nulls: "pa.BooleanArray | None" = None
     replaced: int = 0

@@ -32,8 +32,8 @@ class Decoder(Generic[AnyFormat]):
         """Decode n values; a value that is not of this format becomes a reject, never an error."""
         raise NotImplementedError
 
-    def decode_with_unchanged(self, values: pa.BinaryArray) -> Decoded:
-        """Decode n values as decode() does, but keep rows that lack columns that have not changed."""
+    def decode_with_unavailable(self, values: pa.BinaryArray) -> Decoded:
+        """Decode n values as decode() does, but keep rows that have unavailable values."""
         return self.decode(values)
 
 
@@ -54,7 +54,7 @@ def without_values(decoded: Decoded, refused: Iterable[tuple[int, str]]) -> Deco
         rejects=tuple(sorted([*decoded.rejects, *reasons.items()])),
         tombstones=decoded.tombstones,
         deleted=None if decoded.deleted is None else decoded.deleted.filter(good),
-        unchanged=None if decoded.unchanged is None else decoded.unchanged.filter(good),
+        unavailable=None if decoded.unavailable is None else decoded.unavailable.filter(good),
         truncated=None if decoded.truncated is None else decoded.truncated.filter(good),
         written_nulls=decoded.written_nulls,
     )

@@ -8,14 +8,14 @@ from exactbatch.columns import Column
 class Format:
     """Says how value bytes become columns; find_decoder() returns what does it.
 
-    null_is_tombstone   true if a null value gives no row; otherwise it gives a row with null
-    tombstone_deletes   true if a null value deletes its key in an Upsert; otherwise the values themselves carry deletes
-    leaves_values_out   true if values may lack columns that have not changed
+    null_is_tombstone       true if a null value gives no row; otherwise it gives a row with null
+    tombstone_deletes       true if a null value deletes its key in an Upsert; otherwise the values carry deletes
+    has_unavailable_values  true if an event may lack values of its row because the source did not send them
     """
 
     null_is_tombstone: ClassVar[bool] = True
     tombstone_deletes: ClassVar[bool] = True
-    leaves_values_out: ClassVar[bool] = False
+    has_unavailable_values: ClassVar[bool] = False
 
     @property
     def columns(self) -> tuple[Column, ...]:

@@ -137,7 +137,7 @@ def _merged(decoded: Decoded, again: Decoded, at: Sequence[int]) -> Decoded:
         rejects=tuple(sorted(reasons.items())),
         tombstones=decoded.tombstones + again.tombstones,
         deleted=of_both("deleted"),
-        unchanged=of_both("unchanged"),
+        unavailable=of_both("unavailable"),
         truncated=of_both("truncated"),
         replaced=len(at) - len(again.rejects),
     )

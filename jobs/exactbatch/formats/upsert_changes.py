@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from exactbatch.columns import POSITION_EPOCH, UNCHANGED_COLUMNS
+from exactbatch.columns import POSITION_EPOCH, UNAVAILABLE_COLUMNS
 from exactbatch.formats.decoded import Decoded
 from exactbatch.formats.decoder import Decoder, without_values
 from exactbatch.formats.message.record_headers import Messages
@@ -29,11 +29,11 @@ def as_changes(
     key_columns: tuple[str, ...],
     *,
     tombstones_delete: bool,
-    keeps_unchanged: bool = False,
+    keeps_unavailable: bool = False,
 ) -> Decoded:
     """Add the column `deleted` to decoded rows and, if tombstones delete, a deleting row for each tombstone.
 
-    With `keeps_unchanged`, add a column as well that lists the columns of each row which the source left out. A row
+    With `keeps_unavailable`, add a column as well that lists the columns of each row's unavailable values. A row
     that stands for a truncate is a delete whose key columns are null.
 
     `values` are those of the n records `messages`, whose keys and headers are read only where a null value deletes.
@@ -44,11 +44,11 @@ def as_changes(
         decoded.deleted if decoded.deleted is not None else pa.repeat(pa.scalar(False), len(decoded.rows))
     )
     rows = [_without_keys_of_truncates(decoded, key_columns).append_column("deleted", deleted)]
-    if keeps_unchanged:
-        unchanged = decoded.unchanged
-        if unchanged is None:
-            unchanged = pa.nulls(len(deleted), pa.list_(pa.string()))
-        rows = [rows[0].append_column(UNCHANGED_COLUMNS, unchanged)]
+    if keeps_unavailable:
+        unavailable = decoded.unavailable
+        if unavailable is None:
+            unavailable = pa.nulls(len(deleted), pa.list_(pa.string()))
+        rows = [rows[0].append_column(UNAVAILABLE_COLUMNS, unavailable)]
     kept, rejects = [decoded.kept], list(decoded.rejects)
     tombstones = decoded.tombstones
     if tombstones and tombstones_delete:

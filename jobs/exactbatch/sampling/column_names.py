@@ -5,7 +5,7 @@ import re
 from collections.abc import Collection
 from typing import Final
 
-from exactbatch.columns import LINEAGE_NAMES, MAX_NAME_BYTES, POSITION_EPOCH, UNCHANGED_COLUMNS
+from exactbatch.columns import LINEAGE_NAMES, MAX_NAME_BYTES, POSITION_EPOCH, UNAVAILABLE_COLUMNS
 from exactbatch.errors import ConfigurationError
 
 _PLAIN: Final = re.compile(r"[a-z_][a-z0-9_]*")
@@ -119,7 +119,7 @@ _RESERVED: Final = frozenset(
 )
 # Columns that tables have in addition to those of the pipeline.
 OWN: Final = frozenset(
-    {*LINEAGE_NAMES, "batch_id", "deleted", UNCHANGED_COLUMNS, POSITION_EPOCH}
+    {*LINEAGE_NAMES, "batch_id", "deleted", UNAVAILABLE_COLUMNS, POSITION_EPOCH}
     | {"tableoid", "ctid", "xmin", "cmin", "xmax", "cmax"}
 )
 # Names that the files of a pipeline use themselves.

@@ -134,7 +134,7 @@ def fit(draft: Draft, values: pa.BinaryArray) -> Fitted:
 
 def decode(format_: Format, values: pa.BinaryArray) -> Decoded:
     """Decode values as a batch does; one that lacks what has not changed is no reject."""
-    return find_decoder(format_).decode_with_unchanged(values)
+    return find_decoder(format_).decode_with_unavailable(values)
 
 
 def find_column(reason: str) -> str | None:

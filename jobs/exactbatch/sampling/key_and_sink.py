@@ -275,7 +275,7 @@ def decode_changes(proposal: Destination, facts: TopicFacts) -> Decoded:
         None if proposal.key is None else find_decoder(proposal.key),
         proposal.traits.key_columns,
         tombstones_delete=value.tombstone_deletes,
-        keeps_unchanged=decoded.unchanged is not None,
+        keeps_unavailable=decoded.unavailable is not None,
     )
 
 

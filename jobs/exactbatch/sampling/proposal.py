@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from exactbatch.columns import UNCHANGED_COLUMNS
+from exactbatch.columns import UNAVAILABLE_COLUMNS
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats import Raw, Text
 from exactbatch.formats.decoded import Decoded
@@ -214,10 +214,10 @@ def chosen_records(
 def _unexpected(decoded: Decoded) -> set[int]:
     """Return the indexes of records that no test can expect: with values that the source left out, which are not in the
     target of a test, or with NaN, which is not equal to itself."""
-    unchanged = decoded.unchanged
-    if UNCHANGED_COLUMNS in decoded.rows.schema.names:
-        unchanged = decoded.rows.column(UNCHANGED_COLUMNS)
-    marks = [] if unchanged is None else [unchanged.is_valid().to_pylist()]
+    unavailable = decoded.unavailable
+    if UNAVAILABLE_COLUMNS in decoded.rows.schema.names:
+        unavailable = decoded.rows.column(UNAVAILABLE_COLUMNS)
+    marks = [] if unavailable is None else [unavailable.is_valid().to_pylist()]
     for column in decoded.rows.columns:
         is_list = pa.types.is_list(column.type)
         if pa.types.is_floating(column.type.value_type if is_list else column.type):

@@ -184,15 +184,15 @@ class ChecksStaged(Protocol):
 
 
 @runtime_checkable
-class FindsUnknown(Protocol):
-    """A writer whose staged rows may lack values; see SinkTraits.keeps_unchanged."""
+class FindsUnavailable(Protocol):
+    """A writer whose staged rows may have unavailable values; see SinkTraits.keeps_unavailable."""
 
-    def find_unknown(
+    def find_unavailable(
         self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column], *, without: sql.Composable
     ) -> sql.Composable | None:
-        """Return a query (task_attempt, topic, partition, offset, reason) for staged rows that lack values which the
-        sink does not know; None if there are none. `without` is a query (topic, partition, offset) for staged rows that
-        do not count, because they become rejects."""
+        """Return a query (task_attempt, topic, partition, offset, reason) for staged rows with unavailable values
+        that the sink does not have; None if there are none. `without` is a query (topic, partition, offset)
+        for staged rows that do not count, because they become rejects."""
         ...
 
 

@@ -30,7 +30,7 @@ def find_traits(sinks: Sequence[Sink], facts: FormatFacts) -> SinkTraits:
     refuse_truncates(_listed(sinks), facts)
     # The Upsert decides: it is the last.
     in_order = sorted(sinks, key=lambda sink: isinstance(sink, Upsert))
-    whole = replace(facts, leaves_values_out=False)  # an Append has no older change to take a value from
+    whole = replace(facts, has_unavailable_values=False)  # an Append has no older change to take a value from
     *others, main = (sink.find_traits(whole) for sink in in_order)
     return replace(
         main,

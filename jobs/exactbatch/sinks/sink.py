@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal, Protocol, Self, runtime_checkable
 
-from exactbatch.columns import LINEAGE, POSITION_EPOCH, UNCHANGED_COLUMNS, Column, renamed
+from exactbatch.columns import LINEAGE, POSITION_EPOCH, UNAVAILABLE_COLUMNS, Column, renamed
 from exactbatch.errors import ConfigurationError
 from exactbatch.offsets import TopicPartition
 
@@ -21,7 +21,7 @@ Lineage = Literal["record", "batch"]
 
 # The columns of a staged change, after those of the pipeline.
 DELETED: Final = Column("deleted", "boolean")
-UNCHANGED: Final = Column(UNCHANGED_COLUMNS, "text[]")
+UNAVAILABLE: Final = Column(UNAVAILABLE_COLUMNS, "text[]")
 # How many times the positions of the source had begun again when a change was made; null before the first time.
 EPOCH: Final = Column(POSITION_EPOCH, "integer")
 
@@ -72,12 +72,12 @@ KINDS: Final[Mapping[str, SinkKind]] = {
 class FormatFacts:
     """What the format of a pipeline says about the rows that a sink gets.
 
-    leaves_values_out  True if a row may lack values that have not changed
+    has_unavailable_values  True if a row may have unavailable values, which the source did not send
     position_columns   the columns that have the position of each change's commit, in their order; () if none have
     truncate_order     the columns that order truncates of the source among changes; None if the format has no truncates
     """
 
-    leaves_values_out: bool = False
+    has_unavailable_values: bool = False
     position_columns: tuple[str, ...] = ()
     truncate_order: tuple[str, ...] | None = None
 
@@ -95,7 +95,7 @@ class SinkTraits:
     position_columns  the same, if they are the position of each change's commit; otherwise ()
     keeps_deletes     True if a staged row may be a delete: it has the column `deleted`, and null values are no
                       tombstones
-    keeps_unchanged   True if a staged row may lack values that have not changed; it lists their columns
+    keeps_unavailable   True if a staged row may have unavailable values; it lists their columns
     applies_truncates  True if a staged row may be a truncate
     epochs            the offsets at which the positions of the source begin again, each time; 0 in other partitions
     needs_last_records_only  True if only the last record of each message key matters, so that a compacted topic can be
@@ -113,7 +113,7 @@ class SinkTraits:
     version_columns: tuple[str, ...] = ()
     position_columns: tuple[str, ...] = ()
     keeps_deletes: bool = False
-    keeps_unchanged: bool = False
+    keeps_unavailable: bool = False
     applies_truncates: bool = False
     epochs: Sequence[Mapping[TopicPartition, int]] = ()
     needs_last_records_only: bool = False
@@ -157,8 +157,8 @@ class SinkTraits:
 
     def staged_columns(self, columns: Sequence[Column]) -> tuple[Column, ...]:
         """Return the columns of a staged row, without its lineage, for the columns of a pipeline."""
-        unchanged = (UNCHANGED,) if self.keeps_unchanged else ()
-        return (*columns, *((DELETED,) if self.keeps_deletes else ()), *unchanged, *self.epoch)
+        unavailable = (UNAVAILABLE,) if self.keeps_unavailable else ()
+        return (*columns, *((DELETED,) if self.keeps_deletes else ()), *unavailable, *self.epoch)
 
     def result_columns(self, columns: Sequence[Column]) -> tuple[Column, ...]:
         """Return the columns of a row of the target that are its result, for a pipeline with these columns."""

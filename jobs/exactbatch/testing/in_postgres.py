@@ -16,7 +16,7 @@ from psycopg2.extras import execute_values
 from exactbatch.batch.publishing.insert_rows import insert_rows
 from exactbatch.batch.publishing.publish import retract
 from exactbatch.batch.rows.rejected import SHOWN_REJECTS, too_many_rejects
-from exactbatch.batch.staging.reread import note_unknown
+from exactbatch.batch.staging.reread import note_unavailable
 from exactbatch.batch.staging.staging_tables import StagingTables, create_rejects, create_rows, identifier
 from exactbatch.batch.staging.task import Staged, StagedBatch
 from exactbatch.batch.staging.uncastable import is_any_noted, list_rules, note_uncastable, noted_after
@@ -203,7 +203,7 @@ def _without_refused(cursor: Cursor, staged: StagedRecords, tables: StagingTable
     limit = len(staged.rows)
     if rules:
         note_uncastable(cursor, rules, tables, whole, limit=limit)
-    note_unknown(cursor, writer, tables, whole, staged.columns, limit=limit)
+    note_unavailable(cursor, writer, tables, whole, staged.columns, limit=limit)
     is_any_noted(cursor, tables, whole)  # raises if a row does not name its record
     refused, last = [], ("", 0, 0)
     while page := noted_after(cursor, tables, whole, last):

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from support.workloads.events import COLUMNS, Event, source_of
-from support.workloads.pgoutput import UNCHANGED, Change, Committed
+from support.workloads.pgoutput import UNAVAILABLE, Change, Committed
 from support.workloads.pgoutput import Row as Decoded
 from support.workloads.source import Row
 
@@ -79,7 +79,7 @@ def _events_of(change: Change, source: dict[str, Any]) -> Iterator[Event]:
 def _image(row: Decoded, old: Decoded | None = None) -> dict[str, Any]:
     """Return a row as an event has it: a value of TOAST that has not changed is the old one, if that is known."""
     image = {
-        name: (old or {}).get(name, _OUT) if value is UNCHANGED else value for name, value in row.items()
+        name: (old or {}).get(name, _OUT) if value is UNAVAILABLE else value for name, value in row.items()
     }
     return {**image, "id": int(str(image["id"]))}
 

@@ -40,13 +40,13 @@ class Mode:
         )
 
     @property
-    def keeps_unchanged(self) -> bool:
+    def keeps_unavailable(self) -> bool:
         """True if a row keeps a long value that its update leaves out; otherwise the update is a reject."""
         return self.history and not self.together
 
     def pipeline(self, make_pipeline: MakePipeline, topic: Topic, connector: str) -> Pipeline:
         """Register the pipeline of this mode."""
-        truncate: Any = "apply" if self.is_versioned and self.keeps_unchanged else "reject"
+        truncate: Any = "apply" if self.is_versioned and self.keeps_unavailable else "reject"
         value = Debezium(COLUMNS, version=connector if self.is_versioned else None, truncate=truncate)
         version = tuple(each.name for each in value.columns[len(value.fields) :]) or None
         sink: Any = Upsert(f'public."{topic.name}"', key=("id",), version=version, history=self.history)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
-UNCHANGED: Final = object()  # a value of TOAST that an update has not changed, and that the message lacks
+UNAVAILABLE: Final = object()  # a value of TOAST that an update has not changed, and that the message lacks
 
 Value = str | object | None
 Row = dict[str, Value]
@@ -68,7 +68,7 @@ class _Body:
             case "n":
                 return None
             case "u":
-                return UNCHANGED
+                return UNAVAILABLE
             case _:
                 return self.bytes(self.int(4)).decode()
 

@@ -39,7 +39,7 @@ class Changes:
 
     key_columns: tuple[str, ...]
     key: Format | None
-    keeps_unchanged: bool = False
+    keeps_unavailable: bool = False
     epochs: Sequence[int] | None = None
 
 
@@ -210,8 +210,8 @@ class RangeReader:
     def _decode_records(self, records: WholeMessages) -> Decoded:
         value, changes = self._task.value, self._task.changes
         values = with_nulls(value, records.values())
-        keeps_unchanged = changes is not None and changes.keeps_unchanged
-        decoded = self._value.decode(values, records, keeps_unchanged=keeps_unchanged)
+        keeps_unavailable = changes is not None and changes.keeps_unavailable
+        decoded = self._value.decode(values, records, keeps_unavailable=keeps_unavailable)
         if changes is None:
             return decoded
         return as_changes(
@@ -221,7 +221,7 @@ class RangeReader:
             self._key,
             changes.key_columns,
             tombstones_delete=value.tombstone_deletes,
-            keeps_unchanged=keeps_unchanged,
+            keeps_unavailable=keeps_unavailable,
         )
 
     def _reject(self, records: Records, decoded: Decoded) -> None:

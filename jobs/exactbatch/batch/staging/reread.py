@@ -19,7 +19,7 @@ from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Cursor
 from exactbatch.settings import Settings
-from exactbatch.sinks.capabilities import FindsUnknown
+from exactbatch.sinks.capabilities import FindsUnavailable
 from exactbatch.sinks.staged_rows import StagedRows
 from exactbatch.sinks.writer import SinkWriter
 
@@ -89,7 +89,7 @@ def _near(noted: Iterable[NotedRecord]) -> Iterator[list[NotedRecord]]:
         yield group
 
 
-def note_unknown(
+def note_unavailable(
     cursor: Cursor,
     writer: SinkWriter,
     tables: StagingTables,
@@ -98,23 +98,23 @@ def note_unknown(
     *,
     limit: int,
 ) -> None:
-    """Note the records whose rows lack values that the sink does not know.
+    """Note the records whose rows have unavailable values that the sink does not have.
 
     A row that becomes a reject does not supply its values to others, so that the search goes on until it finds none.
     """
-    if not isinstance(writer, FindsUnknown) or not writer.traits.keeps_unchanged:
+    if not isinstance(writer, FindsUnavailable) or not writer.traits.keeps_unavailable:
         return
     noted = sql.SQL('select topic, partition, "offset" from {} where task_attempt = any({})').format(
         identifier(tables.rejects), sql.Literal([note_attempt(attempt) for attempt in staged.attempts])
     )
     rows = StagedRows(identifier(tables.rows), tables.batch_id, staged.rows, tables.checked)
-    while (unknown := writer.find_unknown(cursor, rows, columns, without=noted)) is not None:
+    while (found := writer.find_unavailable(cursor, rows, columns, without=noted)) is not None:
         cursor.execute(
             sql.SQL(
                 'insert into {} (task_attempt, topic, partition, "offset", reason) '
                 "select ~ task_attempt, topic, partition, o, reason from ({}) u (task_attempt, topic, partition, o, "
                 "reason) order by 2, 3, 4 limit {}"
-            ).format(identifier(tables.rejects), unknown, sql.Literal(limit + 1))
+            ).format(identifier(tables.rejects), found, sql.Literal(limit + 1))
         )
         if cursor.rowcount in (0, limit + 1):
             return

@@ -73,7 +73,7 @@ def stage_tasks(
             changes=Changes(
                 _decoded_key(pipeline),
                 key,
-                traits.keeps_unchanged,
+                traits.keeps_unavailable,
                 epoch_starts(traits.epochs, piece.topic_partition) if traits.epochs else None,
             )
             if traits.keeps_deletes

@@ -18,7 +18,7 @@ from psycopg2 import sql
 
 from exactbatch.batch.rows.copy import PostgresAccess
 from exactbatch.batch.rows.rejected import Rejected, note_attempt, reject_batches
-from exactbatch.batch.staging.reread import NotedRecord, note_unknown, read_noted
+from exactbatch.batch.staging.reread import NotedRecord, note_unavailable, read_noted
 from exactbatch.batch.staging.stage import stage_rejects
 from exactbatch.batch.staging.staging_tables import StagingTables, identifier
 from exactbatch.batch.staging.task import StagedBatch
@@ -78,9 +78,9 @@ def reject_uncastable(
         too_many = False
         if rules := list_rules(cursor, pipeline, writer, columns, tables.batch_id):
             too_many = note_uncastable(cursor, rules, tables, staged, limit=limit) > limit
-        # The search for unknown values casts keys and versions of all rows but those that are noted.
+        # The search for unavailable values casts keys and versions of all rows but those that are noted.
         if not too_many:
-            note_unknown(cursor, writer, tables, staged, columns, limit=limit)
+            note_unavailable(cursor, writer, tables, staged, columns, limit=limit)
         any_noted = is_any_noted(cursor, tables, staged)
     if any_noted:
         staged = _rejected(connection, pipeline, tables, ranges, staged, limit, settings, cluster_id)
@@ -113,7 +113,7 @@ def reject_refused(
     return what is staged then. `limit` and the errors are those of reject_uncastable()."""
     with target_transaction(connection, pipeline) as cursor:
         _note_refused(cursor, tables, staged, refused)
-        note_unknown(cursor, writer, tables, staged, columns, limit=limit)
+        note_unavailable(cursor, writer, tables, staged, columns, limit=limit)
     return _rejected(connection, pipeline, tables, ranges, staged, limit, settings, cluster_id)
 
 

@@ -167,13 +167,13 @@ class DebeziumDecoder(Decoder[Debezium]):
 
         An event that lacks a value is a reject.
         """
-        decoded = self.decode_with_unchanged(values)
-        if (unchanged := decoded.unchanged) is None:
+        decoded = self.decode_with_unavailable(values)
+        if (unavailable := decoded.unavailable) is None:
             return decoded
-        whole = unchanged.is_null()
-        lacking = zip(decoded.kept.filter(pc.invert(whole)), unchanged.drop_null(), strict=True)
+        whole = unavailable.is_null()
+        lacking = zip(decoded.kept.filter(pc.invert(whole)), unavailable.drop_null(), strict=True)
         refused = [
-            (at.as_py(), self._left_out(values[at.as_py()], names.as_py()[0])) for at, names in lacking
+            (at.as_py(), self._say_unavailable(values[at.as_py()], names.as_py()[0])) for at, names in lacking
         ]
         assert decoded.deleted is not None
         return replace(
@@ -182,12 +182,12 @@ class DebeziumDecoder(Decoder[Debezium]):
             kept=decoded.kept.filter(whole),
             rejects=tuple(sorted([*decoded.rejects, *refused])),
             deleted=decoded.deleted.filter(whole),
-            unchanged=None,
+            unavailable=None,
             truncated=None if decoded.truncated is None else decoded.truncated.filter(whole),
         )
 
-    def decode_with_unchanged(self, values: pa.BinaryArray) -> Decoded:
-        """Decode n values, as decode() does, and say which columns an event lacks."""
+    def decode_with_unavailable(self, values: pa.BinaryArray) -> Decoded:
+        """Decode n values, as decode() does, and list the columns of unavailable values."""
         present = positions(values).filter(values.is_valid())
         parts = [Decoded(self._no_rows, present[:0])]
         if self.spec.registry is None:
@@ -199,12 +199,12 @@ class DebeziumDecoder(Decoder[Debezium]):
         decoded = in_order(parts, values.null_count)
         # By their places: a column of the row may have the name of a mark.
         columns = len(self.spec.columns)
-        deleted, is_truncate, unchanged = decoded.rows.columns[columns:]
+        deleted, is_truncate, unavailable = decoded.rows.columns[columns:]
         return replace(
             decoded,
             rows=decoded.rows.select(range(columns)),
             deleted=deleted,
-            unchanged=unchanged if unchanged.null_count < len(unchanged) else None,
+            unavailable=unavailable if unavailable.null_count < len(unavailable) else None,
             truncated=is_truncate if is_truncate.true_count else None,
         )
 
@@ -212,7 +212,7 @@ class DebeziumDecoder(Decoder[Debezium]):
         """The columns of a row, then whether it is a delete, whether it is a truncate, which is a delete, too, and the
         columns for which a write has no value."""
         marks = [pa.field("deleted", pa.bool_()), pa.field("truncated", pa.bool_())]
-        return pa.schema([*stored_schema(columns), *marks, pa.field("left_out", pa.list_(pa.string()))])
+        return pa.schema([*stored_schema(columns), *marks, pa.field("unavailable", pa.list_(pa.string()))])
 
     def _decode_group(self, group: EventGroup) -> Decoded:
         """Decode events of one schema; count those that change nothing as tombstones."""
@@ -393,7 +393,7 @@ class DebeziumDecoder(Decoder[Debezium]):
         row = self._take_row(event)
         for column, name in self.spec.field_names.items() if isinstance(row, dict) else ():
             if self._placeholder.is_in(row.get(name)):
-                return self._describe_left_out(event, column)
+                return self._describe_unavailable(event, column)
         return None
 
     def _find_version(self, columns: Sequence[Column]) -> Sequence[str]:
@@ -465,9 +465,9 @@ class DebeziumDecoder(Decoder[Debezium]):
             )
             for column in row_columns
         ]
-        columns, left_out = self._without_placeholders(row_columns, columns, deleted)
+        columns, unavailable = self._without_placeholders(row_columns, columns, deleted)
         # An insert lacks values if an update has changed the key: they are those of another key's row.
-        if pc.any(pc.and_not(left_out.is_valid(), pc.equal(images.op, UPDATE))).as_py():
+        if pc.any(pc.and_not(unavailable.is_valid(), pc.equal(images.op, UPDATE))).as_py():
             raise ValueError("the source left out a value of a new row, which no older change of its key has")
         columns = [
             converted(readings[c.name], values) for c, values in zip(row_columns, columns, strict=True)
@@ -478,7 +478,7 @@ class DebeziumDecoder(Decoder[Debezium]):
                 part for name, part in zip(self.spec.position.columns, parts, strict=True) if name in version
             ]
         schema = self._marked(read_columns)
-        table = pa.Table.from_arrays([*columns, deleted, is_truncate, left_out], schema.names)
+        table = pa.Table.from_arrays([*columns, deleted, is_truncate, unavailable], schema.names)
         return as_stored(table, schema, finite=False).combine_chunks().to_batches()[0]
 
     def _marks(self, images: Images) -> tuple[pa.BooleanArray, pa.BooleanArray]:
@@ -497,13 +497,13 @@ class DebeziumDecoder(Decoder[Debezium]):
         """Return the columns with null for a value that was left out and bytes for bytea, and for each write the
         columns whose values were left out, null if there are none. A delete does not need them."""
         whole = []
-        left_out: dict[str, pa.BooleanArray] = {}
+        unavailable: dict[str, pa.BooleanArray] = {}
         for column, values in zip(row_columns, columns, strict=True):
             values, matches = self._without_placeholder(column, values)
             if pc.any(matches).as_py():
-                left_out[column.name] = pc.and_not(matches, deleted)
+                unavailable[column.name] = pc.and_not(matches, deleted)
             whole.append(values)
-        return whole, names_where(left_out, len(deleted))
+        return whole, names_where(unavailable, len(deleted))
 
     def _without_placeholder(self, column: Column, values: pa.Array) -> tuple[pa.Array, pa.BooleanArray]:
         """Return a column with null for a value that was left out and bytes for bytea, and which were left out."""
@@ -527,10 +527,10 @@ class DebeziumDecoder(Decoder[Debezium]):
                 f"{error}. Does the connector's binary.handling.mode match binary={encoding!r}?"
             ) from None
 
-    def _left_out(self, value: pa.BinaryScalar, column: str) -> str:
-        return self._describe_left_out(unwrap_event(value.as_py()), column)
+    def _say_unavailable(self, value: pa.BinaryScalar, column: str) -> str:
+        return self._describe_unavailable(unwrap_event(value.as_py()), column)
 
-    def _describe_left_out(self, event: dict[str, Any], column: str) -> str:
+    def _describe_unavailable(self, event: dict[str, Any], column: str) -> str:
         table = find_table(event)
         return (
             f"column {column!r}: the source left the value out, and Debezium wrote {self.spec.unavailable} instead. "

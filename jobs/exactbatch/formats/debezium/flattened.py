@@ -140,13 +140,13 @@ def _images(op: pa.StringArray, column: Callable[[str, pa.BooleanArray], pa.Arra
 class FlattenedDecoder(DebeziumDecoder):
     """Decodes rows that are events."""
 
-    def decode_with_unchanged(self, values: pa.BinaryArray) -> Decoded:
+    def decode_with_unavailable(self, values: pa.BinaryArray) -> Decoded:
         """Decode n values, as decode() does, and say which columns an event lacks."""
         written_nulls = None if self.spec.registry else _written_nulls(values)
         if written_nulls is None:
-            return super().decode_with_unchanged(values)
+            return super().decode_with_unavailable(values)
         nothing = pa.scalar(None, values.type)
-        decoded = super().decode_with_unchanged(pc.if_else(written_nulls, nothing, values))
+        decoded = super().decode_with_unavailable(pc.if_else(written_nulls, nothing, values))
         return replace(decoded, written_nulls=written_nulls)
 
     @property
@@ -214,9 +214,9 @@ class FlattenedDecoder(DebeziumDecoder):
     def _marked_alike(self, event: Mapping[str, Any]) -> Hashable:
         return repr(event.get(DELETED)), repr(event.get(OP))
 
-    def _describe_left_out(self, event: dict[str, Any], column: str) -> str:
+    def _describe_unavailable(self, event: dict[str, Any], column: str) -> str:
         names = {"schema": event.get("__schema"), "db": event.get("__db"), "table": event.get("__table")}
-        reason = super()._describe_left_out({"source": names}, column)
+        reason = super()._describe_unavailable({"source": names}, column)
         if event.get(DELETED) is None and event.get("__op") is None:
             reason += (
                 ", or add op to the connector's add.fields, so that an Upsert knows which events are updates"

@@ -125,12 +125,12 @@ class RefusedEvents:
             parts.values[name] = value
         elif field.check is not None:
             reason = field.check(value)
-            return None if reason == NUL and self._may_be_left_out(value) else reason
+            return None if reason == NUL and self._may_be_unavailable(value) else reason
         elif type(value) not in (list, ObjectMembers):
             parts.values[name] = _convert(type_, value)
         return None
 
-    def _may_be_left_out(self, value: Any) -> bool:
+    def _may_be_unavailable(self, value: Any) -> bool:
         written = [each for each in value if type(each) is str] if type(value) is list else [value]
         return any(text in each for text in self._placeholders for each in written)
 

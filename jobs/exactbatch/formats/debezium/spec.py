@@ -97,7 +97,7 @@ class Debezium(Format):
     """
 
     tombstone_deletes: ClassVar[bool] = False
-    leaves_values_out: ClassVar[bool] = True
+    has_unavailable_values: ClassVar[bool] = True
 
     schema: str
     version: str | None = None

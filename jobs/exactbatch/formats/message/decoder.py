@@ -34,14 +34,16 @@ class RecordDecoder:
             self._headers = {name: find_decoder(each) for name, each in spec.headers.items()}
         self.values = find_decoder(own) if values is None else values
 
-    def decode(self, values: pa.BinaryArray, messages: Messages, *, keeps_unchanged: bool = False) -> Decoded:
+    def decode(
+        self, values: pa.BinaryArray, messages: Messages, *, keeps_unavailable: bool = False
+    ) -> Decoded:
         """Decode n records; a value, key or header that is not of its format makes its record a reject.
 
-        With `keeps_unchanged`, rows that lack columns that have not changed are kept, unless the spec is a
+        With `keeps_unavailable`, rows that have unavailable values are kept, unless the spec is a
         WithKeyAndHeaders.
         """
-        keeps = keeps_unchanged and self.spec.leaves_values_out
-        decode = self.values.decode_with_unchanged if keeps else self.values.decode
+        keeps = keeps_unavailable and self.spec.has_unavailable_values
+        decode = self.values.decode_with_unavailable if keeps else self.values.decode
         decoded = framed(self.values.spec, "value", values, messages).decode(decode)
         if self._key is not None:
             keys = framed(self._key.spec, "key", messages.keys(), messages)

@@ -8,7 +8,7 @@ from typing import Final
 
 from psycopg2 import sql
 
-from exactbatch.columns import UNCHANGED_COLUMNS, Column
+from exactbatch.columns import UNAVAILABLE_COLUMNS, Column
 from exactbatch.sinks.capabilities import Comparison
 from exactbatch.sinks.values.audited_casts import lost
 from exactbatch.sinks.values.null_safe_groups import column_list, same_values
@@ -17,7 +17,7 @@ from exactbatch.sinks.values.null_safe_groups import column_list, same_values
 _LOST: Final = sql.Identifier("exactbatch Lost")
 _RANK: Final = sql.Identifier("exactbatch rank")
 _THERE: Final = sql.Identifier("exactbatch there")
-_UNCHANGED: Final = sql.Identifier(UNCHANGED_COLUMNS)
+_UNAVAILABLE: Final = sql.Identifier(UNAVAILABLE_COLUMNS)
 
 
 def compare_with_changes(
@@ -55,7 +55,7 @@ def compare_with_changes(
         ]
     )
     latest = sql.SQL(
-        "select {names}{unchanged} from (select {all_names}, deleted{unchanged}, "
+        "select {names}{unavailable} from (select {all_names}, deleted{unavailable}, "
         "row_number() over (partition by {key} order by {order}) as {rank} from {changes}) ranked{truncates} "
         "where {rank} = 1 and not deleted{after_truncates}"
     ).format(
@@ -63,13 +63,15 @@ def compare_with_changes(
         all_names=column_list(dict.fromkeys([*types, *version])),
         truncates=_last_truncate(changes, key, version, order),
         after_truncates=_after_truncates(version),
-        unchanged=sql.SQL(", {}").format(_UNCHANGED) if UNCHANGED_COLUMNS in change_types else sql.SQL(""),
+        unavailable=sql.SQL(", {}").format(_UNAVAILABLE)
+        if UNAVAILABLE_COLUMNS in change_types
+        else sql.SQL(""),
         key=column_list(key),
         order=order,
         rank=_RANK,
         changes=changes,
     )
-    if UNCHANGED_COLUMNS in change_types:
+    if UNAVAILABLE_COLUMNS in change_types:
         latest = sql.SQL("select {} from ({}) latest").format(
             sql.SQL(", ").join(_with_older(name, changes, key, order) for name in types), latest
         )
@@ -136,11 +138,11 @@ def _with_older(
     if name in key:
         return column
     return sql.SQL(
-        "case when array_position(latest.{unchanged}, {name}) is null then latest.{column} else ("
+        "case when array_position(latest.{unavailable}, {name}) is null then latest.{column} else ("
         "select other.{column} from {changes} other where {same_key} and not other.deleted "
-        "and array_position(other.{unchanged}, {name}) is null order by {order} limit 1) end as {column}"
+        "and array_position(other.{unavailable}, {name}) is null order by {order} limit 1) end as {column}"
     ).format(
-        unchanged=_UNCHANGED,
+        unavailable=_UNAVAILABLE,
         name=sql.Literal(name),
         column=column,
         changes=changes,

@@ -9,7 +9,7 @@ from psycopg2 import sql
 
 from exactbatch.columns import POSITION_EPOCH
 from exactbatch.postgres.connection import Cursor
-from exactbatch.sinks.sink import UNCHANGED
+from exactbatch.sinks.sink import UNAVAILABLE
 from exactbatch.sinks.staged_rows import Part
 from exactbatch.sinks.tables.lineage_table import LineageTable
 from exactbatch.sinks.upsert.change_order import latest_first
@@ -123,7 +123,7 @@ class ChangeCompactor:
             change=self.changes.identifier,
             below=below,
         )
-        if UNCHANGED.name not in self.changes.table.columns(cursor):
+        if UNAVAILABLE.name not in self.changes.table.columns(cursor):
             return judged
         # By grouping: Postgres cannot estimate how many suppliers there are, and might join each with each.
         return sql.SQL(
@@ -167,21 +167,21 @@ class ChangeCompactor:
         """
         return sql.SQL(
             "ordered as materialized (select c.tableoid as {its_table}, c.ctid as {its_row}, {key}, deleted, "
-            "{unchanged}, coalesce({below}, false) as {is_below}, "
+            "{unavailable}, coalesce({below}, false) as {is_below}, "
             "row_number() over (partition by {key} order by {order}) as {place} "
-            "from {change} c where ({key}) in (select {key} from {change} where {unchanged} is not null)), "
-            "named as (select distinct unnest({unchanged}) as {name} from ordered), "
+            "from {change} c where ({key}) in (select {key} from {change} where {unavailable} is not null)), "
+            "named as (select distinct unnest({unavailable}) as {name} from ordered), "
             # The nearest older change that has the value, found in one pass over the changes of each key.
             "found as (select o.*, n.{name}, "
             "min({place}) filter (where {is_below}) over (partition by {key}, n.{name}) as {latest_below}, "
             "min({place}) filter (where {is_below} and not deleted "
-            "and not coalesce(n.{name} = any({unchanged}), false)) over (partition by {key}, n.{name} "
+            "and not coalesce(n.{name} = any({unavailable}), false)) over (partition by {key}, n.{name} "
             "order by {place} desc rows between unbounded preceding and 1 preceding) as {supplier} "
             "from ordered o cross join named n), "
             "suppliers as (select max({its_table}) as {its_table}, max({its_row}) as {its_row} from ("
             "select {key}, {place}, {its_table}, {its_row}, false as {is_needed} from ordered union all "
             "select {key}, {supplier}, null, null, true from found "
-            "where {name} = any({unchanged}) and not deleted and (not {is_below} or {place} = {latest_below}) "
+            "where {name} = any({unavailable}) and not deleted and (not {is_below} or {place} = {latest_below}) "
             "and {supplier} is not null) p group by {key}, {place} having bool_or({is_needed}))"
         ).format(
             its_table=_ITS_TABLE,
@@ -193,7 +193,7 @@ class ChangeCompactor:
             supplier=sql.Identifier("exactbatch supplier"),
             name=sql.Identifier("exactbatch name"),
             key=column_list(self.key),
-            unchanged=sql.Identifier(UNCHANGED.name),
+            unavailable=sql.Identifier(UNAVAILABLE.name),
             below=below,
             order=latest_first(self.version),
             change=self.changes.identifier,

@@ -9,7 +9,7 @@ from exactbatch.options import check_types, list_values
 from exactbatch.sinks.sink import (
     DELETED,
     EPOCH,
-    UNCHANGED,
+    UNAVAILABLE,
     UPSERT,
     UPSERT_LATEST,
     FormatFacts,
@@ -105,7 +105,7 @@ class Upsert:
             position_columns=positions if versions == positions else (),
             keeps_deletes=True,
             # Without older changes, nothing says what a value was.
-            keeps_unchanged=facts.leaves_values_out and self.history,
+            keeps_unavailable=facts.has_unavailable_values and self.history,
             applies_truncates=facts.truncate_order is not None,
             # Without a version the last record of a key decides; otherwise an older one may be greater.
             needs_last_records_only=not versions,
@@ -171,10 +171,10 @@ class Upsert:
                 f"target {self.target}: the pipeline has a column {EPOCH.name!r}, in which an Upsert counts how often "
                 f"the positions of the source have begun again. {renamed(EPOCH.name)}"
             )
-        if traits.keeps_unchanged and UNCHANGED.name in names:
+        if traits.keeps_unavailable and UNAVAILABLE.name in names:
             raise ConfigurationError(
-                f"target {self.target}: the pipeline has a column {UNCHANGED.name!r}, under which an Upsert lists the "
-                f"columns that the source left out. {renamed(UNCHANGED.name)}"
+                f"target {self.target}: the pipeline has a column {UNAVAILABLE.name!r}, under which an Upsert "
+                f"lists the columns of unavailable values. {renamed(UNAVAILABLE.name)}"
             )
         check_lineage_names(self.target, columns)
 

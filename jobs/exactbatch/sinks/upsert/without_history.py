@@ -15,7 +15,7 @@ from exactbatch.columns import LINEAGE, Column
 from exactbatch.errors import TargetMismatch
 from exactbatch.model import Evolve
 from exactbatch.postgres.connection import Cursor
-from exactbatch.sinks.sink import EPOCH, UNCHANGED, SinkTraits
+from exactbatch.sinks.sink import EPOCH, UNAVAILABLE, SinkTraits
 from exactbatch.sinks.staged_rows import Part, StagedRows
 from exactbatch.sinks.tables.lineage_table import LineageTable
 from exactbatch.sinks.tables.target import TargetTable
@@ -47,7 +47,7 @@ def check_shared_columns(
     """
     own_columns = {
         column.name
-        for column in (*traits.staged_columns(columns), *lineage_table.lineage_columns, UNCHANGED, EPOCH)
+        for column in (*traits.staged_columns(columns), *lineage_table.lineage_columns, UNAVAILABLE, EPOCH)
     }
     if pipelines and (extra := sorted(lineage_table.table.columns(cursor).keys() - own_columns)):
         raise TargetMismatch(

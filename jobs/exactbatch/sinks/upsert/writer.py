@@ -17,7 +17,7 @@ from exactbatch.model import Evolve
 from exactbatch.postgres.connection import Cursor
 from exactbatch.postgres.creation import create_named
 from exactbatch.sinks.capabilities import Comparison
-from exactbatch.sinks.sink import UNCHANGED, SinkTraits
+from exactbatch.sinks.sink import UNAVAILABLE, SinkTraits
 from exactbatch.sinks.staged_rows import Part, StagedRows
 from exactbatch.sinks.tables.affected_keys import create_affected_keys, retract_affecting
 from exactbatch.sinks.tables.counted_writes import forbid_changes
@@ -32,7 +32,7 @@ from exactbatch.sinks.upsert.latest_changes import LatestChanges
 from exactbatch.sinks.upsert.latest_rows import LatestRows
 from exactbatch.sinks.upsert.spec import Upsert
 from exactbatch.sinks.upsert.truncates import Truncates
-from exactbatch.sinks.upsert.unchanged_values import UnchangedValues
+from exactbatch.sinks.upsert.unavailable_values import UnavailableValues
 from exactbatch.sinks.upsert.without_history import LatestWriter, check_shared_columns
 from exactbatch.sinks.values.cast import RejectRule, check_two_steps, reject_rules
 from exactbatch.sinks.values.null_safe_groups import column_list
@@ -152,7 +152,7 @@ class UpsertWriter:
         if not prepare_table(cursor, self._target, columns, key=self._key, evolve=evolve):
             check_unique(cursor, self._target, self._key)
         # A table of changes from before has whole changes, in the first epoch.
-        added = [*([UNCHANGED] if self.traits.keeps_unchanged else []), *self.traits.epoch]
+        added = [*([UNAVAILABLE] if self.traits.keeps_unavailable else []), *self.traits.epoch]
         add_columns(cursor, self.lineage_table.table, added)
         self.lineage_table.prepare(cursor, self.traits.staged_columns(columns), evolve=evolve)
         check_same_keys(cursor, self._target, self.lineage_table.table, self._key)
@@ -201,29 +201,29 @@ class UpsertWriter:
     @property
     def _unordered_rules(self) -> list[RejectRule]:
         """A rule for staged changes whose version the source left out: nothing orders them."""
-        if not self.traits.keeps_unchanged:
+        if not self.traits.keeps_unavailable:
             return []
         return [
             RejectRule(
                 sql.SQL("coalesce({} = any({}), false)").format(
-                    sql.Literal(name), sql.Identifier(UNCHANGED.name)
+                    sql.Literal(name), sql.Identifier(UNAVAILABLE.name)
                 ),
                 sql.Literal(f"column {name!r}: the source left out the version, which orders the changes"),
             )
             for name in self.traits.version_columns
         ]
 
-    def find_unknown(
+    def find_unavailable(
         self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column], *, without: sql.Composable
     ) -> sql.Composable | None:
         """Return a query for staged changes that lack a value which no older change of their key has."""
-        return self._unchanged_values.find_unknown(
+        return self._unavailable_values.find_unavailable(
             cursor, staged, (*columns, *self.traits.epoch), without=without, truncates=self._truncates
         )
 
     @property
-    def _unchanged_values(self) -> UnchangedValues:
-        return UnchangedValues(self.lineage_table, self._key, self.traits.ordering_columns)
+    def _unavailable_values(self) -> UnavailableValues:
+        return UnavailableValues(self.lineage_table, self._key, self.traits.ordering_columns)
 
     @property
     def _truncates(self) -> Truncates:
@@ -258,7 +258,7 @@ class UpsertWriter:
             )
         if truncate is not None:
             self._truncates.delete_older(cursor, latest, truncate)
-        self._unchanged_values.resolve(
+        self._unavailable_values.resolve(
             cursor, staged, columns, latest, affected=affected, newest_truncate=truncate
         )
         LatestRows(self._target, self.lineage_table, self._key, latest, affected).write(

@@ -40,12 +40,12 @@ def row(
     name: str | None,
     body: str | None,
     pos: int,
-    unchanged: tuple[str, ...] | None = None,
+    unavailable: tuple[str, ...] | None = None,
     *,
     deleted: bool = False,
     file: str = "bin.1",
 ) -> tuple[Any, ...]:
-    return number, name, body, file, pos, deleted, list(unchanged) if unchanged else None
+    return number, name, body, file, pos, deleted, list(unavailable) if unavailable else None
 
 
 def state(db: Database) -> list[tuple[Any, ...]]:
@@ -363,14 +363,14 @@ class Source:
             del self.rows[number]
             return row(number, None, None, self.pos, deleted=True, file=file)
         name, body = self.rows[number]
-        left_out = chance.choice([("name",), ("body",), ("name", "body"), ()])
-        if "name" not in left_out:
+        unavailable = chance.choice([("name",), ("body",), ("name", "body"), ()])
+        if "name" not in unavailable:
             name = f"{chance.random()}"
-        if "body" not in left_out:
+        if "body" not in unavailable:
             body = f"{chance.random()}"
         self.rows[number] = name, body
-        sent = (None if "name" in left_out else name), (None if "body" in left_out else body)
-        return row(number, *sent, self.pos, left_out, file=file)
+        sent = (None if "name" in unavailable else name), (None if "body" in unavailable else body)
+        return row(number, *sent, self.pos, unavailable, file=file)
 
 
 @pytest.mark.parametrize("compacts", [False, True])

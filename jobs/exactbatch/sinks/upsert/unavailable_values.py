@@ -1,4 +1,4 @@
-"""Values that the source left out of a change because they did not change: the row keeps what an older change gave it.
+"""Unavailable values, which the source did not send with a change: the row keeps what an older change gave it.
 
 A change names the columns that were left out of it, and has null there. Such a column gets the value that the newest
 older change of the key has for it. Which one that is follows from the changes alone, so that the order in which
@@ -15,7 +15,7 @@ from exactbatch.columns import Column
 from exactbatch.errors import StagedRowsDiffer, TargetMismatch
 from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.ledger_conditions import is_replaced_by
-from exactbatch.sinks.sink import UNCHANGED
+from exactbatch.sinks.sink import UNAVAILABLE
 from exactbatch.sinks.staged_rows import StagedRows
 from exactbatch.sinks.tables.affected_keys import BY_TRUNCATE
 from exactbatch.sinks.tables.lineage_table import LineageTable
@@ -24,7 +24,7 @@ from exactbatch.sinks.upsert.latest_changes import Latest
 from exactbatch.sinks.upsert.truncates import Truncates, is_truncate
 from exactbatch.sinks.values.null_safe_groups import column_list, same_values
 
-_UNCHANGED: Final = sql.Identifier(UNCHANGED.name)
+_UNAVAILABLE: Final = sql.Identifier(UNAVAILABLE.name)
 # A key lives from one delete to the next; an epoch of all keys ends with a truncate.
 _LIFE: Final = sql.Identifier("exactbatch life")
 _EPOCH: Final = sql.Identifier("exactbatch epoch")
@@ -32,14 +32,14 @@ _PLACE: Final = ("kafka_topic", "kafka_partition", "kafka_offset")
 
 
 @dataclass(frozen=True)
-class UnchangedValues:
-    """The changes of an Upsert; some lack values."""
+class UnavailableValues:
+    """The changes of an Upsert; some have unavailable values."""
 
     changes: LineageTable
     key: Sequence[str]
     version: Sequence[str]
 
-    def find_unknown(
+    def find_unavailable(
         self,
         cursor: Cursor,
         staged: StagedRows,
@@ -48,8 +48,8 @@ class UnchangedValues:
         without: sql.Composable,
         truncates: Truncates,
     ) -> sql.Composable | None:
-        """Return a query (task_attempt, topic, partition, offset, reason) for staged changes that lack a value which no
-        older change of their key has; None if no staged change lacks a value.
+        """Return a query (task_attempt, topic, partition, offset, reason) for staged changes with an unavailable value
+        that no older change of their key has; None if there are none.
 
         A delete ends the search, and so does a truncate: what came before it was another row. `without` is a query
         (topic, partition, offset) for staged changes that will not be inserted. What the batch is about to replace does
@@ -57,11 +57,11 @@ class UnchangedValues:
         """
         cursor.execute(
             sql.SQL(
-                "select distinct unnest({unchanged}) from {staging} where {accepted} and not deleted order by 1"
-            ).format(unchanged=_UNCHANGED, staging=staged.table, accepted=staged.accepted)
+                "select distinct unnest({unavailable}) from {staging} where {accepted} and not deleted order by 1"
+            ).format(unavailable=_UNAVAILABLE, staging=staged.table, accepted=staged.accepted)
         )
-        left_out = [row[0] for row in cursor.fetchall()]
-        if not left_out:
+        unavailable = [row[0] for row in cursor.fetchall()]
+        if not unavailable:
             return None
         any_truncate = truncates.are_there(cursor, staged)
         casts = {cast.column.name: cast for cast in self.changes.casts(cursor, columns)}
@@ -72,16 +72,16 @@ class UnchangedValues:
         )
         return sql.SQL(
             # Materialized, because the values of a staged row that will not be inserted may not be castable.
-            "with accepted as materialized (select {ordered}, {place}, task_attempt, deleted, {unchanged} "
+            "with accepted as materialized (select {ordered}, {place}, task_attempt, deleted, {unavailable} "
             "from {staging} s where {accepted} and not exists (select from ({without}) w (topic, partition, o) "
             "where w.topic = s.kafka_topic and w.partition = s.kafka_partition and w.o = s.kafka_offset)), "
-            "staged as (select {ordered}, {place}, null::bigint as task_attempt, deleted, {unchanged} "
+            "staged as (select {ordered}, {place}, null::bigint as task_attempt, deleted, {unavailable} "
             "from {change} where false union all "
-            "select {values}, {place}, task_attempt, deleted, {unchanged} from accepted), "
-            "affected as (select distinct {key} from staged where {unchanged} is not null and not deleted), "
-            "known as (select {ordered}, {place}, null::bigint as task_attempt, deleted, {unchanged} "
+            "select {values}, {place}, task_attempt, deleted, {unavailable} from accepted), "
+            "affected as (select distinct {key} from staged where {unavailable} is not null and not deleted), "
+            "known as (select {ordered}, {place}, null::bigint as task_attempt, deleted, {unavailable} "
             "from {change} c join affected using ({key}) where not {is_replaced} union all "
-            "select {ordered}, {place}, task_attempt, deleted, {unchanged} from staged join affected using ({key})"
+            "select {ordered}, {place}, task_attempt, deleted, {unavailable} from staged join affected using ({key})"
             "{truncates}), "
             "lives as (select *, count(*) filter (where deleted) over (partition by {key} order by {oldest_first} "
             "rows unbounded preceding) as {life}, {truncates_before} as {epoch} from known), "
@@ -91,7 +91,7 @@ class UnchangedValues:
         ).format(
             ordered=column_list(ordered),
             place=column_list(_PLACE),
-            unchanged=_UNCHANGED,
+            unavailable=_UNAVAILABLE,
             staging=staged.table,
             accepted=staged.accepted,
             without=without,
@@ -106,28 +106,28 @@ class UnchangedValues:
             truncates_before=self._truncates_before if any_truncate else sql.SQL("0"),
             has=sql.SQL(", ").join(
                 sql.SQL(
-                    "coalesce(bool_or(not deleted and not {is_left_out}) over (partition by {key}, {epoch}, {life} "
+                    "coalesce(bool_or(not deleted and not {is_unavailable}) over (partition by {key}, {epoch}, {life} "
                     "order by {oldest_first} rows between unbounded preceding and 1 preceding), false) as {has}"
                 ).format(
-                    is_left_out=_is_left_out(name),
+                    is_unavailable=_is_unavailable(name),
                     key=column_list(self.key),
                     life=_LIFE,
                     epoch=_EPOCH,
                     oldest_first=oldest_first,
                     has=sql.Identifier(f"has {number}"),
                 )
-                for number, name in enumerate(left_out)
+                for number, name in enumerate(unavailable)
             ),
             reasons=sql.SQL(" ").join(
                 sql.SQL("when {} and not {} then {}").format(
-                    _is_left_out(name), sql.Identifier(f"has {number}"), sql.Literal(why_unknown(name))
+                    _is_unavailable(name), sql.Identifier(f"has {number}"), sql.Literal(why_unavailable(name))
                 )
-                for number, name in enumerate(left_out)
+                for number, name in enumerate(unavailable)
             ),
             lacks=sql.SQL("({})").format(
                 sql.SQL(" or ").join(
-                    sql.SQL("{} and not {}").format(_is_left_out(name), sql.Identifier(f"has {number}"))
-                    for number, name in enumerate(left_out)
+                    sql.SQL("{} and not {}").format(_is_unavailable(name), sql.Identifier(f"has {number}"))
+                    for number, name in enumerate(unavailable)
                 )
             ),
         )
@@ -135,13 +135,13 @@ class UnchangedValues:
     def _truncates(self, staged: StagedRows) -> sql.Composable:
         """Return another part of the known changes: all truncates, which have no key."""
         return sql.SQL(
-            " union all select {ordered}, {place}, null, deleted, {unchanged} from {change} c "
+            " union all select {ordered}, {place}, null, deleted, {unavailable} from {change} c "
             "where {is_truncate} and not {is_replaced} union all "
-            "select {ordered}, {place}, task_attempt, deleted, {unchanged} from staged where {is_truncate}"
+            "select {ordered}, {place}, task_attempt, deleted, {unavailable} from staged where {is_truncate}"
         ).format(
             ordered=column_list([*self.key, *self.version]),
             place=column_list(_PLACE),
-            unchanged=_UNCHANGED,
+            unavailable=_UNAVAILABLE,
             change=self.changes.identifier,
             is_truncate=is_truncate(self.key),
             is_replaced=is_replaced_by(staged.batch_id),
@@ -176,19 +176,19 @@ class UnchangedValues:
         TargetMismatch if a replay retracts the only change that has a value, and StagedRowsDiffer if another batch has
         done so since the staged changes were checked.
         """
-        if UNCHANGED.name not in self.changes.table.columns(cursor):
+        if UNAVAILABLE.name not in self.changes.table.columns(cursor):
             return
         cursor.execute(
             sql.SQL(
                 "insert into {kept} select c.* from {change} c join {staged} s on {same_key} and {same_place} "
-                "where not s.deleted and c.{unchanged} is not null and c.batch_id = {batch_id}"
+                "where not s.deleted and c.{unavailable} is not null and c.batch_id = {batch_id}"
             ).format(
                 kept=latest.kept,
                 change=self.changes.identifier,
                 staged=latest.staged,
                 same_key=same_values(self.key, "c", "s"),
                 same_place=same_values(_PLACE, "c", "s"),
-                unchanged=_UNCHANGED,
+                unavailable=_UNAVAILABLE,
                 batch_id=sql.Literal(staged.batch_id),
             )
         )
@@ -196,24 +196,24 @@ class UnchangedValues:
             cursor.execute(
                 sql.SQL(
                     "delete from {staged} s using {kept} k where {same_key} and {same_place} "
-                    "and k.batch_id = {batch_id} and k.{unchanged} is not null"
+                    "and k.batch_id = {batch_id} and k.{unavailable} is not null"
                 ).format(
                     staged=latest.staged,
                     kept=latest.kept,
                     same_key=same_values(self.key, "k", "s"),
                     same_place=same_values(_PLACE, "k", "s"),
                     batch_id=sql.Literal(staged.batch_id),
-                    unchanged=_UNCHANGED,
+                    unavailable=_UNAVAILABLE,
                 )
             )
         cursor.execute(
             sql.SQL("select distinct unnest({}) from {} where not deleted order by 1").format(
-                _UNCHANGED, latest.kept
+                _UNAVAILABLE, latest.kept
             )
         )
-        left_out = {row[0] for row in cursor.fetchall()}
+        unavailable = {row[0] for row in cursor.fetchall()}
         for column in columns:
-            if column.name in left_out:
+            if column.name in unavailable:
                 self._resolve_column(
                     cursor,
                     staged,
@@ -234,7 +234,7 @@ class UnchangedValues:
         newest_truncate: sql.Identifier | None,
     ) -> None:
         # A latest change is the newest of its key, so that every other one is older.
-        lacking = sql.SQL("not k.deleted and {}").format(_is_left_out(name, "k"))
+        lacking = sql.SQL("not k.deleted and {}").format(_is_unavailable(name, "k"))
         cursor.execute(sql.SQL("select count(*) from {} k where {}").format(kept, lacking))
         expected = int(cursor.fetchone()[0])
         is_retracted = sql.SQL(
@@ -245,7 +245,7 @@ class UnchangedValues:
         # the latest change are left to look at.
         older = sql.SQL(
             'select found."exactbatch value" from (select {versions} c.{column} as "exactbatch value", c.deleted '
-            "from {change} c where {same_key} and not {is_left_out} and (not c.deleted or {is_retracted}) "
+            "from {change} c where {same_key} and not {is_unavailable} and (not c.deleted or {is_retracted}) "
             "order by {latest_first} limit 1) found where not found.deleted{after_truncates}"
         ).format(
             versions=sql.SQL("").join(
@@ -264,7 +264,7 @@ class UnchangedValues:
             change=self.changes.identifier,
             same_key=same_values(self.key, "c", "k"),
             is_retracted=is_retracted,
-            is_left_out=_is_left_out(name, "c"),
+            is_unavailable=_is_unavailable(name, "c"),
             latest_first=latest_first(self.version),
         )
         cursor.execute(
@@ -275,9 +275,9 @@ class UnchangedValues:
             ).format(kept=kept, column=sql.Identifier(name), older=older, lacking=lacking)
         )
         if cursor.rowcount != expected:
-            self._raise_unknown(cursor, staged, name, kept, older, lacking)
+            self._raise_unavailable(cursor, staged, name, kept, older, lacking)
 
-    def _raise_unknown(
+    def _raise_unavailable(
         self,
         cursor: Cursor,
         staged: StagedRows,
@@ -317,13 +317,13 @@ class UnchangedValues:
         )
 
 
-def _is_left_out(name: str, of: str | None = None) -> sql.Composable:
-    """Return the condition that a column was left out of a change."""
-    unchanged = _UNCHANGED if of is None else sql.Identifier(of, UNCHANGED.name)
-    return sql.SQL("coalesce({} = any({}), false)").format(sql.Literal(name), unchanged)
+def _is_unavailable(name: str, of: str | None = None) -> sql.Composable:
+    """Return the condition that the value of a column is unavailable in a change."""
+    unavailable = _UNAVAILABLE if of is None else sql.Identifier(of, UNAVAILABLE.name)
+    return sql.SQL("coalesce({} = any({}), false)").format(sql.Literal(name), unavailable)
 
 
-def why_unknown(column: str) -> str:
+def why_unavailable(column: str) -> str:
     """Return the reason of a reject that lacks the value of a column."""
     return (
         f"column {column!r}: the source left the value out because it had not changed, and no older change of the key "
