@@ -3070,13 +3070,13 @@ MUTANTS: Final = (
         ("tests/unit/test_kafka_client.py::test_a_client_id_that_breaks_the_statistics_is_refused",),
     ),
     Mutant(
-        "a large batch in small pieces does not take the fast path",
+        "a large batch in small splits does not take the fast path",
         "batch/rows/row_encoder.py",
         "max(len(task.range), task.slot_offsets)",
         "len(task.range)",
         (
             "tests/unit/test_fast_path_availability.py"
-            "::test_a_worker_that_reads_many_pieces_loads_the_code_for_all_of_them",
+            "::test_a_worker_that_reads_many_splits_loads_the_code_for_all_of_them",
         ),
     ),
     Mutant(
@@ -3738,27 +3738,27 @@ MUTANTS: Final = (
     Mutant(
         "an attempt that another has preceded commits its rows, too",
         "batch/staging/stage_partition.py",
-        "        if enter_piece(cursor, stage.tables, staged):\n",
-        "        if enter_piece(cursor, stage.tables, staged) or True:\n",
+        "        if enter_split(cursor, stage.tables, staged):\n",
+        "        if enter_split(cursor, stage.tables, staged) or True:\n",
         (f"{_BY_BATCH}::test_an_attempt_that_loses_the_race_rolls_its_rows_back",),
     ),
     Mutant(
-        "a later attempt copies a piece that is in the table",
+        "a later attempt copies a split that is in the table",
         "batch/staging/stage_partition.py",
         "    if earlier is None:\n        bind_transaction(",
         "    if True:\n        bind_transaction(",
         (f"{_BY_BATCH}::test_a_late_attempt_reads_nothing",),
     ),
     Mutant(
-        "pieces of a future partition are not compared",
-        "batch/staging/staged_pieces.py",
+        "splits of a future partition are not compared",
+        "batch/staging/staged_splits.py",
         "    if found != expected:\n",
         "    if len(found) != len(expected):\n",
-        (f"{_BY_BATCH}::test_pieces_that_are_not_those_reported_are_not_published",),
+        (f"{_BY_BATCH}::test_splits_that_are_not_those_reported_are_not_published",),
     ),
     Mutant(
         "attempts that Spark has given up may still write into a future partition",
-        "batch/staging/staged_pieces.py",
+        "batch/staging/staged_splits.py",
         "                cursor.execute(_END_ATTEMPTS, (rows.as_string(cursor),))\n",
         "",
         (f"{_BY_BATCH}::test_an_attempt_that_spark_has_given_up_does_not_hold_up_publish",),

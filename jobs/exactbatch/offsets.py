@@ -77,20 +77,20 @@ class OffsetRange:
         return f"{self.topic}[{self.partition}] {self.from_offset}..{self.until_offset}"
 
 
-def split(ranges: Sequence[OffsetRange], *, parts: int, smallest: int) -> list[OffsetRange]:
-    """Cut large ranges, to get about `parts` pieces of similar size.
+def split_ranges(ranges: Sequence[OffsetRange], *, parts: int, smallest: int) -> list[OffsetRange]:
+    """Cut large ranges, to get about `parts` splits of similar size.
 
-    A piece spans at least `smallest` offsets unless its range is smaller. The pieces cover the same
+    A split spans at least `smallest` offsets unless its range is smaller. The splits cover the same
     offsets in the same order.
     """
     if not ranges:
         return []
     target_size = max(smallest, -(-sum(map(len, ranges)) // parts))
     return [
-        piece
+        split
         for range_ in ranges
-        for piece in _cut_evenly(
-            range_, pieces=max(1, min(round(len(range_) / target_size), len(range_) // smallest))
+        for split in _cut_evenly(
+            range_, splits=max(1, min(round(len(range_) / target_size), len(range_) // smallest))
         )
     ]
 
@@ -161,11 +161,11 @@ def union(ranges: Iterable[OffsetRange]) -> list[OffsetRange]:
     return joined
 
 
-def _cut_evenly(range_: OffsetRange, *, pieces: int) -> Iterable[OffsetRange]:
-    """Cut one range into pieces whose sizes differ by at most one offset."""
-    size, larger = divmod(len(range_), pieces)
+def _cut_evenly(range_: OffsetRange, *, splits: int) -> Iterable[OffsetRange]:
+    """Cut one range into splits whose sizes differ by at most one offset."""
+    size, larger = divmod(len(range_), splits)
     start = range_.from_offset
-    for index in range(pieces):
+    for index in range(splits):
         end = start + size + (index < larger)
         yield replace(range_, from_offset=start, until_offset=end)
         start = end

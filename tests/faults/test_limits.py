@@ -306,9 +306,9 @@ def test_the_memory_of_a_worker_has_a_bound(
     work, tasks = works_of(world, pipeline)
     assert len(tasks) == partitions
     if values is few:
-        pieces = [piece for (task,) in tasks for piece in cut(task, 20)]
-        assert len(pieces) == 5_000
-        tasks = grouped(pieces)
+        splits = [split for (task,) in tasks for split in cut(task, 20)]
+        assert len(splits) == 5_000
+        tasks = grouped(splits)
     started = time.monotonic()
     outcome, peak_mb = peak_of(partial(each_in_turn, work), tasks)
     log.info("%d groups: %.0f MB in %.0f s", len(tasks), peak_mb, time.monotonic() - started)

@@ -37,7 +37,7 @@ CORE = (
     "transform: SIGKILL at stage.after_rejects",
     "transform: SIGKILL at stage.after_copy_commit",
     "by_batch: SIGKILL at stage.after_copy_commit",
-    "by_batch: answer to COMMIT dropped at Postgres, entry of a piece",
+    "by_batch: answer to COMMIT dropped at Postgres, entry of a split",
     "by_batch: Postgres: immediate stop, start at job.after_close",
     "by_batch: hold at publish.before_commit",
     "by_batch: SIGKILL at publish.after_insert, replay",

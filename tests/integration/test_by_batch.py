@@ -15,8 +15,8 @@ from exactbatch.audit import run_audit as audit_module
 from exactbatch.audit.run_audit import audit
 from exactbatch.batch import job as batch_job
 from exactbatch.batch.publishing import publish as batch_publish
-from exactbatch.batch.staging import stage_partition, staged_pieces
-from exactbatch.batch.staging.stage_partition import PartitionTask, stage_piece
+from exactbatch.batch.staging import stage_partition, staged_splits
+from exactbatch.batch.staging.stage_partition import PartitionTask, stage_split
 from exactbatch.batch.staging.stager import stage_tasks
 from exactbatch.batch.staging.staging_tables import INTACT, StagingTables, create_rejects
 from exactbatch.columns import Column
@@ -89,13 +89,13 @@ def test_attach_adopts_constraint_and_indexes_without_a_scan(world, topic, pipel
         f'create index "with %s {{}}" on "{topic.name}" (lower(name)) where id > 2; '
         f'create unique index on "{topic.name}" (id, batch_id) include (name)'
     )
-    original = staged_pieces.check_pieces
+    original = staged_splits.check_splits
 
     def check(cursor: Any, *arguments: Any) -> None:
         original(cursor, *arguments)
         cursor.execute("set local client_min_messages = debug1")
 
-    monkeypatch.setattr(staged_pieces, "check_pieces", check)
+    monkeypatch.setattr(staged_splits, "check_splits", check)
     seen: list[str] = []
     failpoint = batch_publish.failpoint
 
@@ -187,7 +187,7 @@ def test_a_refusal_names_the_constraint_and_the_record(world, topic, pipeline, t
 # Attempts
 
 
-def piece_of(world: BatchRunner, pipeline: Pipeline, batch_id: int) -> tuple[PartitionTask, StagingTables]:
+def split_of(world: BatchRunner, pipeline: Pipeline, batch_id: int) -> tuple[PartitionTask, StagingTables]:
     """The task of the first partition, and the tables of a launch, which exist."""
     tables = StagingTables(batch_id, 7)
     with transaction(world.connection) as cursor:
@@ -198,7 +198,7 @@ def piece_of(world: BatchRunner, pipeline: Pipeline, batch_id: int) -> tuple[Par
         )
         assert staging is not None
         create_rejects(cursor, tables)
-        staged_pieces.create_partition(cursor, tables, staging)
+        staged_splits.create_partition(cursor, tables, staging)
     [task, *_] = stage_tasks(pipeline, pipeline.traits, ranges, {}, tables, world.settings, 2)
     return PartitionTask(task, staging.columns, pipeline), tables
 
@@ -213,8 +213,8 @@ def path(request, monkeypatch):
 def test_of_two_attempts_one_is_in_the_table_and_both_report_it(world, topic, pipeline, path):
     topic.produce(b"bad")
     pipeline = replace(pipeline, max_rejects=1)
-    task, tables = piece_of(world, pipeline, world.plan(pipeline))
-    first, second = stage_piece(task, 1), stage_piece(task, 2)
+    task, tables = split_of(world, pipeline, world.plan(pipeline))
+    first, second = stage_split(task, 1), stage_split(task, 2)
     assert first == second
     assert (first.attempt, first.records, first.rows, first.rejects) == (1, 6, 5, 1)
     assert first.taken == (0 if path == "off" else 5)
@@ -230,16 +230,16 @@ def test_a_refusal_names_the_record_on_either_path(world, topic, pipeline, path)
     world.execute(
         f'create table "{topic.name}" (id int, name text, {LINEAGE}, check (id <> 3)) partition by range (batch_id)'
     )
-    task, tables = piece_of(world, pipeline, world.plan(pipeline))
-    refused = stage_piece(task, 1)
+    task, tables = split_of(world, pipeline, world.plan(pipeline))
+    refused = stage_split(task, 1)
     assert isinstance(refused, TargetMismatch)
     assert f"{topic.name}[0] offset 3: the target refuses" in str(refused)
-    assert world.rows(f"select count(*) from exactbatch_staging.{tables.pieces}") == [(0,)]
+    assert world.rows(f"select count(*) from exactbatch_staging.{tables.splits}") == [(0,)]
 
 
 def test_an_attempt_that_loses_the_race_rolls_its_rows_back(world, pipeline, monkeypatch, path):
-    """Both have copied; the second waits for the first, which has entered the piece and not committed."""
-    task, tables = piece_of(world, pipeline, world.plan(pipeline))
+    """Both have copied; the second waits for the first, which has entered the split and not committed."""
+    task, tables = split_of(world, pipeline, world.plan(pipeline))
     reached, go, firsts = threading.Event(), threading.Event(), []
 
     def failpoint(name: str) -> None:
@@ -250,9 +250,9 @@ def test_an_attempt_that_loses_the_race_rolls_its_rows_back(world, pipeline, mon
 
     monkeypatch.setattr(stage_partition, "failpoint", failpoint)
     with ThreadPoolExecutor(2) as pool:
-        one = pool.submit(stage_piece, task, 1)
+        one = pool.submit(stage_split, task, 1)
         assert reached.wait(30)
-        other = pool.submit(stage_piece, task, 2)
+        other = pool.submit(stage_split, task, 2)
         while world.rows("select count(*) from pg_stat_activity where wait_event_type = 'Lock' "
                          "and application_name = 'exactbatch task'") != [(1,)]:  # fmt: skip
             assert not other.done()
@@ -285,42 +285,42 @@ def test_an_attempt_that_spark_has_given_up_does_not_hold_up_publish(world, sett
 
 
 def test_a_late_attempt_reads_nothing(world, pipeline, monkeypatch):
-    task, _ = piece_of(world, pipeline, world.plan(pipeline))
-    first = stage_piece(task, 1)
+    task, _ = split_of(world, pipeline, world.plan(pipeline))
+    first = stage_split(task, 1)
 
     def read(*arguments: Any) -> Any:
-        raise AssertionError("the piece is in the table")
+        raise AssertionError("the split is in the table")
 
     monkeypatch.setattr(stage_partition, "_copy", read)
-    assert stage_piece(task, 2) == first
+    assert stage_split(task, 2) == first
 
 
 def test_a_late_attempt_finds_no_table(world, pipeline):
-    task, tables = piece_of(world, pipeline, world.plan(pipeline))
-    staged_pieces.close_partition(world.connection, pipeline, tables)
+    task, tables = split_of(world, pipeline, world.plan(pipeline))
+    staged_splits.close_partition(world.connection, pipeline, tables)
     with pytest.raises(StagedRowsDiffer, match="does not exist"):
-        stage_piece(task, 1)
+        stage_split(task, 1)
 
 
 @pytest.mark.parametrize(
     "statement",
     [
-        "delete from {pieces} where partition = 1",
-        "update {pieces} set rows = rows + 1 where partition = 1",
-        "update {pieces} set task_attempt = 77 where partition = 0",
-        "insert into {pieces} select topic, partition, 99, 100, 5, 1, 1, 0, 0 from {pieces} limit 1",
+        "delete from {splits} where partition = 1",
+        "update {splits} set rows = rows + 1 where partition = 1",
+        "update {splits} set task_attempt = 77 where partition = 0",
+        "insert into {splits} select topic, partition, 99, 100, 5, 1, 1, 0, 0 from {splits} limit 1",
     ],
 )
-def test_pieces_that_are_not_those_reported_are_not_published(world, pipeline, monkeypatch, statement):
+def test_splits_that_are_not_those_reported_are_not_published(world, pipeline, monkeypatch, statement):
     """As after a failover to a replica that lacks the last commits."""
     original = batch_job.close_partition
 
     def close(connection: Any, pipeline: Pipeline, tables: StagingTables) -> None:
-        world.execute(statement.replace("{pieces}", f"exactbatch_staging.{tables.pieces}"))
+        world.execute(statement.replace("{splits}", f"exactbatch_staging.{tables.splits}"))
         original(connection, pipeline, tables)
 
     monkeypatch.setattr(batch_job, "close_partition", close)
-    assert "pieces as the tasks reported them" in world.refused(StagedRowsDiffer, pipeline)
+    assert "splits as the tasks reported them" in world.refused(StagedRowsDiffer, pipeline)
     assert bounds(world, pipeline) == []
 
 

@@ -152,8 +152,8 @@ def test_requested_batches_are_looked_up_in_few_statements(connection, few):
 
 def test_counts_of_scattered_ranges_are_found_in_their_order():
     first, second = (OffsetRange("t", 0, each, each + 5, ID) for each in (0, 10))
-    pieces = [Staged(OffsetRange("t", 0, *each, ID), 0, 1, 1, 0, 0) for each in ((10, 12), (0, 5), (12, 15))]
-    assert _count_records([second, first], pieces) == [(first, 1), (second, 2)]
+    splits = [Staged(OffsetRange("t", 0, *each, ID), 0, 1, 1, 0, 0) for each in ((10, 12), (0, 5), (12, 15))]
+    assert _count_records([second, first], splits) == [(first, 1), (second, 2)]
 
 
 def test_what_ranges_leave_of_the_coverage():

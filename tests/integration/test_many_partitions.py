@@ -80,7 +80,7 @@ def test_many_partitions_share_few_tasks(world, topic, make_pipeline, way, monke
     assert found.is_exact
     assert found.rows == batch.rows
     if way != "partition":
-        assert len(staged[0].pieces) == PARTITIONS // 2
+        assert len(staged[0].splits) == PARTITIONS // 2
         assert len(staged[0].rows) <= 5
     if way == "transform":
         return  # Spark's own stages before the last one have no connection

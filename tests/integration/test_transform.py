@@ -455,8 +455,8 @@ def test_records_of_rows_that_come_out_of_order_are_counted_in_the_staging_table
             ],
         )
     ranges = Ledger(connection).batches.read_ranges(batch_id)
-    pieces = tuple(Staged(range_, range_.partition + 5, 4, 4, 0, 0) for range_ in ranges[:2])
-    staged = StagedBatch(pieces, {5: 3, 6: 1}, {})
+    splits = tuple(Staged(range_, range_.partition + 5, 4, 4, 0, 0) for range_ in ranges[:2])
+    staged = StagedBatch(splits, {5: 3, 6: 1}, {})
     assert records_with_rows(connection, tables, staged) == 3
     world.execute(f'update exactbatch_staging."{tables.rows}" set kafka_offset = 99 where task_attempt = 6')
     with pytest.raises(

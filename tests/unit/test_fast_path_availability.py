@@ -183,7 +183,7 @@ def test_a_driver_does_not_import_numba():
 
 
 @pytest.mark.parametrize(("slot_offsets", "expected"), [(0, 10), (200_000, 200_000)])
-def test_a_worker_that_reads_many_pieces_loads_the_code_for_all_of_them(
+def test_a_worker_that_reads_many_splits_loads_the_code_for_all_of_them(
     monkeypatch: pytest.MonkeyPatch, slot_offsets: int, expected: int
 ) -> None:
     asked: list[int] = []

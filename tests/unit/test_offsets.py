@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exactbatch import OffsetRange
-from exactbatch.offsets import fill_bins, group_small, merge, split
+from exactbatch.offsets import fill_bins, group_small, merge, split_ranges
 
 LIVES = (UUID(int=1), UUID(int=2))
 
@@ -54,30 +54,30 @@ def test_a_range_spans_its_offsets_and_reads_well():
 
 @given(disjoint_ranges(), st.integers(1, 20), st.integers(1, 10**5))
 def test_split_keeps_exactly_the_same_offsets(ranges, parts, smallest):
-    pieces = split(ranges, parts=parts, smallest=smallest)
-    assert edges(pieces) == edges(ranges)
-    assert sum(map(len, pieces)) == sum(map(len, ranges))
-    assert merge(pieces) == merge(ranges)
+    splits = split_ranges(ranges, parts=parts, smallest=smallest)
+    assert edges(splits) == edges(ranges)
+    assert sum(map(len, splits)) == sum(map(len, ranges))
+    assert merge(splits) == merge(ranges)
 
 
 @given(disjoint_ranges(), st.integers(1, 20), st.integers(1, 10**5))
-def test_split_makes_about_as_many_pieces_as_asked_for(ranges, parts, smallest):
-    pieces = split(ranges, parts=parts, smallest=smallest)
-    assert len(ranges) <= len(pieces) <= len(ranges) + parts * 3 // 2
+def test_split_makes_about_as_many_splits_as_asked_for(ranges, parts, smallest):
+    splits = split_ranges(ranges, parts=parts, smallest=smallest)
+    assert len(ranges) <= len(splits) <= len(ranges) + parts * 3 // 2
 
 
 @given(disjoint_ranges(), st.integers(1, 20), st.integers(1, 10**5))
-def test_split_makes_no_piece_smaller_than_the_smallest(ranges, parts, smallest):
-    for piece in split(ranges, parts=parts, smallest=smallest):
+def test_split_makes_no_split_smaller_than_the_smallest(ranges, parts, smallest):
+    for split in split_ranges(ranges, parts=parts, smallest=smallest):
         whole = next(
-            r for r in ranges if r.key == piece.key and r.from_offset <= piece.from_offset < r.until_offset
+            r for r in ranges if r.key == split.key and r.from_offset <= split.from_offset < r.until_offset
         )
-        assert len(piece) >= min(smallest, len(whole))
+        assert len(split) >= min(smallest, len(whole))
 
 
 def test_split_cuts_one_large_range_evenly():
-    assert split([range_(0, 11)], parts=3, smallest=1) == [range_(0, 4), range_(4, 8), range_(8, 11)]
-    assert split([], parts=3, smallest=1) == []
+    assert split_ranges([range_(0, 11)], parts=3, smallest=1) == [range_(0, 4), range_(4, 8), range_(8, 11)]
+    assert split_ranges([], parts=3, smallest=1) == []
 
 
 @given(disjoint_ranges())

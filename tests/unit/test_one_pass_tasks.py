@@ -25,7 +25,7 @@ from exactbatch.errors import ReadFailed, StagedRowsDiffer
 
 ID = UUID(int=1)
 Row = tuple[str | None, int | None, int | None]
-# A task may read two pieces of one partition, and not in the order of their offsets.
+# A task may read two splits of one partition, and not in the order of their offsets.
 RANGES = [
     OffsetRange("a", 0, 10, 20, ID),
     OffsetRange("b", 0, 0, 10, ID),
@@ -106,13 +106,13 @@ def reject(offset: int) -> pa.RecordBatch:
 
 
 def test_rejects_and_outcomes_are_handed_over_and_removed(tmp_path: Path):
-    piece = Staged(RANGES[0], 7, records=10, rows=8, rejects=2, tombstones=0)
+    split = Staged(RANGES[0], 7, records=10, rows=8, rejects=2, tombstones=0)
     decoding, staging = HandOver("ab", 7, tmp_path), HandOver("ab", 7, tmp_path)
     assert staging.rejects() is None
     decoding.keep([reject(10)])
     decoding.keep([reject(11), reject(12)])
-    decoding.finish([piece])
-    assert staging.outcomes() == [piece]
+    decoding.finish([split])
+    assert staging.outcomes() == [split]
     read = staging.rejects()
     assert read is not None
     assert [row["offset"] for each in read for row in each.to_pylist()] == [10, 11, 12]
@@ -130,17 +130,17 @@ def test_attempts_do_not_share_files(tmp_path: Path):
 
 
 def test_an_error_of_the_worker_that_decodes_is_the_outcome():
-    piece = Staged(RANGES[0], 7, records=10, rows=8, rejects=2, tombstones=0)
+    split = Staged(RANGES[0], 7, records=10, rows=8, rejects=2, tombstones=0)
     error = ReadFailed("bad")
-    assert passed([piece, error], 7, 8, 8) is error
-    assert passed([piece], 7, 8, None) == Passed(7, (piece,), 8, None)
+    assert passed([split, error], 7, 8, 8) is error
+    assert passed([split], 7, 8, None) == Passed(7, (split,), 8, None)
 
 
-def test_pieces_come_in_the_order_of_the_log():
-    pieces = [Staged(range_, 7, 0, 0, 0, 0) for range_ in RANGES]
-    done = [Passed(7, tuple(pieces[:2]), 5, 0), Passed(8, tuple(pieces[2:]), 6, 0)]
+def test_splits_come_in_the_order_of_the_log():
+    splits = [Staged(range_, 7, 0, 0, 0, 0) for range_ in RANGES]
+    done = [Passed(7, tuple(splits[:2]), 5, 0), Passed(8, tuple(splits[2:]), 6, 0)]
     staged = staged_batch(done)
-    assert [piece.range for piece in staged.pieces] == sorted(RANGES)
+    assert [split.range for split in staged.splits] == sorted(RANGES)
     assert staged.rows == {7: 5, 8: 6}
 
 
@@ -183,10 +183,10 @@ def test_rows_of_one_partition_need_only_their_offsets(tmp_path_factory, times, 
     """The partition comes from the rows that were kept. The task reads offsets 10 to 19 before 0 to 9."""
     hand_over = HandOver("ab", 7, tmp_path_factory.mktemp("pass"))
     records = [record for record in RECORDS if record[:2] == ("a", 0)]
-    for piece in (records[:10], records[10:]):
+    for split in (records[:10], records[10:]):
         cut = data.draw(st.integers(1, 9))
-        kept_rows(piece[:cut], hand_over)
-        kept_rows(piece[cut:], hand_over)
+        kept_rows(split[:cut], hand_over)
+        kept_rows(split[cut:], hand_over)
     rows = [record for record, number in zip(records, times, strict=True) for _ in range(number)]
     cuts = sorted(data.draw(st.lists(st.integers(0, len(rows)), max_size=4)))
     columns = UnchangedColumns(

@@ -15,7 +15,7 @@ from exactbatch.settings import Settings
 LIFE = UUID(int=1)
 
 
-def pieces(parallelism: int, offsets: int = 5_000_000, **changes: Any) -> list[OffsetRange]:
+def splits(parallelism: int, offsets: int = 5_000_000, **changes: Any) -> list[OffsetRange]:
     changes = {"sink": Append("public.t"), "tuning": Tuning(max_connections=8), **changes}
     pipeline = Pipeline(name="p", topics=("t",), value=Json("id int"), **changes)
     ranges = [OffsetRange("t", 0, 0, offsets, LIFE), OffsetRange("t", 1, 0, 10, LIFE)]
@@ -26,8 +26,8 @@ def pieces(parallelism: int, offsets: int = 5_000_000, **changes: Any) -> list[O
 
 @pytest.mark.parametrize("parallelism", [1, 4, 400])
 def test_what_transform_gets_is_cut_in_same_way_on_any_cluster(parallelism):
-    cut = pieces(parallelism, transform="select * from records")
-    assert cut == pieces(8, transform="select * from records")
+    cut = splits(parallelism, transform="select * from records")
+    assert cut == splits(8, transform="select * from records")
     assert len(cut) == 9
 
 
@@ -35,8 +35,8 @@ def test_what_transform_gets_is_cut_in_same_way_on_any_cluster(parallelism):
     ("offsets", "expected"),
     [(199_000, 1), (400_000, 4), (1_600_000, 8), (2_400_000, 12), (50_000_000, 32)],
 )
-def test_what_transform_gets_is_cut_into_few_pieces_that_are_worth_their_connections(offsets, expected):
-    cut = pieces(2, offsets, transform="select * from records", tuning=Tuning(max_connections=32))
+def test_what_transform_gets_is_cut_into_few_splits_that_are_worth_their_connections(offsets, expected):
+    cut = splits(2, offsets, transform="select * from records", tuning=Tuning(max_connections=32))
     assert len(cut) == expected + 1  # the other partition has ten offsets
 
 
@@ -44,7 +44,7 @@ def test_what_transform_gets_is_cut_into_few_pieces_that_are_worth_their_connect
     "sink", [Append("public.t"), Upsert("public.t", key=("id",))], ids=["append", "upsert"]
 )
 def test_what_needs_no_transform_is_cut_for_the_cluster(sink):
-    assert [len(pieces(each, sink=sink)) for each in (1, 4, 400)] == [2, 5, 9]
+    assert [len(splits(each, sink=sink)) for each in (1, 4, 400)] == [2, 5, 9]
 
 
 def test_cutting_takes_ten_times_as_long_for_ten_times_as_many_partitions(monkeypatch):

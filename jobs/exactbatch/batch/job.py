@@ -33,7 +33,7 @@ from exactbatch.batch.staging.repeats import check_repeats
 from exactbatch.batch.staging.shares import Engine, Executors, spark_tasks_for
 from exactbatch.batch.staging.stage import DirectStager
 from exactbatch.batch.staging.stage_partition import PartitionStager
-from exactbatch.batch.staging.staged_pieces import close_partition, create_partition
+from exactbatch.batch.staging.staged_splits import close_partition, create_partition
 from exactbatch.batch.staging.stager import Stager, stage_tasks
 from exactbatch.batch.staging.staging_tables import StagingTables, create_rows, hold_launch, identifier
 from exactbatch.batch.staging.task import Staged, StagedBatch
@@ -304,7 +304,7 @@ def _stage_and_insert(
     launch.times.enter("stage")
     staged = stager.stage()
     launch.times.enter("check")
-    _log_taken(batch.batch_id, staged.pieces)
+    _log_taken(batch.batch_id, staged.splits)
     failpoint("job.after_stage")
     staged = _without_uncastable(launch, tables, stager.columns, staged, cluster_id)
     repeats: frozenset[Place] = frozenset()
@@ -352,7 +352,7 @@ def _stage_partition(
     launch.times.enter("stage")
     staged = stager.stage()
     launch.times.enter("check")
-    _log_taken(tables.batch_id, staged.pieces)
+    _log_taken(tables.batch_id, staged.splits)
     failpoint("job.after_stage")
     _check_rejects(launch, tables, staged, pipeline.rejects_allowed(staged.records))
     close_partition(connection, pipeline, tables)

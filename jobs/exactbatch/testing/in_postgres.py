@@ -273,10 +273,10 @@ def _publish(cursor: Cursor, staged: StagedRecords, tables: StagingTables) -> li
 def _whole(staged: StagedRecords) -> StagedBatch:
     """Return what a batch with one task attempt would report."""
     records, rejects = staged.record_count, len(staged.rejects)
-    piece = Staged(
+    split = Staged(
         staged.ranges[0], _ATTEMPT, records, len(staged.rows), rejects, staged.tombstones, staged.dropped
     )
-    return StagedBatch.of([piece])
+    return StagedBatch.of([split])
 
 
 def _read(cursor: Cursor, part: SinkWriter, staged: StagedRecords) -> list[Row]:

@@ -108,7 +108,7 @@ IN_REPLAYS: Final = (
 _PLAN: Final = b"insert into exactbatch.batch "
 _MOVE: Final = b"update exactbatch.stored_offset"
 _LAUNCH: Final = b"set application_id ="
-_PIECE: Final = b'_pieces" values'
+_SPLIT: Final = b'_splits" values'
 _RANGE: Final = b"with this as"
 _BATCH: Final = b"update exactbatch.batch b"
 _OUTBOX: Final = b"insert into exactbatch.outbox"
@@ -119,7 +119,7 @@ ON_THE_WIRE: Final = (
     Moment("Postgres, plan", "postgres", ("append",), _PLAN, _PLAN),
     Moment("Postgres, launch", "postgres", ("append",), _LAUNCH, _LAUNCH),
     Moment("Postgres, COPY", "postgres", STAGED_SINKS, b'copy "', b'copy "'),
-    Moment("Postgres, entry of a piece", "postgres", ("by_batch",), _PIECE, _PIECE),
+    Moment("Postgres, entry of a split", "postgres", ("by_batch",), _SPLIT, _SPLIT),
     Moment("Postgres, publish", "postgres", BATCH_SINKS, _MOVE, _MOVE),
     Moment("Postgres, COPY of a range", "postgres", ("partition",), b'copy "'),
     Moment("Postgres, locks of a range", "postgres", ("partition",), b"for share"),

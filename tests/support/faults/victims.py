@@ -80,7 +80,7 @@ _WORK: Final = {
     ("stage", "append"): (stage, "stage"),
     ("stage", "transform"): (transform_stager, "stage_rows"),
     ("stage", "shuffle"): (transform_stager, "stage_rows"),
-    ("stage", "by_batch"): (stage_partition, "stage_pieces"),
+    ("stage", "by_batch"): (stage_partition, "stage_splits"),
     ("stage.after_rejects", "shuffle"): (decoded_records, "decode_range"),
     ("partition", "partition"): (batch_job, "commit_ranges"),
 }

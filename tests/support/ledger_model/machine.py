@@ -27,7 +27,7 @@ from exactbatch.errors import (
     StagedRowsDiffer,
 )
 from exactbatch.ledger import DagRun, Ledger
-from exactbatch.offsets import OffsetRange, split
+from exactbatch.offsets import OffsetRange, split_ranges
 from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.planning.freeze_replay import Preview, freeze_replay, preview_replay
 from exactbatch.planning.request import ReplayRequest, RequestedRange
@@ -499,11 +499,11 @@ class LedgerMachine(RuleBasedStateMachine):
         with transaction(self.connection) as cursor:
             create_rejects(cursor, tables)
             create_rows(cursor, tables, model.pipeline.value.columns)
-            for piece in split(ranges, parts=3, smallest=2):
+            for split in split_ranges(ranges, parts=3, smallest=2):
                 if noise:
                     # An attempt that Spark did not accept, of another program so that it would be seen.
-                    self._stage_piece(cursor, tables, piece, program + 1)
-                staged.append(self._stage_piece(cursor, tables, piece, program))
+                    self._stage_split(cursor, tables, split, program + 1)
+                staged.append(self._stage_split(cursor, tables, split, program))
             rows, rejects = (sum(getattr(e, name) for e in staged) for name in ("rows", "rejects"))
             if damaged and rows + rejects:
                 table = identifier(tables.rows if rows else tables.rejects)
@@ -518,13 +518,13 @@ class LedgerMachine(RuleBasedStateMachine):
         self.did("launch", "staged")
         return launch
 
-    def _stage_piece(self, cursor: Any, tables: StagingTables, piece: OffsetRange, program: int) -> Staged:
+    def _stage_split(self, cursor: Any, tables: StagingTables, split: OffsetRange, program: int) -> Staged:
         self.attempts += 1
-        key = piece.topic, piece.partition
+        key = split.topic, split.partition
         rows: list[tuple[Any, ...]] = []
         rejects: list[tuple[Any, ...]] = []
         records = tombstones = 0
-        for offset in range(piece.from_offset, piece.until_offset):
+        for offset in range(split.from_offset, split.until_offset):
             record = self.log.records[key][offset]
             if record is None:
                 continue
@@ -542,7 +542,7 @@ class LedgerMachine(RuleBasedStateMachine):
             if values:
                 statement = sql.SQL("insert into {} values %s").format(identifier(table))
                 execute_values(cursor, statement.as_string(cursor), values)
-        return Staged(piece, self.attempts, records, len(rows), len(rejects), tombstones)
+        return Staged(split, self.attempts, records, len(rows), len(rejects), tombstones)
 
     def _drop(self, launch: Launch) -> None:
         with transaction(self.connection) as cursor:

@@ -10,7 +10,7 @@ from uuid import UUID
 from exactbatch.batch.publishing.fences import check_publishable, check_topic_ids, lock_target
 from exactbatch.batch.publishing.insert_rows import check_staged, insert_rows
 from exactbatch.batch.publishing.outbox import noting
-from exactbatch.batch.staging.staged_pieces import publish_partition
+from exactbatch.batch.staging.staged_splits import publish_partition
 from exactbatch.batch.staging.staging_tables import INTACT, StagingTables, identifier
 from exactbatch.batch.staging.task import Staged, StagedBatch
 from exactbatch.columns import Column
@@ -114,7 +114,7 @@ def publish(
             return Published(batch, wrote=False)
         ranges = ledger.batches.read_ranges(batch.batch_id)
         check_topic_ids(ranges, topic_ids)
-        _check_complete(batch, ranges, staged.pieces)
+        _check_complete(batch, ranges, staged.splits)
         lock_target(cursor, writer, seen)
         with noting(cursor, pipeline, writer, columns) as outbox:
             replaced: Sequence[Part] = ()
@@ -146,7 +146,7 @@ def publish(
             tombstones=staged.tombstones,
             dropped=staged.dropped,
             replaced=staged.replaced,
-            records=_count_records(ranges, staged.pieces),
+            records=_count_records(ranges, staged.splits),
             stages=times.milliseconds() if times is not None else {},
         )
         failpoint("publish.before_commit")
@@ -266,23 +266,23 @@ def _check_inserted(
 
 
 def _check_complete(batch: Batch, ranges: Sequence[OffsetRange], staged: Sequence[Staged]) -> None:
-    """Raise StagedRowsDiffer unless the pieces that the tasks read add up to the ranges of the batch."""
-    pieces = merge(piece.range for piece in staged)
-    if pieces != merge(ranges):
+    """Raise StagedRowsDiffer unless the splits that the tasks read add up to the ranges of the batch."""
+    splits = merge(split.range for split in staged)
+    if splits != merge(ranges):
         raise StagedRowsDiffer(
-            f"batch {batch.batch_id}: the tasks read {', '.join(map(str, pieces)) or 'nothing'}, but the batch has "
+            f"batch {batch.batch_id}: the tasks read {', '.join(map(str, splits)) or 'nothing'}, but the batch has "
             f"the ranges {', '.join(map(str, ranges))}. Nothing was written; try again.",
             batch_id=batch.batch_id,
         )
 
 
 def _count_records(ranges: Sequence[OffsetRange], staged: Sequence[Staged]) -> list[tuple[OffsetRange, int]]:
-    """Return how many records the pieces of each range had."""
+    """Return how many records the splits of each range had."""
     in_order = sorted(ranges, key=_start)
     starts = [_start(range_) for range_ in in_order]
     records = [0] * len(in_order)
-    for piece in staged:
-        records[bisect_right(starts, _start(piece.range)) - 1] += piece.records
+    for split in staged:
+        records[bisect_right(starts, _start(split.range)) - 1] += split.records
     return list(zip(in_order, records, strict=True))
 
 

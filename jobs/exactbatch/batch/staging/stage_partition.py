@@ -14,7 +14,7 @@ from exactbatch.batch.rows.decode import RangeReader, pause_garbage_collector
 from exactbatch.batch.rows.rejected import REJECT_SCHEMA
 from exactbatch.batch.rows.row_encoder import RowEncoder, row_encoder
 from exactbatch.batch.staging.shares import Executors
-from exactbatch.batch.staging.staged_pieces import enter_piece, entered_piece
+from exactbatch.batch.staging.staged_splits import enter_split, entered_split
 from exactbatch.batch.staging.staging_tables import identifier
 from exactbatch.batch.staging.task import Staged, StagedBatch, StageTask
 from exactbatch.columns import Column
@@ -42,7 +42,7 @@ class PartitionTask:
 
     @property
     def range(self) -> OffsetRange:
-        """The range, or the piece of one, that the task reads."""
+        """The range, or the split of one, that the task reads."""
         return self.stage.range
 
 
@@ -61,16 +61,16 @@ class PartitionStager:
 
         Raises TasksFailed, and the terminal error of a task.
         """
-        return StagedBatch.of(self._executors.run(self._tasks, stage_pieces, limit=self._limit, verb="stage"))
+        return StagedBatch.of(self._executors.run(self._tasks, stage_splits, limit=self._limit, verb="stage"))
 
 
-def stage_pieces(tasks: Sequence[PartitionTask], attempt: int) -> list[Staged | ExactbatchError]:
-    """Stage pieces one after the other, as stage_piece() does each of them."""
-    return [stage_piece(task, attempt) for task in tasks]
+def stage_splits(tasks: Sequence[PartitionTask], attempt: int) -> list[Staged | ExactbatchError]:
+    """Stage splits one after the other, as stage_split() does each of them."""
+    return [stage_split(task, attempt) for task in tasks]
 
 
-def stage_piece(task: PartitionTask, attempt: int) -> Staged | ExactbatchError:
-    """Read, decode and copy one piece, unless another attempt has done so; return what is in the table.
+def stage_split(task: PartitionTask, attempt: int) -> Staged | ExactbatchError:
+    """Read, decode and copy one split, unless another attempt has done so; return what is in the table.
 
     Returns a terminal error, so that Spark does not retry what cannot succeed; raises a retryable one.
     """
@@ -98,26 +98,26 @@ def stage_piece(task: PartitionTask, attempt: int) -> Staged | ExactbatchError:
 
 
 def _enter(cursor: Cursor, task: PartitionTask, copied: Callable[[], Staged]) -> Staged:
-    """Copy a piece and enter it, unless another attempt has entered it; return what is in the table."""
+    """Copy a split and enter it, unless another attempt has entered it; return what is in the table."""
     stage, connection = task.stage, cursor.connection
-    earlier = entered_piece(cursor, stage.tables, stage.range)
+    earlier = entered_split(cursor, stage.tables, stage.range)
     connection.rollback()  # what follows may take long, and that query needs no longer transaction
     if earlier is None:
         bind_transaction(connection, task.pipeline)
         staged = copied()
-        if enter_piece(cursor, stage.tables, staged):
+        if enter_split(cursor, stage.tables, staged):
             failpoint("stage.before_copy_commit")
             connection.commit()
             failpoint("stage.after_copy_commit")
             return staged
         connection.rollback()
-        earlier = entered_piece(cursor, stage.tables, stage.range)
-    assert earlier is not None  # nothing deletes pieces
+        earlier = entered_split(cursor, stage.tables, stage.range)
+    assert earlier is not None  # nothing deletes splits
     return earlier
 
 
 def _copy(cursor: Cursor, stage: StageTask, reader: RangeReader, encoder: RowEncoder) -> None:
-    """Copy rows and rejects of a piece; the server's count of rows is checked."""
+    """Copy rows and rejects of a split; the server's count of rows is checked."""
 
     def copy_rows(rows: Iterator[EncodedRows]) -> None:
         offsets = _OffsetsOfRows()

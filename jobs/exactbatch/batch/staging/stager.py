@@ -10,15 +10,15 @@ from exactbatch.batch.staging.task import StagedBatch, StageTask
 from exactbatch.columns import Column
 from exactbatch.formats.registry.addresses import with_registry
 from exactbatch.formats.upsert_changes import epoch_starts
-from exactbatch.offsets import OffsetRange, split
+from exactbatch.offsets import OffsetRange, split_ranges
 from exactbatch.pipeline import Pipeline
 from exactbatch.settings import Settings
 from exactbatch.sinks.sink import SinkTraits
 
-# Offsets: a piece of a range that is smaller than this is not worth a separate task.
-_SMALLEST_PIECE: Final = 100_000
-# Offsets: what a transform gets is cut into pieces of about this size, but into several pieces if it is less.
-_TRANSFORMED_PIECE: Final = 200_000
+# Offsets: a split of a range that is smaller than this is not worth a separate task.
+_SMALLEST_SPLIT: Final = 100_000
+# Offsets: what a transform gets is cut into splits of about this size, but into several splits if it is less.
+_TRANSFORMED_SPLIT: Final = 200_000
 _FEWEST_TRANSFORMED: Final = 8
 
 
@@ -42,13 +42,13 @@ def stage_tasks(
     parallelism: int,
     cluster_id: str | None = None,
 ) -> list[StageTask]:
-    """Return one task for each range, or for each piece of a large one.
+    """Return one task for each range, or for each split of a large one.
 
     `traits` are those of the writer, with the epochs of positions. `epochs` maps (topic, partition) to the leader epoch
     up to which its log was processed. The input of a transform is cut in the same way on any cluster.
     """
     offsets = sum(map(len, ranges))
-    transformed = max(_FEWEST_TRANSFORMED, offsets // _TRANSFORMED_PIECE)
+    transformed = max(_FEWEST_TRANSFORMED, offsets // _TRANSFORMED_SPLIT)
     parts = transformed if pipeline.is_transformed else parallelism
     starts = {(range_.topic, range_.partition, range_.from_offset) for range_ in ranges}
     value, key = (
@@ -60,10 +60,10 @@ def stage_tasks(
     )
     return [
         StageTask(
-            range=piece,
-            # The epoch is known at the start of a range only: a later piece may begin in a newer one.
-            leader_epoch=epochs.get(piece.topic_partition)
-            if (piece.topic, piece.partition, piece.from_offset) in starts
+            range=split,
+            # The epoch is known at the start of a range only: a later split may begin in a newer one.
+            leader_epoch=epochs.get(split.topic_partition)
+            if (split.topic, split.partition, split.from_offset) in starts
             else None,
             tables=tables,
             kafka=settings.kafka,
@@ -74,7 +74,7 @@ def stage_tasks(
                 _decoded_key(pipeline),
                 key,
                 traits.keeps_unavailable,
-                epoch_starts(traits.epochs, piece.topic_partition) if traits.epochs else None,
+                epoch_starts(traits.epochs, split.topic_partition) if traits.epochs else None,
             )
             if traits.keeps_deletes
             else None,
@@ -85,8 +85,8 @@ def stage_tasks(
             slot_offsets=offsets // parallelism,
             replace_unstorable=pipeline.replace_unstorable,
         )
-        for piece in split(
-            ranges, parts=min(parts, pipeline.tuning.max_connections), smallest=_SMALLEST_PIECE
+        for split in split_ranges(
+            ranges, parts=min(parts, pipeline.tuning.max_connections), smallest=_SMALLEST_SPLIT
         )
     ]
 

@@ -2,7 +2,7 @@
 
 Staging tables belong to one launch of one batch. They are UNLOGGED, and each row carries the Spark task attempt
 that wrote it, because Spark's commit protocol does not cover the side effects of Python workers. Future partitions
-are the exception (staged_pieces.py).
+are the exception (staged_splits.py).
 """
 
 import logging
@@ -28,8 +28,8 @@ from exactbatch.sinks.staged_rows import CheckedJson
 logger = logging.getLogger(__name__)
 
 SCHEMA: Final = "exactbatch_staging"
-# Earlier versions had several tables of rows, with numbers.
-_NAME: Final = re.compile(r"batch_\d+_([0-9a-f]+)_(?:rows(?:_\d+)?|rejects|lineage|pieces|partition)")
+# Earlier versions had several tables of rows, with numbers, and tables of pieces, which are splits.
+_NAME: Final = re.compile(r"batch_\d+_([0-9a-f]+)_(?:rows(?:_\d+)?|rejects|lineage|pieces|splits|partition)")
 _REJECTS: Final = "_rejects"
 _DROP_LOCK_TIMEOUT: Final = "2s"
 # The task_attempt, which no attempt or note has, of a row that the table of rejects holds from the start. If it is
@@ -88,9 +88,9 @@ class StagingTables:
         return f"batch_{self.batch_id}_{self.launch:x}_lineage"
 
     @property
-    def pieces(self) -> str:
-        """The table of pieces whose rows are in the future partition of a target that is partitioned by batch."""
-        return f"batch_{self.batch_id}_{self.launch:x}_pieces"
+    def splits(self) -> str:
+        """The table of splits whose rows are in the future partition of a target that is partitioned by batch."""
+        return f"batch_{self.batch_id}_{self.launch:x}_splits"
 
     @property
     def partition(self) -> str:

@@ -16,7 +16,7 @@ from exactbatch.offsets import OffsetRange
 
 @dataclass(frozen=True, slots=True)
 class StageTask:
-    """A range to stage, which is a whole one of the batch or a piece. A Spark task's share has several of them, which
+    """A range to stage, which is a whole one of the batch or a split. A Spark task's share has several of them, which
     travel in its closure, secrets included.
 
     `leader_epoch` is the epoch up to which the log was processed at the start of the range, if it is known;
@@ -80,22 +80,22 @@ class Staged:
 class StagedBatch:
     """All that the accepted task attempts of a batch did.
 
-    The ranges of `pieces` are together those of the batch. `rows` and `rejects` hold how many each task attempt
+    The ranges of `splits` are together those of the batch. `rows` and `rejects` hold how many each task attempt
     has staged. `dropped` counts the records that decoded and gave no row, or for which the transform returned none.
     """
 
-    pieces: tuple[Staged, ...]
+    splits: tuple[Staged, ...]
     rows: Mapping[int, int]
     rejects: Mapping[int, int]
     dropped: int = 0
 
     @classmethod
-    def of(cls, pieces: Iterable[Staged]) -> "StagedBatch":
+    def of(cls, splits: Iterable[Staged]) -> "StagedBatch":
         """Return a batch whose tasks staged what they read."""
-        pieces = tuple(pieces)
-        rows, rejects = by_attempt(pieces, "rows"), by_attempt(pieces, "rejects")
-        dropped = sum(piece.dropped for piece in pieces)
-        return cls(pieces, rows, rejects, dropped)
+        splits = tuple(splits)
+        rows, rejects = by_attempt(splits, "rows"), by_attempt(splits, "rejects")
+        dropped = sum(split.dropped for split in splits)
+        return cls(splits, rows, rejects, dropped)
 
     @property
     def attempts(self) -> list[int]:
@@ -105,17 +105,17 @@ class StagedBatch:
     @property
     def records(self) -> int:
         """How many records were read."""
-        return sum(piece.records for piece in self.pieces)
+        return sum(split.records for split in self.splits)
 
     @property
     def tombstones(self) -> int:
         """How many records rightly gave no row: null values, and events that carry none."""
-        return sum(piece.tombstones for piece in self.pieces)
+        return sum(split.tombstones for split in self.splits)
 
     @property
     def replaced(self) -> int:
         """How many records decoded after text that Postgres cannot hold was replaced."""
-        return sum(piece.replaced for piece in self.pieces)
+        return sum(split.replaced for split in self.splits)
 
     @property
     def rejected(self) -> int:
@@ -129,9 +129,9 @@ class StagedBatch:
         return sum(self.rows.values()) > with_rows
 
 
-def by_attempt(pieces: Iterable[Staged], counted: Literal["rows", "rejects"]) -> dict[int, int]:
-    """Return how many rows or rejects each task attempt has staged, over all its pieces."""
+def by_attempt(splits: Iterable[Staged], counted: Literal["rows", "rejects"]) -> dict[int, int]:
+    """Return how many rows or rejects each task attempt has staged, over all its splits."""
     counts: dict[int, int] = defaultdict(int)
-    for piece in pieces:
-        counts[piece.attempt] += piece.rows if counted == "rows" else piece.rejects
+    for split in splits:
+        counts[split.attempt] += split.rows if counted == "rows" else split.rejects
     return dict(counts)

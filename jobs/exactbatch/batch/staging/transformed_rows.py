@@ -207,7 +207,7 @@ def records_with_rows(connection: Connection, tables: StagingTables, staged: Sta
             attempts=staged.attempts,
             notes=list(map(note_attempt, staged.attempts)),
         )
-    decoded = sum(piece.decoded for piece in staged.pieces)
+    decoded = sum(split.decoded for split in staged.splits)
     if foreign is not None or records > decoded:
         raise TransformRefused(
             f"the rows of the transform come from {records} records, although {decoded} were decoded"

@@ -23,14 +23,14 @@ from exactbatch.pipeline import OUTCOME
 _OUTCOME_FIELD: Final = pa.field(OUTCOME, pa.binary())
 
 
-def decoded_records(spark: SparkSession, bins: Sequence[Sequence[StageTask]]) -> DataFrame:
+def decoded_records(spark: SparkSession, shares: Sequence[Sequence[StageTask]]) -> DataFrame:
     """Return decoded rows with their lineage and, in one more row for each task, its outcome."""
-    schema = decoded_schema(bins[0][0].columns).append(_OUTCOME_FIELD)
+    schema = decoded_schema(shares[0][0].columns).append(_OUTCOME_FIELD)
     identity = code_identity()
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:  # on an executor
         attempt, refused = attempt_id(), other_code(identity)
-        for tasks in _assigned(bins, batches):
+        for tasks in _assigned(shares, batches):
             if refused is not None:
                 yield _with_outcome(refused, schema)
                 continue
@@ -39,24 +39,24 @@ def decoded_records(spark: SparkSession, bins: Sequence[Sequence[StageTask]]) ->
                     yield _with_outcome(decoded, schema)
         freeze_modules()
 
-    return spark.range(0, len(bins), 1, len(bins)).mapInArrow(run, _spark_schema(schema))
+    return spark.range(0, len(shares), 1, len(shares)).mapInArrow(run, _spark_schema(schema))
 
 
 def decoded_in_one_pass(
-    spark: SparkSession, bins: Sequence[Sequence[StageTask]], one_pass: OnePass
+    spark: SparkSession, shares: Sequence[Sequence[StageTask]], one_pass: OnePass
 ) -> DataFrame:
     """Return the columns of decoded rows that go through the JVM, with numbers for names.
 
     The workers leave everything else to those of the same tasks that stage.
     """
-    decoded = decoded_schema(bins[0][0].columns)
+    decoded = decoded_schema(shares[0][0].columns)
     identity, used = code_identity(), one_pass.used
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:  # on an executor
         attempt = attempt_id()
         hand_over = HandOver(one_pass.launch, attempt)
         refused = other_code(identity)
-        for tasks in _assigned(bins, batches):
+        for tasks in _assigned(shares, batches):
             if refused is not None:
                 hand_over.finish([refused])
                 continue
@@ -79,7 +79,7 @@ def decoded_in_one_pass(
         hand_over.finish(outcomes)
 
     numbered = pa.schema([(str(place), decoded.field(name).type) for place, name in enumerate(used)])
-    return spark.range(0, len(bins), 1, len(bins)).mapInArrow(run, _spark_schema(numbered))
+    return spark.range(0, len(shares), 1, len(shares)).mapInArrow(run, _spark_schema(numbered))
 
 
 def _spark_schema(schema: pa.Schema) -> StructType:
@@ -87,10 +87,10 @@ def _spark_schema(schema: pa.Schema) -> StructType:
 
 
 def _assigned(
-    bins: Sequence[Sequence[StageTask]], batches: Iterable[pa.RecordBatch]
+    shares: Sequence[Sequence[StageTask]], batches: Iterable[pa.RecordBatch]
 ) -> Iterator[Sequence[StageTask]]:
-    """Yield the tasks of each bin whose number this task of Spark has got."""
-    return (bins[index] for batch in batches for index in batch.column(0).to_pylist())
+    """Yield the tasks of each share whose number this task of Spark has got."""
+    return (shares[index] for batch in batches for index in batch.column(0).to_pylist())
 
 
 def _with_reads(tasks: Sequence[StageTask]) -> Iterator[tuple[StageTask, SharedReads | None]]:

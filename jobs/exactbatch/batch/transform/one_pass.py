@@ -56,7 +56,7 @@ class Passed:
     """
 
     attempt: int
-    pieces: tuple[Staged, ...]
+    splits: tuple[Staged, ...]
     rows: int
     records: int | None
 
@@ -273,13 +273,13 @@ def _runs(topics: pa.Array, partitions: pa.Array) -> Iterator[tuple[int, int]]:
 
 
 def staged_batch(passed: Iterable[Passed]) -> StagedBatch:
-    """Return what task attempts did, except how many records they have dropped; the pieces in the order of the log."""
+    """Return what task attempts did, except how many records they have dropped; the splits in the order of the log."""
     passed = list(passed)
-    pieces = sorted((piece for each in passed for piece in each.pieces), key=lambda piece: piece.range)
+    splits = sorted((split for each in passed for split in each.splits), key=lambda split: split.range)
     return StagedBatch(
-        tuple(pieces),
+        tuple(splits),
         {each.attempt: each.rows for each in passed},
-        by_attempt(pieces, "rejects"),
+        by_attempt(splits, "rejects"),
     )
 
 
@@ -290,9 +290,9 @@ def passed(
     records: int | None,
 ) -> Passed | ExactbatchError:
     """Return what a task attempt did that has read `outcomes` and staged rows; the first error if it could not read."""
-    pieces = []
+    splits = []
     for outcome in outcomes:
         if isinstance(outcome, ExactbatchError):
             return outcome
-        pieces.append(outcome)
-    return Passed(attempt, tuple(pieces), rows, records)
+        splits.append(outcome)
+    return Passed(attempt, tuple(splits), rows, records)

@@ -96,15 +96,15 @@ class TransformStager:
         try:
             if self._one_pass is not None:
                 return self._staged_in_one_pass(*self._one_pass)
-            pieces = self._outcomes()
-            rejects = by_attempt(pieces, "rejects")
+            splits = self._outcomes()
+            rejects = by_attempt(splits, "rejects")
             if sum(rejects.values()) > self._tasks[0].max_rejects:
-                return StagedBatch(tuple(pieces), {}, rejects)  # reading stopped: the batch has failed
+                return StagedBatch(tuple(splits), {}, rejects)  # reading stopped: the batch has failed
             failpoint("transform.after_read")
             rows = self._stage_rows()
             if not self._is_proven:
-                self._check_lineage(list(rows), sum(piece.rows for piece in pieces))
-            if self._outcomes() != pieces:
+                self._check_lineage(list(rows), sum(split.rows for split in splits))
+            if self._outcomes() != splits:
                 raise StagedRowsDiffer(
                     "Spark lost some of the decoded records before all rows were staged, and read them again. "
                     "Nothing was written; try again. If it happens again: is a disk of an executor full, or does "
@@ -113,12 +113,12 @@ class TransformStager:
                 )
         finally:
             self._read.unpersist()
-        staged = StagedBatch(tuple(pieces), rows, rejects)
+        staged = StagedBatch(tuple(splits), rows, rejects)
         if not self._pipeline.traits.needs_lineage:
             return staged  # a row may come from many records: which records were dropped cannot be known
         with_rows = records_with_rows(self._connection, self._tasks[0].tables, staged)
         return StagedBatch(
-            staged.pieces, rows, rejects, dropped=sum(piece.decoded for piece in pieces) - with_rows
+            staged.splits, rows, rejects, dropped=sum(split.decoded for split in splits) - with_rows
         )
 
     @cached_property
@@ -151,7 +151,7 @@ class TransformStager:
         with_rows = sum(count for count in counts if count is not None)
         if None in counts:
             with_rows = records_with_rows(self._connection, self._tasks[0].tables, staged)
-        return replace(staged, dropped=sum(piece.decoded for piece in staged.pieces) - with_rows)
+        return replace(staged, dropped=sum(split.decoded for split in staged.splits) - with_rows)
 
     def _columns_of_records(self) -> tuple[Mapping[str, str], tuple[str, ...]]:
         """Return the columns of the rows that need not go through the JVM, because they are columns of the records,
@@ -246,7 +246,7 @@ class TransformStager:
             outcomes = self._read.where(F.col(OUTCOME).isNotNull()).select(OUTCOME).collect()
         except (PySparkException, Py4JJavaError) as error:
             raise tasks_failed(self._spark, error, "read") from error
-        return sorted(loaded(bytes(row[0]) for row in outcomes), key=lambda piece: piece.range)
+        return sorted(loaded(bytes(row[0]) for row in outcomes), key=lambda split: split.range)
 
     def _stage_rows(self) -> dict[int, int]:
         """Stage the transformed rows; return how many each accepted attempt has staged."""

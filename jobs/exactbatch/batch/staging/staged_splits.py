@@ -1,9 +1,9 @@
-"""The future partition of a target that is partitioned by batch, and the pieces whose rows are in it.
+"""The future partition of a target that is partitioned by batch, and the splits whose rows are in it.
 
-Rows of a partition have no place for a task attempt. So an attempt enters its piece in a table of pieces, in the
-transaction of its COPY. The first attempt to enter a piece wins; another rolls its rows back, and reports to Spark
-what the winner did. Whatever Spark runs twice, the table holds each piece once, and the table of pieces says what it
-holds. Both tables are logged: a crash of the server, or a failover, keeps or loses a piece and its rows together.
+Rows of a partition have no place for a task attempt. So an attempt enters its split in a table of splits, in the
+transaction of its COPY. The first attempt to enter a split wins; another rolls its rows back, and reports to Spark
+what the winner did. Whatever Spark runs twice, the table holds each split once, and the table of splits says what it
+holds. Both tables are logged: a crash of the server, or a failover, keeps or loses a split and its rows together.
 """
 
 import time
@@ -20,17 +20,17 @@ from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Connection, Cursor, transaction
 from exactbatch.sinks.capabilities import PartitionStaging
 
-# Takes the fields of a piece in their order.
+# Takes the fields of a split in their order.
 _ENTER: Final = "insert into {} values (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s) on conflict do nothing"
 _ENTERED: Final = (
     "select task_attempt, records, rows, rejects, tombstones, 0 as dropped, replaced from {} "
     "where topic = %s and partition = %s and from_offset = %s"
 )
-_PIECES: Final = (
+_SPLITS: Final = (
     "select topic, partition, from_offset, until_offset, task_attempt, records, rows, rejects, tombstones, "
     "replaced from {}"
 )
-# Attempts that Spark has not accepted; none of them can enter its piece any more.
+# Attempts that Spark has not accepted; none of them can enter its split any more.
 _END_ATTEMPTS: Final = """
 select pg_terminate_backend(a.pid) from pg_locks l join pg_stat_activity a using (pid)
 where l.relation = to_regclass(%s) and l.locktype = 'relation' and l.granted and a.pid <> pg_backend_pid()
@@ -40,45 +40,45 @@ _LOCK_WAIT: Final = "1s"
 
 
 def create_partition(cursor: Cursor, tables: StagingTables, staging: PartitionStaging) -> None:
-    """Create the future partition and the table of pieces."""
+    """Create the future partition and the table of splits."""
     staging.create(cursor, identifier(tables.rows))
     cursor.execute(
         sql.SQL(
             "create table {} (topic text, partition bigint, from_offset bigint, until_offset bigint, "
             "task_attempt bigint, records bigint, rows bigint, rejects bigint, tombstones bigint, "
             "replaced bigint, primary key (topic, partition, from_offset))"
-        ).format(identifier(tables.pieces))
+        ).format(identifier(tables.splits))
     )
 
 
-def enter_piece(cursor: Cursor, tables: StagingTables, piece: Staged) -> bool:
-    """Enter a piece in the transaction of its rows; return False if another attempt has entered it.
+def enter_split(cursor: Cursor, tables: StagingTables, split: Staged) -> bool:
+    """Enter a split in the transaction of its rows; return False if another attempt has entered it.
 
     Waits for an attempt that is about to commit.
     """
-    range_ = piece.range
+    range_ = split.range
     cursor.execute(
-        sql.SQL(_ENTER).format(identifier(tables.pieces)),
+        sql.SQL(_ENTER).format(identifier(tables.splits)),
         (
             range_.topic,
             range_.partition,
             range_.from_offset,
             range_.until_offset,
-            piece.attempt,
-            piece.records,
-            piece.rows,
-            piece.rejects,
-            piece.tombstones,
-            piece.replaced,
+            split.attempt,
+            split.records,
+            split.rows,
+            split.rejects,
+            split.tombstones,
+            split.replaced,
         ),
     )
     return cursor.rowcount == 1
 
 
-def entered_piece(cursor: Cursor, tables: StagingTables, range_: OffsetRange) -> Staged | None:
-    """Return what the attempt did that entered a piece; None if none has."""
+def entered_split(cursor: Cursor, tables: StagingTables, range_: OffsetRange) -> Staged | None:
+    """Return what the attempt did that entered a split; None if none has."""
     place = range_.topic, range_.partition, range_.from_offset
-    cursor.execute(sql.SQL(_ENTERED).format(identifier(tables.pieces)), place)
+    cursor.execute(sql.SQL(_ENTERED).format(identifier(tables.splits)), place)
     row = cursor.fetchone()
     return None if row is None else Staged(range_, *row)
 
@@ -86,7 +86,7 @@ def entered_piece(cursor: Cursor, tables: StagingTables, range_: OffsetRange) ->
 def close_partition(connection: Connection, pipeline: Pipeline, tables: StagingTables) -> None:
     """Let no attempt write into the future partition any more: end those that still do, and give it another name.
 
-    All pieces have been entered. What still writes is an attempt that Spark has given up, and it would keep the
+    All splits have been entered. What still writes is an attempt that Spark has given up, and it would keep the
     table from being attached for as long as it runs.
     """
     rows = identifier(tables.rows)
@@ -110,26 +110,26 @@ def close_partition(connection: Connection, pipeline: Pipeline, tables: StagingT
         return
 
 
-def check_pieces(cursor: Cursor, tables: StagingTables, staged: StagedBatch) -> None:
-    """Raise StagedRowsDiffer unless the future partition holds exactly the pieces that the tasks reported.
+def check_splits(cursor: Cursor, tables: StagingTables, staged: StagedBatch) -> None:
+    """Raise StagedRowsDiffer unless the future partition holds exactly the splits that the tasks reported.
 
     This detects a failover to a replica that has not received all of them.
     """
     try:
-        cursor.execute(sql.SQL(_PIECES).format(identifier(tables.pieces)))
+        cursor.execute(sql.SQL(_SPLITS).format(identifier(tables.splits)))
     except psycopg2.errors.UndefinedTable:
         raise _missing(tables) from None
     found = {tuple(row) for row in cursor.fetchall()}
     expected = {
         (
-            *(piece.range.topic, piece.range.partition, piece.range.from_offset, piece.range.until_offset),
-            *(piece.attempt, piece.records, piece.rows, piece.rejects, piece.tombstones, piece.replaced),
+            *(split.range.topic, split.range.partition, split.range.from_offset, split.range.until_offset),
+            *(split.attempt, split.records, split.rows, split.rejects, split.tombstones, split.replaced),
         )
-        for piece in staged.pieces
+        for split in staged.splits
     }
     if found != expected:
         raise StagedRowsDiffer(
-            f"staging table {tables.pieces}: expected {len(expected)} pieces as the tasks reported them, found "
+            f"staging table {tables.splits}: expected {len(expected)} splits as the tasks reported them, found "
             f"{len(found)}, of which {len(found & expected)} are equal. Postgres failed over, or lost commits that it "
             f"had acknowledged. Nothing was written; the retry reads the same ranges again.",
             batch_id=tables.batch_id,
@@ -140,7 +140,7 @@ def publish_partition(
     cursor: Cursor, tables: StagingTables, staging: PartitionStaging, staged: StagedBatch
 ) -> int:
     """Make the future partition a part of the target; return how many rows it has."""
-    check_pieces(cursor, tables, staged)
+    check_splits(cursor, tables, staged)
     try:
         staging.publish(cursor, identifier(tables.partition))
     except psycopg2.errors.UndefinedTable:
