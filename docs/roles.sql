@@ -92,7 +92,7 @@ begin
     grant update (registered_at) on exactbatch.pipeline to exactbatch_job;
     grant insert on exactbatch.stored_offset, exactbatch.batch, exactbatch.batch_range, exactbatch.coverage,
         exactbatch.rejected_record, exactbatch.time_boundary, exactbatch.batch_failure, exactbatch.run_life,
-        exactbatch.empty_run, exactbatch.joined_topic, exactbatch.outbox to exactbatch_job;
+        exactbatch.empty_run, exactbatch.joined_topic, exactbatch.outbox, exactbatch.fingerprint to exactbatch_job;
     -- A table that joins by a pattern is registered by the plan that includes it first; none is changed.
     grant insert on exactbatch.pipeline to exactbatch_job;
     -- What batches commit is numbered, and what was sent is recorded and deleted.
@@ -106,6 +106,8 @@ begin
     grant update (records, rows, rejected, tombstones, replaced) on exactbatch.batch_range to exactbatch_job;
     -- A run that was created again, or found nothing once more, replaces what was recorded before.
     grant update (clear_number, planned_at), delete on exactbatch.empty_run to exactbatch_job;
+    -- Fingerprints become sparser, the older they are.
+    grant delete on exactbatch.fingerprint to exactbatch_job;
     -- A replay retracts what its ranges had produced.
     grant delete on exactbatch.coverage, exactbatch.rejected_record to exactbatch_job;
     -- Functions are executable by everybody who may use the schema, unless this is revoked.

@@ -27,6 +27,7 @@ _TIMEOUT_S: Final = 1200
 # `make test` is to notice each mutant, without the slow tests.
 _OPTIONS: Final = "-p", "no:cacheprovider", "-m", "not slow", "--hypothesis-profile", "unshrunk"
 _BATCH: Final = "tests/integration/test_batch.py"
+_FINGERPRINTS: Final = "tests/integration/test_fingerprints.py"
 _MOVING: Final = "tests/integration/test_moving_values.py"
 _RIGHTS: Final = "tests/integration/test_rights.py"
 _CREATED: Final = "tests/integration/test_created_together.py"
@@ -897,9 +898,106 @@ MUTANTS: Final = (
     Mutant(
         "a topic that was created again is taken for the old one",
         "batch/publishing/fences.py",
-        "        if topic_ids[range_.topic] != range_.topic_id:\n",
+        "        if not may_be_same(range_.topic, range_.topic_id, topic_ids[range_.topic]):\n",
         "        if False:\n",
         (f"{_BATCH}::test_topic_created_again_while_it_is_read_gives_no_rows",),
+    ),
+    Mutant(
+        "a plan does not compare known records",
+        "planning/freeze_advance.py",
+        "        check_records(broker, known, worth_comparing(stored, partitions))\n",
+        "        pass\n",
+        (
+            f"{_FINGERPRINTS}::test_a_topic_that_is_created_again_is_noticed",
+            f"{_FINGERPRINTS}::test_restored_disks_with_the_same_epochs_are_noticed",
+        ),
+    ),
+    Mutant(
+        "a replay does not compare known records",
+        "planning/situation.py",
+        "    check_records(broker, known, processed(stored, partitions))\n",
+        "    pass\n",
+        (f"{_FINGERPRINTS}::test_a_topic_that_is_created_again_is_noticed",),
+    ),
+    Mutant(
+        "a plan of many tables does not compare known records",
+        "planning/plan_tables.py",
+        "            return denied.union(topic for topic, _ in compared.errors)\n",
+        "            return denied\n",
+        (f"{_FINGERPRINTS}::test_of_many_tables_only_the_one_of_another_topic_fails",),
+    ),
+    Mutant(
+        "a batch does not compare known records after it has read",
+        "batch/job.py",
+        "    check_known_ranges(broker, launch.ranges, launch.known)\n    return",
+        "    return",
+        (f"{_FINGERPRINTS}::test_a_topic_that_is_created_again_while_it_is_read_is_noticed",),
+    ),
+    Mutant(
+        "a range does not compare known records before it commits",
+        "batch/by_partition/partition_commit.py",
+        "        check_known_ranges(broker, [task.range], task.known)\n",
+        "        pass\n",
+        (f"{_FINGERPRINTS}::test_a_topic_that_is_created_again_while_it_is_read_is_noticed",),
+    ),
+    Mutant(
+        "a batch keeps no record",
+        "batch/publishing/publish.py",
+        "                ledger.fingerprints.add(pipeline.name, fingerprints)\n",
+        "                pass\n",
+        (f"{_FINGERPRINTS}::test_markers_and_aborted_records_are_stepped_over",),
+    ),
+    Mutant(
+        "the first plan of a topic without ID keeps no record",
+        "planning/freeze_advance.py",
+        "            ledger.fingerprints.add(pipeline.name, observed.first)\n",
+        "            pass\n",
+        (f"{_FINGERPRINTS}::test_a_topic_that_is_created_again_while_it_is_read_is_noticed",),
+    ),
+    Mutant(
+        "any record at the offset of a known one is taken for it",
+        "kafka/record_digests.py",
+        "(equal if found.digest == each.digest else changed)[partition] = each",
+        "equal[partition] = each",
+        (
+            f"{_FINGERPRINTS}::test_a_topic_that_is_created_again_is_noticed",
+            f"{_FINGERPRINTS}::test_restored_disks_with_the_same_epochs_are_noticed",
+        ),
+    ),
+    Mutant(
+        "the record after a removed one is taken for another one at its offset",
+        "kafka/record_digests.py",
+        "            if found is None or found.offset != each.offset:\n",
+        "            if found is None:\n",
+        (f"{_FINGERPRINTS}::test_records_that_compaction_has_removed_say_nothing",),
+    ),
+    Mutant(
+        "a record past the end of a range is kept for it",
+        "kafka/record_digests.py",
+        "            if known is not None and known.offset < range_.until_offset:\n",
+        "            if known is not None:\n",
+        (f"{_FINGERPRINTS}::test_a_record_past_the_range_is_not_kept",),
+    ),
+    Mutant(
+        "older records of another log are not compared",
+        "kafka/record_digests.py",
+        "changed_record(partition, fingerprint, same_before.get(partition))",
+        "changed_record(partition, fingerprint, None)",
+        (f"{_FINGERPRINTS}::test_restored_disks_with_the_same_epochs_are_noticed",),
+    ),
+    Mutant(
+        "all fingerprints are kept",
+        "ledger/queries/fingerprints.sql",
+        "  and t.is_superfluous;\n",
+        "  and false;\n",
+        (f"{_FINGERPRINTS}::test_at_most_eight_fingerprints_remain_at_growing_distances",),
+    ),
+    Mutant(
+        "a topic that is known by its name is another one when brokers send its ID",
+        "kafka/identity.py",
+        "    return known == now or is_named(topic, known)\n",
+        "    return known == now\n",
+        (f"{_FINGERPRINTS}::test_a_topic_is_still_known_when_brokers_begin_to_send_ids",),
     ),
     Mutant(
         "code of a target writes rows of other pipelines when a batch is published",
@@ -4548,8 +4646,8 @@ MUTANTS: Final = (
     Mutant(
         "a topic of results that was created again is taken for the earlier one",
         "forwarding/forward.py",
-        "        if self._stream.topic_id not in (None, topic_id) and not accept_repeats:\n",
-        "        if False:\n",
+        "not may_be_same(self._stream.topic, known, topic_id)",
+        "False",
         (f"{_FORWARD}::test_a_topic_that_is_created_again_while_results_are_sent_is_noticed",),
     ),
     Mutant(

@@ -84,6 +84,26 @@ class FoundRecord:
     timestamp: int
 
 
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What the ledger knows of one record: enough to notice another one at its offset.
+
+    `timestamp` is in ms since 1970, None without one. `digest` has 16 bytes: of key, value and timestamp.
+    """
+
+    topic: str
+    partition: int
+    topic_id: UUID
+    offset: int
+    timestamp: int | None
+    digest: bytes
+
+    @property
+    def topic_partition(self) -> TopicPartition:
+        """Topic and partition."""
+        return self.topic, self.partition
+
+
 def convert_time(milliseconds: int | None) -> datetime | None:
     """Return the time of a record's timestamp, in milliseconds since 1970.
 

@@ -193,10 +193,8 @@ def test_leader_that_lacks_what_was_processed_is_refused_and_nothing_changes(
         case.plan()
     for _ in range(3):
         case.produce()
-    batch_id = case.plan()
     with pytest.raises(LogTruncated, match="the log was truncated below .* and has grown again"):
-        case.process(batch_id)
-    case.assert_nothing_written(batch_id)
+        case.plan()
     assert case.rows(f"select * from public.{topic.name} order by kafka_partition, kafka_offset") == rows
     brokers.start(1)
     brokers.await_in_sync(topic)

@@ -74,7 +74,7 @@ CHECKS = {
     "java", "packages", "spark", "tested versions", "fast path", "class archive", "Kafka connection",
     "Postgres connection",
     "server settings", "search path", "clocks", "ledger", "privileges", "pipelines", "targets", "topics", "retention",
-    "freshness", "open transactions", "forwarding", "Airflow's pools", "encryption",
+    "freshness", "open transactions", "known records", "forwarding", "Airflow's pools", "encryption",
 }  # fmt: skip
 
 

@@ -469,7 +469,7 @@ def test_documented_rights_are_enough_for_whole_way_of_batch(
 
 # What the job's role has, the step that needs it, and what the error names. The steps come in the order of a run.
 TABLES: Final = {
-    "plan": ("pipeline", "stored_offset", "batch", "batch_range", "run_life", "empty_run"),
+    "plan": ("pipeline", "stored_offset", "batch", "batch_range", "run_life", "empty_run", "fingerprint"),
     "replay": ("time_boundary", "replay_horizon"),
     "status": ("batch_failure",),
     "rejects": ("rejected_record",),
@@ -496,6 +496,8 @@ RIGHTS: Final = [
     ("process", "temporary on database {database}", "temporary tables in database {database}"),
     ("process", "update (next_offset) on exactbatch.stored_offset", "table stored_offset"),
     ("process", "insert on exactbatch.rejected_record", "table rejected_record"),
+    ("process", "insert on exactbatch.fingerprint", "table fingerprint"),
+    ("process", "delete on exactbatch.fingerprint", "table fingerprint"),
     ("process", "insert on exactbatch.coverage", "table coverage"),
     ("process", "update (records) on exactbatch.batch_range", "table batch_range"),
     ("process", "update (rows) on exactbatch.batch", "table batch"),

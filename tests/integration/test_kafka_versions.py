@@ -1,4 +1,4 @@
-"""Older brokers, from 2.8 on: what is read, processed, replayed and audited is exact, and each refusal is the same."""
+"""Older brokers: what is read, processed, replayed and audited is exact, and each refusal is the same."""
 
 import shutil
 import time
@@ -15,13 +15,12 @@ from confluent_kafka.admin import (
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
-    NewTopic,
     ResourceType,
 )
 
 from exactbatch import Append, Pipeline, ToTopic
 from exactbatch.audit.run_audit import audit
-from exactbatch.errors import ConfigurationError, LogTruncated, OffsetsLost, TopicRecreated
+from exactbatch.errors import LogTruncated, OffsetsLost, TopicRecreated
 from exactbatch.forwarding.forward import forward_results
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.kafka.reader import read_range
@@ -34,10 +33,10 @@ from exactbatch.planning.request import ReplayRequest
 from support.batch_runner import BatchRunner, MakePipeline, MakeTopic, recreate
 from support.databases import create_ledger_template
 from support.forwarded import committed
-from support.kafka_versions import RELEASES, TOO_OLD, Release, released_stack
+from support.kafka_versions import RELEASES, Release, released_stack
 from support.readers import READERS, read_with
 from support.replays import Replays, ranges
-from support.topics import Topic, await_leaders, record, topic_maker
+from support.topics import Topic, record, topic_maker
 from support.upserts import MakeUpsert, change, key_of, state
 
 # `make test` tries one release, with one test; the slow tests try all releases.
@@ -313,27 +312,3 @@ def test_a_log_that_was_cut_and_has_grown_again_is_told_from_the_old_one(
             with pytest.raises(LogTruncated, match=r"10\.\.15: the log was truncated below 10"):
                 read(topic, 10, 15, leader_epoch=noted.leader_epoch)
             assert read(topic, 5, 15, leader_epoch=0) == list(range(5, 15))
-
-
-@slow
-@pytest.mark.parametrize(
-    ("release", "settings_of_broker"),
-    [(TOO_OLD, {}), (RELEASES[SHORT], {"inter.broker.protocol.version": "2.7"})],
-    ids=["2.7.2", "2.8.2 that speaks 2.7"],
-)
-def test_a_broker_without_topic_ids_is_refused(release: Release, settings_of_broker: dict[str, str]) -> None:
-    with released_stack(release, "without-ids") as stack:
-        stack.broker.configure({}, settings_of_broker)
-        stack.broker.start()
-        admin = AdminClient(dict(stack.kafka_properties))
-        admin.create_topics([NewTopic("t", 1, 1)])["t"].result(30)
-        await_leaders(admin, "t", 1)
-        log = KafkaBroker(stack.kafka_properties, settle=0)
-        for ask in (log.partitions, log.topic_ids, log.cluster):
-            with pytest.raises(ConfigurationError) as refused:
-                ask(["t"])
-            assert str(refused.value) == (
-                "topic 't': the broker sends no topic ID, without which a topic that was deleted and created again "
-                "looks like the one that was processed. Use Kafka 2.8 or newer, and with ZooKeeper an "
-                "inter.broker.protocol.version of 2.8 or newer."
-            )

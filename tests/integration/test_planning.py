@@ -10,14 +10,13 @@ from confluent_kafka import Consumer, TopicPartition
 
 from exactbatch import Pipeline
 from exactbatch.cli import render
-from exactbatch.errors import ConfigurationError, ReplayRefused
-from exactbatch.kafka import admin
+from exactbatch.errors import ReplayRefused
 from exactbatch.kafka.broker import KafkaBroker, _topic_id
+from exactbatch.kafka.identity import is_named, named_id
 from exactbatch.planning.freeze_advance import freeze_advance, preview_advance
 from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import ReplayRequest
 from exactbatch.postgres.connection import transaction
-from exactbatch.settings import Settings
 from support.topics import Topic, record
 
 MakeTopic = Callable[..., Topic]
@@ -102,22 +101,8 @@ def test_partition_without_committed_offset_is_shown_to_start_at_its_earliest(
     assert shown[:2] == ["starts at its earliest: start has no offset for it", "starts"]
 
 
-def test_a_broker_without_topic_ids_is_refused(
-    settings: Settings, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    topic = make_topic()
-    properties = admin.admin_properties(settings.kafka)
-    # What a broker of that version would answer: Metadata without topic ids.
-    monkeypatch.setattr(admin, "admin_properties", lambda _: {**properties, "api_version": (2, 7)})
-    log = KafkaBroker(settings.kafka, settle=1)
-    for ask in (log.partitions, log.topic_ids):
-        with pytest.raises(
-            ConfigurationError, match=f"topic '{topic.name}': the broker sends no topic ID.*2.8"
-        ):
-            ask([topic.name])
-
-
 @pytest.mark.parametrize("described", [{}, {"topic_id": None}, {"topic_id": UUID(int=0)}])
-def test_a_topic_id_of_zero_is_none(described: Any) -> None:
-    with pytest.raises(ConfigurationError, match="inter.broker.protocol.version"):
-        _topic_id({"name": "t", **described})
+def test_the_name_stands_for_a_topic_id_that_is_none_or_zero(described: Any) -> None:
+    assert _topic_id({"name": "t", **described}) == named_id("t")
+    assert is_named("t", named_id("t"))
+    assert not is_named("u", named_id("t"))

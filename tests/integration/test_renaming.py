@@ -14,7 +14,7 @@ from exactbatch import Append, OffsetRange, Pipeline
 from exactbatch.cli.app import app
 from exactbatch.errors import ConfigurationError, IdentityChanged, NotRegistered, StatementRefused
 from exactbatch.ledger import DagRun, Ledger, Registry, TimeBoundaries
-from exactbatch.model import LogPartition, Plan
+from exactbatch.model import Fingerprint, LogPartition, Plan
 from exactbatch.postgres.connection import transaction
 from support.audited_target import AuditedTarget, findings
 from support.topics import Topic, record
@@ -30,6 +30,7 @@ NAMED = (
     "replay_horizon",
     "run_life",
     "empty_run",
+    "fingerprint",
 )
 
 
@@ -47,6 +48,9 @@ def world(connection, settings, make_topic, make_pipeline):
         where = {"topic": stored.topic, "partition": 0, "topic_id": stored.topic_id}
         part = LogPartition(**where, leader_epoch=0, earliest=0, last_stable=9, high_watermark=9)
         TimeBoundaries(connection).pin(pipeline, datetime(2026, 1, 1, tzinfo=UTC), {part: 4})
+        ledger.fingerprints.add(
+            pipeline.name, [Fingerprint(stored.topic, 0, stored.topic_id, 999, None, b"digest")]
+        )
         ledger.coverage.raise_horizon(pipeline, OffsetRange(stored.topic, 0, 0, 1, stored.topic_id))
         run = DagRun(pipeline.name, "r")
         ledger.plans.write_replay(

@@ -47,6 +47,8 @@ insert into exactbatch.forward (pipeline, stream, topic) values ('beta', 'beta',
 insert into exactbatch.outbox (stream_id, sequence, batch_id, change)
 select stream_id, 1, 1, 'row' from exactbatch.forward where pipeline = 'beta';
 insert into exactbatch.empty_run (pipeline, dag_id, run_id, clear_number) values ('beta', 'd', 'r', 0);
+insert into exactbatch.fingerprint (pipeline, topic, topic_id, partition, "offset", digest)
+values ('beta', 't', '00000000-0000-0000-0000-000000000001', 0, 7, '');
 insert into exactbatch.batch_failure (batch_id, error, message, retryable)
 select batch_id, 'E', 'm', true from exactbatch.batch where pipeline = 'beta' and kind = 'replay';
 """
@@ -77,6 +79,9 @@ WRITES = (
     "insert into exactbatch.empty_run (pipeline, dag_id, run_id, clear_number) values ('beta', 'd', 's', 0)",
     "update exactbatch.empty_run set clear_number = 1 where pipeline = 'beta'",
     "delete from exactbatch.empty_run where pipeline = 'beta'",
+    'insert into exactbatch.fingerprint (pipeline, topic, topic_id, partition, "offset", digest) '
+    "values ('beta', 't', '00000000-0000-0000-0000-000000000001', 0, 6, '')",
+    "delete from exactbatch.fingerprint where pipeline = 'beta'",
     "insert into exactbatch.joined_topic (pipeline, topic, pattern, start) values ('beta', 'u', 'u.*', 'earliest')",
     "insert into exactbatch.pipeline (name, target, sink, lineage) values ('beta.x', 'shop.x', 'append', 'record')",
     "update exactbatch.pipeline set registered_at = now() where name = 'beta'",
@@ -94,7 +99,7 @@ STATE = "; ".join(
         ),
         *(
             (table, "pipeline like 'beta%'")
-            for table in ("time_boundary", "run_life", "empty_run", "joined_topic")
+            for table in ("time_boundary", "run_life", "empty_run", "joined_topic", "fingerprint")
         ),
         ("forward", "pipeline like 'beta%'"),
         ("pipeline", "name like 'beta%'"),

@@ -44,6 +44,7 @@ JOB = {
     "empty_run": "select, insert, update(clear_number planned_at), delete, lock rows, lock up to access exclusive",
     "forward": "select, update(attempted_sequence forwarder last_sequence next_offsets sent_at sent_sequence "
     "topic_id), lock rows, lock up to access share",
+    "fingerprint": "select, insert, delete, lock up to access exclusive",
     "joined_topic": "select, insert, lock up to row exclusive",
     "run_life": "select, insert, lock up to row exclusive",
     "time_boundary": "select, insert, lock up to row exclusive",

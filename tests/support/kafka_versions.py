@@ -40,7 +40,7 @@ RELEASES: Final[Mapping[str, Release]] = {
     _OWN: Release(None),
 }
 # The last one whose topics have no IDs.
-TOO_OLD: Final = Release("2.7.2", zookeeper=True)
+WITHOUT_IDS: Final = Release("2.7.2", zookeeper=True)
 
 
 class ReleasedBroker(Broker):

@@ -5,9 +5,11 @@ The steps of a batch are in one module, in the order in which they run.
 
 import logging
 import secrets
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import TypedDict
 from uuid import UUID
 
 import psycopg2
@@ -45,6 +47,7 @@ from exactbatch.errors.sqlstates import is_of_a_row
 from exactbatch.errors.translation import translate_errors
 from exactbatch.failpoints import failpoint
 from exactbatch.kafka.broker import KafkaBroker
+from exactbatch.kafka.identity import is_named
 from exactbatch.ledger import (
     Batch,
     Ledger,
@@ -53,8 +56,10 @@ from exactbatch.ledger import (
     ledger_session,
     target_transaction,
 )
+from exactbatch.model import Fingerprint
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
+from exactbatch.planning.known_records import check_known_ranges
 from exactbatch.postgres.catalog import Fact
 from exactbatch.postgres.connection import Connection, Cursor, transaction
 from exactbatch.settings import Settings
@@ -79,7 +84,7 @@ logger = logging.getLogger(__name__)
 class _Launch:
     """One launch of a batch: what each of its steps needs.
 
-    `epochs` has the leader epoch up to which each partition's log was processed.
+    `epochs` has the leader epoch up to which each partition's log was processed, and `known` records of it.
     """
 
     executors: Executors
@@ -89,6 +94,7 @@ class _Launch:
     batch: Batch
     ranges: Sequence[OffsetRange]
     epochs: Mapping[tuple[str, int], int | None]
+    known: Sequence[Fingerprint]
     settings: Settings
     times: StageTimes
 
@@ -124,7 +130,7 @@ def process_batch(
     with ledger_session(settings.postgres, "exactbatch", pipeline) as connection:
         check_schema(connection)
         warn_if_untested(connection.server_version)
-        writer, batch, ranges, epochs = _load(connection, pipeline, batch_id, plan_id)
+        writer, batch, ranges, epochs, known = _load(connection, pipeline, batch_id, plan_id)
         if batch.status == "committed":
             logger.info("batch %s is committed already: nothing to do", batch_id)
             return Published(batch, wrote=False)
@@ -140,7 +146,9 @@ def process_batch(
                 Ledger(connection).batches.note_launch(batch, application_id)
                 failpoint("launch.before_commit")
             failpoint("launch.after_commit")
-            launch = _Launch(executors, connection, pipeline, writer, batch, ranges, epochs, settings, times)
+            launch = _Launch(
+                executors, connection, pipeline, writer, batch, ranges, epochs, known, settings, times
+            )
             if pipeline.commit == "partition" and batch.kind == "advance":
                 return _process_ranges(launch)
             return _process(launch)
@@ -148,9 +156,15 @@ def process_batch(
 
 def _load(
     connection: Connection, pipeline: Pipeline, batch_id: int, plan_id: UUID | None
-) -> tuple[SinkWriter, Batch, tuple[OffsetRange, ...], Mapping[tuple[str, int], int | None]]:
+) -> tuple[
+    SinkWriter,
+    Batch,
+    tuple[OffsetRange, ...],
+    Mapping[tuple[str, int], int | None],
+    Sequence[Fingerprint],
+]:
     """Return the writer with the epochs of positions, the batch, its ranges, and the leader epoch up to which each
-    partition's log was processed."""
+    partition's log was processed, with records of it."""
     ledger = Ledger(connection)
     with transaction(connection):
         ledger.registry.check(pipeline)
@@ -160,7 +174,7 @@ def _load(
         # A replay reads the log as it is now, including what replaced truncated records.
         epochs = {row.topic_partition: row.leader_epoch for row in stored if batch.kind == "advance"}
         writer = find_writer(pipeline.traits, ledger.registry.read_epochs(pipeline))
-        return writer, batch, ranges, epochs
+        return writer, batch, ranges, epochs, ledger.fingerprints.read(pipeline.name)
 
 
 @contextmanager
@@ -251,11 +265,10 @@ def _stage_and_publish(launch: _Launch, *, may_attach: bool) -> Published:
             tables=tables,
             columns=stager.columns,
             staged=staged,
-            # Asked after the last record was read: if the ids are the plan's now, they were all along.
-            topic_ids=broker.topic_ids(launch.topics),
             seen=seen,
             staging=partition,
             times=launch.times,
+            **_identify_logs(launch, broker),
         )
 
 
@@ -309,8 +322,7 @@ def _stage_and_insert(
     staged = _without_uncastable(launch, tables, stager.columns, staged, cluster_id)
     repeats: frozenset[Place] = frozenset()
     while True:
-        # Asked after the last record was read: if the ids are the plan's now, they were all along.
-        topic_ids = broker.topic_ids(launch.topics)
+        identified = _identify_logs(launch, broker)
         try:
             return publish(
                 connection,
@@ -320,7 +332,7 @@ def _stage_and_insert(
                 tables=tables,
                 columns=stager.columns,
                 staged=staged,
-                topic_ids=topic_ids,
+                **identified,
                 seen=seen,
                 times=launch.times,
                 repeats=repeats,
@@ -339,6 +351,24 @@ def _stage_and_insert(
             )
         except TargetMismatch as error:
             staged = _without_refused(launch, tables, stager.columns, staged, error, cluster_id)
+
+
+class _Identified(TypedDict):
+    """What publish() needs to know of the logs that were read."""
+
+    fingerprints: Sequence[Fingerprint]
+    topic_ids: Mapping[str, UUID]
+
+
+def _identify_logs(launch: _Launch, broker: KafkaBroker) -> _Identified:
+    """Return what the logs are, after the last record was read: if they are those of the plan now, they were all along.
+
+    Raises TopicRecreated and LogTruncated for a topic without an ID that is another one.
+    """
+    topic_ids = broker.topic_ids(launch.topics)
+    fingerprints = broker.take_fingerprints(launch.ranges) if launch.batch.kind == "advance" else []
+    check_known_ranges(broker, launch.ranges, launch.known)
+    return {"fingerprints": fingerprints, "topic_ids": topic_ids}
 
 
 def _stage_partition(
@@ -472,6 +502,10 @@ def _process_ranges(launch: _Launch) -> Published:
         topic_ids, cluster_id = KafkaBroker(launch.settings.kafka).cluster(topics)
         check_topic_ids(ranges, topic_ids)
         slot_offsets = sum(map(len, ranges)) // launch.executors.parallelism
+        known = defaultdict(list)
+        for each in launch.known:
+            if is_named(each.topic, each.topic_id):  # an ID tells as much
+                known[each.topic_partition].append(each)
         tasks = [
             RangeTask(
                 range=range_,
@@ -484,6 +518,7 @@ def _process_ranges(launch: _Launch) -> Published:
                 seen=seen,
                 cluster_id=cluster_id,
                 slot_offsets=slot_offsets,
+                known=tuple(known[range_.topic_partition]),
             )
             for range_ in ranges
         ]
@@ -503,7 +538,18 @@ def _process_ranges(launch: _Launch) -> Published:
             _log_taken(batch.batch_id, outcomes)
         failpoint("job.after_ranges")
     launch.times.enter("publish")
-    return commit_batch(connection, pipeline, batch.batch_id, batch.plan_id, launch.times)
+    return commit_batch(
+        connection, pipeline, batch.batch_id, batch.plan_id, launch.times, _take_fingerprints(launch)
+    )
+
+
+def _take_fingerprints(launch: _Launch) -> Sequence[Fingerprint]:
+    """Return fingerprints of ranges that are committed. That Kafka cannot be read now changes nothing about them."""
+    try:
+        return KafkaBroker(launch.settings.kafka).take_fingerprints(launch.ranges)
+    except ExactbatchError as error:
+        logger.warning("batch %s: the ledger keeps no record of its ranges: %s", launch.batch.batch_id, error)
+        return ()
 
 
 def _stage_ranges(launch: _Launch, tasks: Sequence[RangeTask], cluster_id: str | None) -> None:
@@ -539,6 +585,7 @@ def _stage_range(launch: _Launch, task: RangeTask, cluster_id: str | None) -> No
         _check_rejects(launch, tables, staged, allowed)
         while True:
             check_topic_ids(launch.ranges, broker.topic_ids(launch.topics))
+            check_known_ranges(broker, launch.ranges, launch.known)
             try:
                 return commit_staged(
                     launch.connection,

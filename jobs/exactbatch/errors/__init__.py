@@ -99,7 +99,7 @@ class TopicMissing(ExactbatchError):
 
 
 class TopicRecreated(ExactbatchError):
-    """A topic was deleted and created again: its ID differs from the ID that the processed offsets have."""
+    """A topic was deleted and created again: it has another ID, or other records, than the one that was processed."""
 
 
 class PartitionGone(ExactbatchError):

@@ -26,6 +26,7 @@ from exactbatch.failpoints import failpoint
 from exactbatch.forwarding.producer import OVERHEAD, TRANSACTION_TIMEOUT, ResultProducer
 from exactbatch.forwarding.sent import TopicState, read_state, settled_partitions
 from exactbatch.kafka.broker import KafkaBroker
+from exactbatch.kafka.identity import may_be_same
 from exactbatch.ledger import PendingResult, Stream, Streams
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Connection, transaction
@@ -241,7 +242,8 @@ class _Forwarder:
         return newest.sequence
 
     def _check_topic_id(self, topic_id: UUID, accept_repeats: bool) -> None:
-        if self._stream.topic_id not in (None, topic_id) and not accept_repeats:
+        known = self._stream.topic_id
+        if known is not None and not may_be_same(self._stream.topic, known, topic_id) and not accept_repeats:
             raise self._recreated(f"its ID was {self._stream.topic_id} and is now {topic_id}")
 
     def _recreated(self, how: str) -> TopicRecreated:

@@ -20,10 +20,11 @@ from kafka.structs import OffsetAndMetadata
 from exactbatch.errors import ConfigurationError, KafkaUnavailable, StoredOffsetBeyondLog, TopicMissing
 from exactbatch.kafka.admin import admin_client, describe_cluster, needs_acl
 from exactbatch.kafka.client_errors import acl_missing
-from exactbatch.kafka.identity import check_same_logs
+from exactbatch.kafka.identity import check_same_logs, known_as, named_id
+from exactbatch.kafka.record_digests import ComparedRecords, compare_fingerprints, take_fingerprints
 from exactbatch.kafka.timestamps import first_before, first_timestamps
-from exactbatch.model import FoundRecord, LogPartition, Retention, Start, StoredOffset
-from exactbatch.offsets import TopicPartition
+from exactbatch.model import Fingerprint, FoundRecord, LogPartition, Retention, Start, StoredOffset
+from exactbatch.offsets import OffsetRange, TopicPartition
 from exactbatch.time_text import read_time
 from exactbatch.topic_pattern import TopicPattern, Topics, known_topics
 
@@ -147,7 +148,7 @@ class KafkaBroker:
         def query() -> tuple[LogPartition, ...]:
             partitions = self.partitions(topics, {offset.topic for offset in processed})
             check_same_logs(processed, partitions)
-            return partitions
+            return known_as(processed, partitions)
 
         return self._settled(query) if processed else query()
 
@@ -204,6 +205,18 @@ class KafkaBroker:
     ) -> dict[TopicPartition, int | None]:
         """Return the timestamps of records: see kafka/timestamps.py."""
         return first_timestamps(self._properties, positions, uncommitted=uncommitted) if positions else {}
+
+    def take_fingerprints(
+        self, ranges: Sequence[OffsetRange], *, of_first: bool = False
+    ) -> list[Fingerprint]:
+        """Return fingerprints of the ranges: see kafka/record_digests.py."""
+        return take_fingerprints(self._properties, ranges, of_first=of_first)
+
+    def compare_fingerprints(
+        self, known: Sequence[Fingerprint], partitions: Sequence[LogPartition]
+    ) -> ComparedRecords:
+        """Compare known records with the log: see kafka/record_digests.py."""
+        return compare_fingerprints(self._properties, known, partitions)
 
     def topic_ids(self, topics: Sequence[str]) -> dict[str, UUID]:
         """Return the current IDs of topics that existed before. Raises TopicMissing."""
@@ -436,11 +449,4 @@ def _describe(client: Any, topics: Sequence[str], processed: Collection[str]) ->
 def _topic_id(described: Mapping[str, Any]) -> UUID:
     """Return the topic's ID, which Metadata contains from version 10 on (KIP-516); clusters without IDs send zero."""
     topic_id = UUID(str(described.get("topic_id") or _NO_TOPIC_ID))
-    if topic_id == _NO_TOPIC_ID:
-        raise ConfigurationError(
-            f"topic {described['name']!r}: the broker sends no topic ID, without which a topic that was "
-            f"deleted and created again looks like the one that was processed. Use Kafka 2.8 or newer, and "
-            f"with ZooKeeper an inter.broker.protocol.version of 2.8 or newer.",
-            topic=described["name"],
-        )
-    return topic_id
+    return named_id(described["name"]) if topic_id == _NO_TOPIC_ID else topic_id

@@ -1,12 +1,12 @@
-"""Look up timestamps: of one record in each of many partitions, and the first record of a range before a time."""
+"""Look up single records: one in each of many partitions, and the first of a range with a timestamp before a time."""
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from exactbatch.errors import KafkaUnavailable
 from exactbatch.kafka.client_errors import concerns_reading, event_error, split_events
@@ -22,6 +22,8 @@ _FETCH: Final = 64 * 1024  # bytes
 _REMOVED: Final = (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)
 _SAMPLE: Final = 2000  # records
 
+Answer = TypeVar("Answer")
+
 
 def first_timestamps(
     properties: Mapping[str, Any], positions: Mapping[Partition, int], *, uncommitted: bool = False
@@ -33,41 +35,61 @@ def first_timestamps(
 
     Raises ReadFailed, and ConfigurationError if an ACL denies reading.
     """
+    return first_records(properties, positions, timestamp_of, uncommitted=uncommitted, timeout=_TIMEOUT)
+
+
+def first_records(
+    properties: Mapping[str, Any],
+    positions: Mapping[Partition, int],
+    convert: Callable[[Message], Answer],
+    *,
+    uncommitted: bool = False,
+    timeout: float,
+) -> dict[Partition, Answer | None]:
+    """Return what `convert` makes of the first record at or after an offset of each partition, through one consumer.
+
+    Reads committed records only, unless `uncommitted`. None stands where there is no such record, and where retention
+    has passed it by. Partitions are left out that did not answer within `timeout` seconds for all together.
+
+    Raises ReadFailed, and ConfigurationError if an ACL denies reading.
+    """
     limits = {"queued.min.messages": 1, "log_level": 0}
     signals = Signals()
     config = {**reader_properties(limit_fetches(properties, _FETCH)), **limits, **signals.callbacks()}
     if uncommitted:
         config["isolation.level"] = "read_uncommitted"
-    found: dict[Partition, int | None] = {}
-    deadline = time.monotonic() + _TIMEOUT
+    found: dict[Partition, Answer | None] = {}
+    deadline = time.monotonic() + timeout
     with closing_consumer(Consumer(config)) as consumer:
         places = sorted(positions)
         for first in range(0, len(places), _AT_A_TIME):
             waiting = set(places[first : first + _AT_A_TIME])
             consumer.assign([TopicPartition(*place, positions[place]) for place in waiting])
             while waiting and time.monotonic() < deadline:
-                for place, timestamp in _answers(consumer.consume(len(waiting), POLL)):
-                    if place in waiting:
+                for message in consumer.consume(len(waiting), POLL):
+                    place = message.topic() or "", message.partition() or 0
+                    if _is_answer(message) and place in waiting:
                         waiting.remove(place)
                         consumer.incremental_unassign([TopicPartition(*place)])
-                        found[place] = timestamp
+                        found[place] = None if message.error() else convert(message)
                 signals.receive()
     return found
 
 
-def _answers(messages: Sequence[Any]) -> list[tuple[Partition, int | None]]:
-    """Return what messages say of their partitions: a timestamp, or None if there is no record or no timestamp."""
-    answers: list[tuple[Partition, int | None]] = []
-    for message in messages:
-        place, error = (message.topic(), message.partition()), message.error()
-        if error is None:
-            timestamp = message.timestamp()[1]
-            answers.append((place, timestamp if timestamp >= 0 else None))
-        elif error.code() == KafkaError._PARTITION_EOF or error.code() in _REMOVED:
-            answers.append((place, None))
-        elif concerns_reading(message):
-            raise event_error(f"{place[0]}[{place[1]}]", *place, message)
-    return answers
+def timestamp_of(message: Message) -> int | None:
+    """Return the timestamp of a record, in ms since 1970; None without one."""
+    timestamp = message.timestamp()[1]
+    return timestamp if timestamp >= 0 else None
+
+
+def _is_answer(message: Message) -> bool:
+    """True for a record, and for an event that says that there is none. Raises the error of another event."""
+    error, topic, partition = message.error(), message.topic(), message.partition()
+    if error is None or error.code() == KafkaError._PARTITION_EOF or error.code() in _REMOVED:
+        return True
+    if concerns_reading(message):
+        raise event_error(f"{topic}[{partition}]", topic or "", partition or 0, message)
+    return False
 
 
 _SEARCH_TIMEOUT: Final = 20.0  # seconds without progress

@@ -10,6 +10,7 @@ from typing import Final
 from exactbatch.coverage import Coverage, covered_parts
 from exactbatch.ledger.batches import Batches
 from exactbatch.ledger.covered_offsets import CoveredOffsets
+from exactbatch.ledger.fingerprints import Fingerprints
 from exactbatch.ledger.plans import Plans
 from exactbatch.ledger.registry import Registry
 from exactbatch.ledger.rejects import Rejects
@@ -37,6 +38,7 @@ class Ledger:
         self.batches = Batches(connection)
         self.coverage = CoveredOffsets(connection)
         self.rejects = Rejects(connection)
+        self.fingerprints = Fingerprints(connection)
 
 
 def find_parts(

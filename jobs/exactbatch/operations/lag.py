@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from exactbatch.errors import ConfigurationError, ExactbatchError, TopicMissing
 from exactbatch.kafka.broker import KafkaBroker, no_topic_matches
+from exactbatch.kafka.identity import may_be_same
 from exactbatch.ledger import Definition, Ledger
 from exactbatch.model import LogPartition, Retention
 from exactbatch.offsets import TopicPartition
@@ -50,7 +51,7 @@ class PartitionLag:
     @property
     def lost(self) -> int:
         """Number of offsets that retention has removed before they were processed."""
-        if self.stored is None or self.stored.topic_id != self.log.topic_id:
+        if self.stored is None or not may_be_same(self.log.topic, self.stored.topic_id, self.log.topic_id):
             return 0
         return max(0, self.log.earliest - self.stored.next_offset)
 

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 from uuid import UUID
 
 from exactbatch.kafka.broker import KafkaBroker
+from exactbatch.kafka.identity import may_be_same
 from exactbatch.ledger import Streams
 from exactbatch.model import LogPartition, convert_time
 from exactbatch.offsets import TopicPartition
@@ -92,7 +93,7 @@ def find_contradiction(stored: Stored | None, log: LogPartition) -> str | None:
     """Return a sentence on what a log lacks or is, against its stored offset; None if both agree."""
     if stored is None:
         return None
-    if stored.topic_id != log.topic_id:
+    if not may_be_same(log.topic, stored.topic_id, log.topic_id):
         return f"{log}: the topic was deleted and created again; the next plan will fail."
     if stored.next_offset < log.earliest:
         return f"{log}: retention removed {log.earliest - stored.next_offset} unprocessed offsets."

@@ -12,10 +12,12 @@ from typing import Final
 from exactbatch.errors import StoredOffsetsMoved, TopicMissing
 from exactbatch.failpoints import failpoint
 from exactbatch.kafka.broker import KafkaBroker, resolve_start
+from exactbatch.kafka.identity import is_named
 from exactbatch.ledger import DagRun, Ledger, Origin
-from exactbatch.model import LogPartition, Plan, Start, StoredOffset
+from exactbatch.model import Fingerprint, LogPartition, Plan, Start, StoredOffset
 from exactbatch.pipeline import Pipeline
 from exactbatch.planning.advance import plan_advance
+from exactbatch.planning.known_records import check_records, known_logs, worth_comparing
 from exactbatch.postgres.connection import Connection, transaction
 from exactbatch.topic_pattern import TopicPattern
 
@@ -32,12 +34,14 @@ class Observed:
     partitions  the logs of its topics, which reach the stored offsets
     start       where topics without any stored offset start
     started     what says so: "earliest", "latest", a time, "group:NAME" or "offsets"
+    first       first records of what is planned, in partitions of which neither an ID nor a record is known
     """
 
     stored: tuple[StoredOffset, ...]
     partitions: tuple[LogPartition, ...]
     start: Start
     started: str
+    first: Sequence[Fingerprint] = ()
 
     def plan(self, pipeline: Pipeline) -> Plan:
         """Plan the next advance. Raises what plan_advance() raises."""
@@ -53,32 +57,49 @@ def observe_advance(
     broker: KafkaBroker,
     pipeline: Pipeline,
     stored: tuple[StoredOffset, ...],
+    known: Sequence[Fingerprint],
     *,
     partitions: tuple[LogPartition, ...] | None = None,
 ) -> Observed:
-    """Query Kafka, after the stored offsets were read: the logs then reach all of them.
+    """Query Kafka, after the stored offsets and the known records were read: the logs then reach all of them.
 
-    `partitions` are the logs of the pipeline's topics, if they are known. Raises TopicMissing, KafkaUnavailable,
-    ConfigurationError, and what check_same_logs() raises.
+    `partitions` are the logs of the pipeline's topics, if they are known to be those that were processed. Raises
+    TopicMissing, KafkaUnavailable, ConfigurationError, and what check_same_logs(), check_records() and plan_advance()
+    raise.
     """
     if partitions is None:
-        partitions = _partitions(broker, pipeline, stored)
+        partitions = _partitions(broker, pipeline, stored, known)
+        check_records(broker, known, worth_comparing(stored, partitions))
     start, started = _start(pipeline, stored, broker, partitions)
-    return Observed(stored, partitions, start, started)
+    observed = Observed(stored, partitions, start, started)
+    places = {fingerprint.topic_partition for fingerprint in known}
+    unknown = {
+        each.topic_partition
+        for each in partitions
+        if is_named(each.topic, each.topic_id) and each.topic_partition not in places
+    }
+    if not unknown:
+        return observed
+    # Until the batch has committed, too, another topic of the same name is noticed.
+    ranges = [each for each in observed.plan(pipeline).ranges if each.topic_partition in unknown]
+    return replace(observed, first=broker.take_fingerprints(ranges, of_first=True))
 
 
 def _partitions(
-    broker: KafkaBroker, pipeline: Pipeline, stored: Sequence[StoredOffset]
+    broker: KafkaBroker,
+    pipeline: Pipeline,
+    stored: Sequence[StoredOffset],
+    known: Sequence[Fingerprint],
 ) -> tuple[LogPartition, ...]:
-    known = {offset.topic for offset in stored}
-    topics = broker.loaded_topics(pipeline.topic_names, known)
+    begun = {offset.topic for offset in stored}
+    topics = broker.loaded_topics(pipeline.topic_names, begun)
     try:
-        return broker.processed_partitions(topics, stored)
+        return known_logs(broker, topics, stored, known)
     except TopicMissing as error:
-        if not isinstance(pipeline.topic_names, TopicPattern) or error.topic in known:
+        if not isinstance(pipeline.topic_names, TopicPattern) or error.topic in begun:
             raise
         # A topic was deleted after it was listed, before it joined.
-        return broker.processed_partitions(broker.loaded_topics(pipeline.topic_names, known), stored)
+        return known_logs(broker, broker.loaded_topics(pipeline.topic_names, begun), stored, known)
 
 
 def _start(
@@ -112,7 +133,8 @@ def preview_advance(
     with transaction(connection):
         ledger.registry.check(pipeline)
         stored = ledger.plans.read_stored_offsets(pipeline)
-    observed = observe_advance(broker, pipeline, stored)
+        known = ledger.fingerprints.read(pipeline.name)
+    observed = observe_advance(broker, pipeline, stored, known)
     return observed.plan(pipeline), observed.partitions
 
 
@@ -140,9 +162,10 @@ def freeze_advance(
         with transaction(connection):
             ledger.registry.check(pipeline)
             seen = ledger.plans.read_stored_offsets(pipeline)
+            known = ledger.fingerprints.read(pipeline.name)
         # Kafka is queried before the lock is taken: a slow broker must not hold up a publish.
         if observed is None or observed.stored != seen:
-            observed = observe_advance(broker, pipeline, seen)
+            observed = observe_advance(broker, pipeline, seen, known)
         with transaction(connection):
             ledger.registry.lock(pipeline)
             if run is not None and (batch_id := ledger.plans.find_batch(pipeline, run)) is not None:
@@ -155,6 +178,7 @@ def freeze_advance(
             batch_id = ledger.plans.write_advance(
                 pipeline, planned, origin=origin, run=run, seconds=time.monotonic() - began
             )
+            ledger.fingerprints.add(pipeline.name, observed.first)
             if planned.seeds:
                 ledger.registry.check_one_log(pipeline)
             failpoint("plan.before_commit")

@@ -13,11 +13,12 @@ from exactbatch.errors import (
 )
 from exactbatch.errors.translation import translate_all_errors
 from exactbatch.kafka.broker import KafkaBroker
-from exactbatch.kafka.identity import check_same_logs
+from exactbatch.kafka.identity import check_same_logs, known_as
 from exactbatch.ledger import DagRun, Ledger, Origin
-from exactbatch.model import LogPartition, Plan
+from exactbatch.model import Fingerprint, LogPartition, Plan
 from exactbatch.pipeline import Pipeline
 from exactbatch.planning.freeze_advance import Observed, freeze_advance, observe_advance, preview_advance
+from exactbatch.planning.known_records import warn_of_unknown, worth_comparing
 from exactbatch.planning.members import as_they_start, find_members, join_members, selected
 from exactbatch.planning.request import ReplayRequest
 from exactbatch.planning.run import RunPlan, plan_run
@@ -33,32 +34,63 @@ def observe_members(
 ) -> dict[str, Observed]:
     """Observe all members with a few requests to Kafka; return what was observed by name.
 
-    Members that need another look are left out: of a topic that is missing, denied, without a leader or not the one
-    that was processed, and those whose start a consumer group or a time decides. freeze_advance() asks for them
+    Members that need another look are left out: of a topic that is missing, denied, without a leader or not known to be
+    the one that was processed, and those whose start a consumer group or a time decides. freeze_advance() asks for them
     again, patiently, and raises their errors.
     """
     ledger = Ledger(connection)
     with transaction(connection):
         stored = {member.name: ledger.plans.read_stored_offsets(member) for member in members}
+        known = {member.name: ledger.fingerprints.read(member.name) for member in members}
     topics = {member.known_topics(())[0] for member in members}
     processed = {offset.topic for offsets in stored.values() for offset in offsets}
     logs, _ = existing_partitions(broker, topics, processed)
+    offsets_of_all = [offset for offsets in stored.values() for offset in offsets]
+    logs = {topic: list(known_as(offsets_of_all, partitions)) for topic, partitions in logs.items()}
+    others = _topics_of_other_logs(
+        broker,
+        [fingerprint for each in known.values() for fingerprint in each],
+        [
+            partition
+            for member in members
+            for partition in worth_comparing(stored[member.name], logs.get(member.known_topics(())[0], ()))
+        ],
+    )
     observed = {}
     for member in members:
         (topic,) = member.known_topics(())
         own = tuple(offset for offset in stored[member.name] if offset.topic == topic)
-        if topic not in logs or (
-            member.start not in ("earliest", "latest") and not isinstance(member.start, Mapping)
+        if (
+            topic in others
+            or topic not in logs
+            or (member.start not in ("earliest", "latest") and not isinstance(member.start, Mapping))
         ):
             continue
         try:
             check_same_logs(own, logs[topic])
+            observed[member.name] = observe_advance(
+                broker, member, stored[member.name], known[member.name], partitions=tuple(logs[topic])
+            )
         except ExactbatchError:
             continue
-        observed[member.name] = observe_advance(
-            broker, member, stored[member.name], partitions=tuple(logs[topic])
-        )
     return observed
+
+
+def _topics_of_other_logs(
+    broker: KafkaBroker, known: Sequence[Fingerprint], partitions: Sequence[LogPartition]
+) -> set[str]:
+    """Return the topics that do not have the known records, and those that this client may not read."""
+    denied = set[str]()
+    while True:
+        try:
+            compared = broker.compare_fingerprints(known, [p for p in partitions if p.topic not in denied])
+        except ExactbatchError as error:
+            if error.topic is None or error.topic in denied:
+                raise
+            denied.add(error.topic)
+        else:
+            warn_of_unknown(compared, partitions)
+            return denied.union(topic for topic, _ in compared.errors)
 
 
 def existing_partitions(

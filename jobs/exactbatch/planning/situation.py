@@ -11,6 +11,7 @@ from exactbatch.ledger import Ledger
 from exactbatch.model import FoundRecord, LogPartition, StoredOffset
 from exactbatch.offsets import OffsetRange, TopicPartition, union
 from exactbatch.pipeline import Pipeline
+from exactbatch.planning.known_records import check_records, known_logs, processed
 from exactbatch.planning.refused_replays import check_end_not_in_future, hides_a_record, late_ends
 from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.postgres.connection import Connection, transaction
@@ -53,13 +54,14 @@ def observe(
 
     Raises ReplayRefused for a pipeline or a batch without results, and for a window that ends at a record with a
     wrong timestamp; NotRegistered, IdentityChanged, TopicMissing, KafkaUnavailable, PostgresUnavailable, and what
-    check_same_logs() raises.
+    check_same_logs() and check_records() raise.
     """
     ledger = Ledger(connection)
     with transaction(connection):
         if not is_registered:
             ledger.registry.check(pipeline)
         all_stored = ledger.plans.read_stored_offsets(pipeline)
+        known = ledger.fingerprints.read(pipeline.name)
         topics = pipeline.known_topics(all_stored)
         if not all_stored or not topics:
             raise ReplayRefused(
@@ -72,7 +74,8 @@ def observe(
     stored = tuple(offset for offset in all_stored if offset.topic in topics)
     # The ends of the logs are read before the times are resolved: a late record that arrives in between then lies
     # above the offset that its time is resolved to.
-    partitions = broker.processed_partitions(topics, stored)
+    partitions = known_logs(broker, topics, stored, known)
+    check_records(broker, known, processed(stored, partitions))
     first_records: FirstRecords = {}
     if request.window is not None:
         first_records = {at: broker.records_at(partitions, at) for at in (*request.window, BEGINNING)}

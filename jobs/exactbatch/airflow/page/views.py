@@ -14,6 +14,7 @@ from exactbatch.airflow.page.brokers import LogState, retention_left
 from exactbatch.airflow.page.dags import PipelineDag, TaskTime
 from exactbatch.airflow.page.first_records import oldest_unprocessed
 from exactbatch.errors.explanation import find_hint
+from exactbatch.kafka.identity import may_be_same
 from exactbatch.ledger.definition import Definition
 from exactbatch.ledger.overview_rows import ListedBatch, PartitionPosition, RejectedRecord
 from exactbatch.ledger.row_types import STAGES, Batch
@@ -138,7 +139,7 @@ def partition_views(positions: Sequence[PartitionPosition], state: LogState) -> 
     views = []
     for each in positions:
         log = logs.get(each.topic_partition)
-        if log is not None and log.topic_id != each.topic_id:
+        if log is not None and not may_be_same(each.topic, each.topic_id, log.topic_id):
             log = None  # the topic was created again
         views.append(
             {

@@ -28,7 +28,9 @@ from exactbatch.failpoints import failpoint
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.kafka.reader import SharedReads
 from exactbatch.ledger import Batch, Ledger, RangeCommits, target_transaction
+from exactbatch.model import Fingerprint
 from exactbatch.pipeline import Pipeline
+from exactbatch.planning.known_records import check_known_ranges
 from exactbatch.postgres.connection import Connection, transaction
 from exactbatch.sinks.writers import find_writer
 
@@ -73,9 +75,16 @@ def commit_range(
 
 
 def commit_batch(
-    connection: Connection, pipeline: Pipeline, batch_id: int, plan_id: UUID, times: StageTimes | None = None
+    connection: Connection,
+    pipeline: Pipeline,
+    batch_id: int,
+    plan_id: UUID,
+    times: StageTimes | None = None,
+    fingerprints: Sequence[Fingerprint] = (),
 ) -> Published:
     """Mark a batch committed, all of whose ranges are, with the sums of their counts and the stages of the launch.
+
+    `fingerprints` are records at the ends of its ranges.
 
     Raises Fenced when it was superseded, BatchLost when another plan has its number, and TasksFailed, retryable,
     when a range is not committed.
@@ -93,6 +102,7 @@ def commit_batch(
                 f"{', '.join(map(str, uncommitted))}. Try again: the next try processes them.",
                 batch_id=batch_id,
             )
+        ledger.fingerprints.add(pipeline.name, fingerprints)
         ledger.batches.mark_committed_by_ranges(batch, times.milliseconds() if times is not None else {})
         failpoint("partition.before_batch_commit")
     failpoint("partition.after_batch_commit")
@@ -109,7 +119,9 @@ def _commit(connection: Connection, task: RangeTask, attempt: int, copy: RangeCo
     with connection.cursor() as cursor:
         copy.copy(cursor)
         # Asked after the last record was read: if the id is the plan's now, it was all along.
-        check_topic_ids([task.range], KafkaBroker(task.kafka).topic_ids([task.range.topic]))
+        broker = KafkaBroker(task.kafka)
+        check_topic_ids([task.range], broker.topic_ids([task.range.topic]))
+        check_known_ranges(broker, [task.range], task.known)
         staged = StagedBatch.of([Staged.read_by(copy.reader, task.range, attempt)])
         if not _account(connection, task, staged, copy.reader.rows, REJECTS):
             return

@@ -24,6 +24,7 @@ from exactbatch.formats import Format
 from exactbatch.formats.registry.addresses import with_registry
 from exactbatch.kafka.reader import SharedReads
 from exactbatch.ledger import bind_transaction
+from exactbatch.model import Fingerprint
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.catalog import Fact, changes, check_copied_unaltered, check_kinds, name_triggers
@@ -53,6 +54,7 @@ class RangeTask:
     seen: tuple[Fact, ...] = field(repr=False)
     cluster_id: str | None = None
     slot_offsets: int = 0  # how many offsets of the batch each slot of Spark reads
+    known: tuple[Fingerprint, ...] = field(default=(), repr=False)  # of its partition, if its topic has no ID
 
     @property
     def value(self) -> Format:

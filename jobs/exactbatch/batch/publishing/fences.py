@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from uuid import UUID
 
 from exactbatch.errors import ConfigurationError, Fenced, TargetMismatch, TopicRecreated
+from exactbatch.kafka.identity import may_be_same
 from exactbatch.ledger import Batch, Ledger
 from exactbatch.model import Covered
 from exactbatch.offsets import OffsetRange
@@ -79,10 +80,11 @@ def _check_not_overtaken(batch: Batch, coverage: Sequence[Covered]) -> None:
 def check_topic_ids(ranges: Sequence[OffsetRange], topic_ids: Mapping[str, UUID]) -> None:
     """Raise TopicRecreated unless every range belongs to the topic that bears its name now.
 
-    Topic IDs are never reused: the same ID after the read means that it was the same topic during the read.
+    Topic IDs are never reused: the same ID after the read means that it was the same topic during the read. Of a topic
+    that is known by its name only, they tell nothing.
     """
     for range_ in ranges:
-        if topic_ids[range_.topic] != range_.topic_id:
+        if not may_be_same(range_.topic, range_.topic_id, topic_ids[range_.topic]):
             raise TopicRecreated(
                 f"{range_}: the topic was deleted and created again since the batch was planned: its ID was "
                 f"{range_.topic_id} and is now {topic_ids[range_.topic]}. Nothing was written. Register a "

@@ -17,7 +17,7 @@ from exactbatch.columns import Column
 from exactbatch.errors import Fenced, StagedRowsDiffer, TargetMismatch
 from exactbatch.failpoints import failpoint
 from exactbatch.ledger import Batch, Ledger, find_parts, target_transaction
-from exactbatch.model import Covered
+from exactbatch.model import Covered, Fingerprint
 from exactbatch.offsets import OffsetRange, merge
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.catalog import Fact
@@ -83,18 +83,20 @@ def publish(
     seen: Sequence[Fact],
     staging: PartitionStaging | None = None,
     times: StageTimes | None = None,
+    fingerprints: Sequence[Fingerprint] = (),
     repeats: frozenset[Place] = frozenset(),
     may_reject: int = 0,
 ) -> Published:
     """Commit a staged batch, all of it or nothing.
 
-    `writer` has the epochs of positions. `plan_id` is the plan whose ranges were staged. `columns` are those of a row
-    without its lineage. `staged` is what the task attempts that Spark accepted have staged. `topic_ids` are the topics'
-    ids that the broker returned after the last record was read. `seen` is what read_sink_facts() returned before rows
-    were checked against the target. `staging` is the table that becomes a part of the target, if rows were not staged
-    to be inserted. `times` is the clock of the launch, whose stages are recorded with the batch. `repeats` are staged
-    records that are known to repeat earlier ones of their partitions. If the target refuses rows, the error names one
-    record more than `may_reject`, or all of them.
+    `writer` has the epochs of positions. `plan_id` is the plan whose ranges were staged. `columns` are those of a
+    row without its lineage. `staged` is what the task attempts that Spark accepted have staged. `topic_ids` are the
+    topics' ids that the broker returned after the last record was read. `fingerprints` are records at the ends of
+    the ranges. `seen` is what read_sink_facts() returned before rows were checked against the target. `staging` is
+    the table that becomes a part of the target, if rows were not staged to be inserted. `times` is the clock of the
+    launch, whose stages are recorded with the batch. `repeats` are staged records that are known to repeat earlier
+    ones of their partitions. If the target refuses rows, the error names one record more than `may_reject`, or all
+    of them.
 
     Raises Fenced when another batch took this one's place, BatchLost when the ledger went back to before its
     plan, ReplayRefused below a horizon, TopicRecreated, StagedRowsDiffer, TargetMismatch when the target refuses rows,
@@ -121,6 +123,7 @@ def publish(
             dropped: Sequence[int] = ()
             if batch.kind == "advance":
                 _advance(ledger, pipeline, batch, ranges)
+                ledger.fingerprints.add(pipeline.name, fingerprints)
                 failpoint("publish.after_advance")
             else:
                 replaced, dropped = retract(cursor, ledger, pipeline, writer, batch, ranges)

@@ -20,7 +20,10 @@ _LEDGER_PRIVILEGES: Final = (
         (table, "", "insert")
         for table in ("stored_offset", "batch", "batch_range", "coverage", "rejected_record")
     ),
-    *((table, "", "insert") for table in ("time_boundary", "batch_failure", "run_life", "empty_run")),
+    *(
+        (table, "", "insert")
+        for table in ("time_boundary", "batch_failure", "run_life", "empty_run", "fingerprint")
+    ),
     ("stored_offset", "next_offset", "update"),
     ("batch", "status", "update"),
     ("batch", "pruned", "update"),
@@ -30,6 +33,7 @@ _LEDGER_PRIVILEGES: Final = (
     ("batch_failure", "failures", "update"),
     ("batch_range", "records", "update"),
     ("batch_range", "replaced", "update"),
+    ("fingerprint", "", "delete"),
     ("coverage", "", "delete"),
     ("rejected_record", "", "delete"),
     ("empty_run", "clear_number", "update"),

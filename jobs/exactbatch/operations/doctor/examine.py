@@ -31,6 +31,7 @@ from exactbatch.operations.doctor.servers import (
 from exactbatch.operations.doctor.topic_checks import (
     check_forwarding,
     check_freshness,
+    check_known_records,
     check_open_transactions,
     check_retention,
     check_topics,
@@ -57,7 +58,7 @@ _DATABASE: Final = (
     ("ledger", database.check_ledger),
 )
 _LEDGER: Final = ("privileges", "pipelines", "targets")
-_LOG: Final = ("forwarding", "topics", "retention", "freshness", "open transactions")
+_LOG: Final = ("forwarding", "topics", "retention", "freshness", "open transactions", "known records")
 
 
 def examine(
@@ -179,6 +180,10 @@ def _of_log(
         ("retention", partial(check_retention, seen)),
         ("freshness", partial(check_freshness, seen)),
         ("open transactions", partial(check_open_transactions, broker, seen)),
+        (
+            "known records",
+            partial(_connected, settings, partial(check_known_records, broker=broker, lags=seen)),
+        ),
     ):
         found = run(name, check)
         if unseen:  # what is ok for the others is not for all

@@ -6,7 +6,8 @@ from typing import Final
 
 from exactbatch.errors import ConfigurationError, TopicMissing
 from exactbatch.kafka.broker import KafkaBroker
-from exactbatch.ledger import Stream, Streams
+from exactbatch.kafka.identity import is_named, may_be_same
+from exactbatch.ledger import Ledger, Stream, Streams
 from exactbatch.operations.doctor.finding import Finding
 from exactbatch.operations.lag import PartitionLag, PipelineLag, seconds_until
 from exactbatch.operations.unprocessed import load_forwarding, overdue_text
@@ -122,6 +123,40 @@ def check_open_transactions(broker: KafkaBroker, lags: Sequence[PipelineLag]) ->
         )
 
 
+def check_known_records(
+    connection: Connection, broker: KafkaBroker, lags: Sequence[PipelineLag]
+) -> Iterator[Finding]:
+    """Look for logs that have other records than those that were processed, and for topics that nothing identifies."""
+    same, wrong = 0, False
+    for lag in lags:
+        with transaction(connection):
+            known = Ledger(connection).fingerprints.read(lag.pipeline)
+        partitions = [each.log for each in lag.partitions if each.stored and each.stored.next_offset]
+        compared = broker.compare_fingerprints(known, partitions)
+        same += len(partitions) - len(compared.errors) - len(compared.unknown)
+        for error in compared.errors.values():
+            wrong = True
+            yield Finding(
+                "known records",
+                "problem",
+                f"pipeline {lag.pipeline!r}: {error}",
+                "Check bootstrap.servers, then read `exactbatch explain log` for this case.",
+            )
+        named = {each.topic_partition for each in partitions if is_named(each.topic, each.topic_id)}
+        if unknown := sorted(named.intersection(compared.unknown)):
+            wrong = True
+            yield Finding(
+                "known records",
+                "warning",
+                f"pipeline {lag.pipeline!r}: the brokers send no topic IDs, and {len(unknown)} partitions have no "
+                f"record left that was processed ({unknown[0][0]}[{unknown[0][1]}] is one): nothing would tell a topic "
+                f"that was deleted and created again",
+                "Run the pipeline before retention or compaction removes all that it has processed.",
+            )
+    if not wrong:
+        yield Finding("known records", "ok", f"{same} partitions have records that were processed")
+
+
 def _is_near(partition: PartitionLag, lag: PipelineLag) -> bool:
     age = partition.retention.age if partition.retention else None
     if partition.removed_at is None or age is None:
@@ -181,7 +216,7 @@ def _of_topic(broker: KafkaBroker, pipeline: Pipeline, stream: Stream) -> Iterat
             "Grant what `exactbatch explain security` lists for forwarding.",
         )
         return
-    if stream.topic_id not in (None, topic_id):
+    if stream.topic_id is not None and not may_be_same(stream.topic, stream.topic_id, topic_id):
         yield Finding(
             _NAME,
             "problem",
