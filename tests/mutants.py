@@ -508,7 +508,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "two Upserts of one target write different columns",
-        "sinks/upsert/without_history.py",
+        "sinks/upsert/writer.py",
         "    if pipelines and (extra := ",
         "    if False and (extra := ",
         (f"{_SHARED}::test_upserts_that_share_a_target_write_the_same_columns",),
@@ -1153,7 +1153,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "an earlier change that the target cannot hold any more is cut off",
-        "sinks/upsert/latest_rows.py",
+        "sinks/upsert/latest_changes.py",
         "        if not (rules := kept_rules(kept, casts)):\n",
         "        if kept or not (rules := kept_rules(kept, casts)):\n",
         (
@@ -1308,14 +1308,14 @@ MUTANTS: Final = (
     ),
     Mutant(
         "an upsert does not delete",
-        "sinks/upsert/latest_rows.py",
+        "sinks/upsert/latest_changes.py",
         "on commit drop as select {key} from {staged} where deleted ",
         "on commit drop as select {key} from {staged} where false ",
         ("tests/integration/test_upsert.py::test_a_null_value_deletes_the_row_of_its_key",),
     ),
     Mutant(
         "a key whose changes are all retracted keeps its row",
-        "sinks/upsert/latest_rows.py",
+        "sinks/upsert/latest_changes.py",
         '"where not exists (select from {staged} l where {same_key}) "',
         '"where false and not exists (select from {staged} l where {same_key}) "',
         (
@@ -1331,7 +1331,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "an earlier delete that is the latest change again leaves the row",
-        "sinks/upsert/latest_rows.py",
+        "sinks/upsert/latest_changes.py",
         "union all select {key} from {kept} where deleted ",
         "union all select {key} from {kept} where false ",
         ("tests/integration/test_latest_changes.py::test_an_earlier_delete_that_is_the_latest_change_again",),
@@ -1404,7 +1404,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "two pipelines create the index of their changes at the same time",
-        "sinks/upsert/writer.py",
+        "sinks/upsert/change_index.py",
         "\"select exactbatch.try_lock('index of ' || %s)\"",
         "\"select %s <> ''\"",
         (f"{_CREATED}::test_two_pipelines_write_their_first_changes_at_the_same_time",),
@@ -1419,7 +1419,7 @@ MUTANTS: Final = (
     Mutant(
         "an earlier change in another partition is not noticed",
         "sinks/upsert/latest_changes.py",
-        '"((c.kafka_topic, c.kafka_partition) <> (exactbatch_topic, exactbatch_partition) "',
+        '"((c.kafka_topic, c.kafka_partition) <> (affected.kafka_topic, affected.kafka_partition) "',
         '"(false "',
         (
             "tests/integration/test_latest_changes.py"
@@ -1428,9 +1428,9 @@ MUTANTS: Final = (
     ),
     Mutant(
         "only the first of several versions finds earlier changes that are later",
-        "sinks/upsert/latest_changes.py",
-        "        for name, staged in reversed([*zip(self.order.version, self._staged_version, strict=True)]):\n",
-        "        for name, staged in [*zip(self.order.version, self._staged_version, strict=True)][:1]:\n",
+        "sinks/upsert/change_order.py",
+        "    for name in reversed(version):\n",
+        "    for name in version[:1]:\n",
         (
             "tests/integration/test_latest_changes.py::test_of_several_versions_the_first_that_differs_decides",
         ),
@@ -1444,7 +1444,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "without a history, an older change replaces a later row",
-        "sinks/upsert/latest_only.py",
+        "sinks/upsert/latest_rows.py",
         '"do update set {} where {}"',
         '"do update set {} where true or {}"',
         (
@@ -1479,16 +1479,42 @@ MUTANTS: Final = (
     ),
     Mutant(
         "without a history, a change that does not arrive is not noticed",
-        "sinks/upsert/latest_only.py",
-        "        if missing or older or altered or found != written:\n",
+        "sinks/upsert/latest_rows.py",
+        "        if missing or older or altered or written not in (None, found):\n",
         "        if False:\n",
         ("tests/integration/test_without_history.py::test_a_trigger_that_alters_or_drops_rows_is_noticed",),
     ),
     Mutant(
-        "a value that was left out is null in the row",
+        "rows that were just written are not looked at when another one is refused",
+        "sinks/upsert/latest_rows.py",
+        '"where t.tableoid is null or {is_written} or {replaces}"',
+        '"where t.tableoid is null or {replaces}"',
+        (f"{_REFUSED}::test_the_key_of_a_refused_change_keeps_what_older_changes_gave_it",),
+    ),
+    Mutant(
+        "without a history, a trigger of the target may change markers",
         "sinks/upsert/writer.py",
-        "        self._unavailable_values.resolve(\n            cursor, staged, columns, latest,",
-        "        dict(\n            cursor=0,",
+        "        with forbid_changes(cursor, self._companion.table, while_writing=self._target):\n",
+        "        if True:\n",
+        (
+            "tests/integration/test_without_history.py::test_a_trigger_of_the_target_that_changes_markers_is_noticed",
+        ),
+    ),
+    Mutant(
+        "without a history, a replay is taken for an advance",
+        "sinks/upsert/without_history.py",
+        "            is_replay=bool(staged.replaced),\n",
+        "            is_replay=False,\n",
+        (
+            "tests/integration/test_without_history.py::test_a_replay_applies_its_records_again_and_retracts_nothing",
+        ),
+    ),
+    Mutant(
+        "a value that was left out is null in the row",
+        "sinks/upsert/latest_changes.py",
+        "        self.unavailable_values.resolve(\n            cursor,\n            self.staged,\n"
+        "            self.columns,\n            _KEPT,\n",
+        "        dict(\n",
         (
             "tests/integration/test_unavailable_values.py::test_a_value_that_was_left_out_is_that_of_the_newest_older_change_that_has_it",
         ),
@@ -2252,21 +2278,21 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a change that arrives after a newer truncate makes a row",
-        "sinks/upsert/writer.py",
-        "            self._truncates.delete_older(cursor, latest, truncate)\n",
+        "sinks/upsert/latest_changes.py",
+        "            self.truncates.delete_older(cursor, latest, self.newest_truncate)\n",
         "            pass\n",
         (f"{_TRUNCATES}::test_a_change_that_arrives_after_the_truncate_stays_deleted_if_it_is_older",),
     ),
     Mutant(
         "a change at the position of a truncate is newer",
         "sinks/upsert/change_order.py",
-        'greater: sql.Composable = sql.SQL("false")',
-        'greater: sql.Composable = sql.SQL("true")',
+        '_FALSE: Final = sql.SQL("false")',
+        '_FALSE: Final = sql.SQL("true")',
         (f"{_TRUNCATES}::test_a_truncate_deletes_what_is_not_newer",),
     ),
     Mutant(
         "the rows of a truncate that a replay retracts stay deleted",
-        "sinks/upsert/writer.py",
+        "sinks/upsert/with_history.py",
         "            self._truncates.affect(cursor, truncates, affected)\n",
         "            pass\n",
         (f"{_TRUNCATES}::test_a_replay_retracts_a_truncate_and_applies_it_again",),
@@ -3472,8 +3498,8 @@ MUTANTS: Final = (
     Mutant(
         "an earlier change is not compared with one of an equal version in another partition",
         "sinks/upsert/latest_changes.py",
-        '{table}, {row} from {earlier}"\n',
-        '{table}, {row} from {earlier} where false"\n',
+        '{table}, {row} from {earlier}").format(',
+        '{table}, {row} from {earlier} where false").format(',
         (
             "tests/integration/test_latest_changes.py::test_equal_versions_in_two_partitions_are_refused_whichever_batches_they_are_in",
         ),
@@ -3481,8 +3507,8 @@ MUTANTS: Final = (
     Mutant(
         "without a history, equal versions in two partitions of a batch are ordered by place",
         "sinks/upsert/latest_only.py",
-        "        return self.order.check(cursor, self.target.spec, changes, image)\n",
-        "        return True\n",
+        "        if check_ties(cursor, self.staged, self.order, self.target.spec, self._staged_values):\n",
+        "        if True:\n",
         (
             "tests/integration/test_without_history.py::test_equal_versions_of_one_batch_are_refused_unless_the_changes_are_equal",
         ),
@@ -3490,8 +3516,8 @@ MUTANTS: Final = (
     Mutant(
         "without a history, the version of a row or marker in another partition is not compared",
         "sinks/upsert/latest_only.py",
-        "        self.order.check(cursor, self.target.spec, changes, image)\n\n",
-        "        pass\n\n",
+        "        check_ties(cursor, self.staged, self.order, self.target.spec, self._staged_values, stored)\n",
+        "",
         (
             "tests/integration/test_without_history.py::test_equal_versions_in_two_partitions_are_refused_unless_the_changes_are_equal",
         ),
@@ -3499,7 +3525,7 @@ MUTANTS: Final = (
     Mutant(
         "without a history, a marker is not compared with what is staged",
         "sinks/upsert/latest_only.py",
-        "        self._check_stored(cursor, staged, casts, self.markers)\n",
+        "            self._check_stored(cursor, self.markers)\n",
         "",
         (
             "tests/integration/test_without_history.py::test_equal_versions_in_two_partitions_are_refused_unless_the_changes_are_equal",
@@ -3509,8 +3535,8 @@ MUTANTS: Final = (
     Mutant(
         "without a history, a row is not compared with a staged delete",
         "sinks/upsert/latest_only.py",
-        "        self._check_stored(cursor, staged, casts, self.target)\n        deleted = ",
-        "        deleted = ",
+        "            self._check_stored(cursor, self.target)\n            deleted = ",
+        "            deleted = ",
         (
             "tests/integration/test_without_history.py::test_equal_versions_in_two_partitions_are_refused_unless_the_changes_are_equal",
             f"{_POSITIONS}::test_positions_that_went_back_are_an_error_until_an_epoch_begins",
@@ -3525,10 +3551,9 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a change that leaves a value out is equal to one that sets null",
-        "sinks/upsert/writer.py",
-        "        latest = self._latest_changes.find(cursor, staged, self.traits.staged_columns(columns), affected)\n",
-        "        whole = self.traits.staged_columns(columns)[: len(columns) + 1]\n"
-        "        latest = self._latest_changes.find(cursor, staged, whole, affected)\n",
+        "sinks/upsert/with_history.py",
+        "        casts = self.lineage_table.casts(cursor, self.traits.staged_columns(columns))\n",
+        "        casts = self.lineage_table.casts(cursor, self.traits.staged_columns(columns)[: len(columns) + 1])\n",
         (
             f"{_UNAVAILABLE}::test_equal_versions_in_two_partitions_one_of_which_leaves_a_value_out_are_refused",
         ),
@@ -3546,36 +3571,29 @@ MUTANTS: Final = (
     Mutant(
         "positions that went back are not noticed",
         "sinks/upsert/change_order.py",
-        "        if places:\n            raise",
-        "        if False:\n            raise",
+        "    if places:\n        raise",
+        "    if False:\n        raise",
         (f"{_POSITIONS}::test_positions_that_went_back_are_an_error_until_an_epoch_begins",),
     ),
     Mutant(
         "positions that went back within a batch are not noticed",
-        "sinks/upsert/latest_changes.py",
-        '"where kafka_offset < {last} union "',
-        '"where false union "',
+        "sinks/upsert/change_order.py",
+        "kafka_offset from {staged} where kafka_offset < {last}",
+        "kafka_offset from {staged} where false",
         (f"{_POSITIONS}::test_positions_that_went_back_are_an_error_until_an_epoch_begins",),
     ),
     Mutant(
         "positions that went back between batches are not noticed",
-        "sinks/upsert/latest_changes.py",
-        '"join {earlier} c using ({group}) where c.kafka_offset < s.{last} and {is_greater}"',
-        '"join {earlier} c using ({group}) where false and {is_greater}"',
-        (f"{_POSITIONS}::test_positions_that_went_back_are_an_error_until_an_epoch_begins",),
-    ),
-    Mutant(
-        "without a history, positions that went back within a batch are not noticed",
-        "sinks/upsert/latest_only.py",
-        '"select kafka_topic, kafka_partition, {last}, kafka_offset from {staged} where kafka_offset < {last}"',
-        '"select kafka_topic, kafka_partition, {last}, kafka_offset from {staged} where false"',
+        "sinks/upsert/change_order.py",
+        '"join {relation} c using ({group}) where c.kafka_offset < s.{last} and {is_greater}"',
+        '"join {relation} c using ({group}) where false and {is_greater}"',
         (f"{_POSITIONS}::test_positions_that_went_back_are_an_error_until_an_epoch_begins",),
     ),
     Mutant(
         "without a history, positions that went back between batches are not noticed",
         "sinks/upsert/latest_only.py",
-        '"where t.kafka_offset < l.{last} and {is_greater}"',
-        '"where false and {is_greater}"',
+        "        check_positions(cursor, self.staged, self.order, table.identifier)\n",
+        "",
         (
             f"{_POSITIONS}::test_positions_that_went_back_are_an_error_until_an_epoch_begins",
             f"{_POSITIONS}::test_a_deleted_key_whose_positions_went_back_is_noticed",

@@ -16,7 +16,7 @@ from exactbatch.errors import ExactbatchError, IdentityChanged, PostgresUnavaila
 from exactbatch.ledger import Ledger, migrate
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.postgres.creation import create_named, create_schema
-from exactbatch.sinks.upsert.writer import ChangeIndex
+from exactbatch.sinks.upsert.change_index import ChangeIndex
 from support.databases import execute_alone
 from support.environment import LONG
 from support.staged_batches import Batches

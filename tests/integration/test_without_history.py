@@ -210,6 +210,29 @@ def test_a_harmless_trigger_is_allowed_also_where_changes_are_late(db, batches):
     assert state(db) == {1: "a", 2: "b"}
 
 
+def test_a_harmless_trigger_is_allowed_where_the_target_has_wider_types(db, batches):
+    db.execute(
+        "create table t (id bigint primary key, name text, version bigint, minor numeric, kafka_topic text, "
+        "kafka_partition bigint, kafka_offset bigint, kafka_timestamp timestamptz, batch_id numeric)"
+    )
+    db.execute(trigger("t", "before insert or update", "return new;"))
+    made = batches(COLUMNS, VERSIONED)
+    made.run(row(1, "a", 1), row(2, "b", 2))
+    made.run(row(1, "late", 0), row(2, "c", 3))
+    assert state(db) == {1: "a", 2: "c"}
+
+
+def test_a_trigger_of_the_target_that_changes_markers_is_noticed(db, batches):
+    made = batches(COLUMNS, VERSIONED)
+    made.run(row(1, None, 5, deleted=True), row(2, "b", 1))
+    db.execute(trigger("t", "after update", "delete from public.t_deleted; return null;"))
+    with pytest.raises(
+        TargetMismatch, match="while the batch wrote into public.t, Postgres counts .* 1 deleted"
+    ):
+        made.run(row(2, "c", 2))
+    assert (state(db), markers(db)) == ({2: "b"}, {1: 0})
+
+
 def test_a_version_has_a_type_of_postgres(db, batches):
     db.execute("create schema ext; create extension citext schema ext")
     sink = Upsert("public.t", key=("id",), version="version", history=False)

@@ -11,13 +11,19 @@ from exactbatch.sinks.append_writer import build_append_writer
 from exactbatch.sinks.several_writer import SeveralWriter
 from exactbatch.sinks.sink import SinkTraits
 from exactbatch.sinks.upsert.spec import Upsert
-from exactbatch.sinks.upsert.writer import build_upsert_writer
+from exactbatch.sinks.upsert.with_history import HistoryWriter
+from exactbatch.sinks.upsert.without_history import LatestWriter
 from exactbatch.sinks.writer import SinkWriter
+
+
+def _build_upsert_writer(sink: Upsert, traits: SinkTraits) -> HistoryWriter | LatestWriter:
+    return HistoryWriter(sink, traits) if sink.history else LatestWriter(sink, traits)
+
 
 # What builds the writer of a sink from it and its traits.
 WRITERS: Final[Mapping[type, Callable[[Any, SinkTraits], SinkWriter]]] = {
     Append: build_append_writer,
-    Upsert: build_upsert_writer,
+    Upsert: _build_upsert_writer,
     Aggregate: AggregateWriter,
 }
 

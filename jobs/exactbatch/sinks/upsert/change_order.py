@@ -9,7 +9,7 @@ changes once more. Every other change at a later offset with a smaller position 
 server, a restored one, or a second snapshot after a lost slot.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,10 +17,8 @@ from psycopg2 import sql
 
 from exactbatch.errors import KeyOnTwoPartitions, TargetMismatch
 from exactbatch.postgres.connection import Cursor
-from exactbatch.sinks.sink import SinkTraits
 from exactbatch.sinks.staged_rows import Place, StagedRows
 from exactbatch.sinks.tables.lineage_table import LineageTable
-from exactbatch.sinks.tables.target import TargetTable
 from exactbatch.sinks.values.cast import Cast
 from exactbatch.sinks.values.null_safe_groups import column_list, same_values
 
@@ -28,14 +26,16 @@ PLACE: Final = ("kafka_topic", "kafka_partition", "kafka_offset")
 # The greatest offset of a staged change of the key in the partition.
 LAST_OFFSET: Final = sql.Identifier("exactbatch last offset")
 _RANK: Final = sql.Identifier("exactbatch rank")
+_FALSE: Final = sql.SQL("false")
 _IN_SEVERAL: Final = sql.SQL(
     "min(kafka_topic) <> max(kafka_topic) or min(kafka_partition) <> max(kafka_partition)"
 )
 _KEYS_SHOWN: Final = 5
 # The latest staged change of each key and partition, and then of each key whose latest change is staged.
 STAGED: Final = sql.Identifier("exactbatch_staged")
-# Where a change is stored: its row in the staging table, or in a table of changes.
+# Where a change is stored: its row in the staging table or in another one, which is TABLE; null for a staged change.
 ROW: Final = sql.Identifier("exactbatch stored row")
+TABLE: Final = sql.Identifier("exactbatch stored table")
 
 
 class ChangesBehind(Exception):
@@ -49,6 +49,40 @@ class ChangesBehind(Exception):
     def __init__(self, places: Mapping[Place, int]) -> None:
         super().__init__(f"{len(places)} changes")
         self.places = places
+
+
+@dataclass(frozen=True, slots=True)
+class Latest:
+    """The latest changes of the affected keys, in temporary tables of the transaction.
+
+    staged   those that are staged: their keys, versions and places, `deleted`, and ROW, their rows in the staging table
+    kept     the others, which earlier batches left, as whole rows of the table of changes; None if no table keeps them
+    all_new  True if no affected key had a change before: one that an earlier batch left, or that this transaction has
+             retracted
+    """
+
+    staged: sql.Identifier
+    kept: sql.Identifier | None
+    all_new: bool
+
+    @property
+    def tables(self) -> list[sql.Identifier]:
+        """Both tables."""
+        return [self.staged, *([] if self.kept is None else [self.kept])]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredChanges:
+    """Changes that earlier batches left, next to which staged changes of the same keys must have an order.
+
+    places  a query for the keys, the versions and the places of those that may be the latest, with their TABLE and ROW
+    table   the table that has their rows
+    values  the columns of such a row in the order of a staged change's; null for what it does not keep
+    """
+
+    places: sql.Composable
+    table: sql.Composable
+    values: sql.Composable
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,27 +208,13 @@ class ChangeOrder:
             "version, lets the next run go on."
         )
 
-    def check_behind(self, cursor: Cursor, behind: sql.Composable, repeats: Collection[Place]) -> None:
-        """Raise ChangesBehind if a query (topic, partition, offset, offset of the newer change) gives staged changes
-        that are not known to repeat others."""
-        cursor.execute(behind)
-        places: dict[Place, int] = {}
-        for *row, newer in cursor.fetchall():
-            place = Place(*row)
-            if place not in repeats:
-                places[place] = min(newer, places.get(place, newer))
-        if places:
-            raise ChangesBehind(places)
 
-
-def find_order(traits: SinkTraits) -> ChangeOrder:
-    """Return what orders the changes of a key in an Upsert."""
-    return ChangeOrder(traits.key_columns, traits.ordering_columns, bool(traits.position_columns))
-
-
-def is_greater(version: Sequence[str], change: str, other: str) -> sql.Composable:
-    """Return the condition that a change has a greater version than another; null is less than any value."""
-    greater: sql.Composable = sql.SQL("false")
+def is_greater(
+    version: Sequence[str], change: str, other: str, *, if_equal: sql.Composable = _FALSE
+) -> sql.Composable:
+    """Return the condition that a change has a greater version than another, or an equal one if `if_equal` is true;
+    null is less than any value."""
+    greater = if_equal
     for name in reversed(version):
         ours, theirs = sql.Identifier(change, name), sql.Identifier(other, name)
         greater = sql.SQL(
@@ -219,28 +239,27 @@ def find_latest_staged(
     staged: StagedRows,
     order: ChangeOrder,
     casts: Sequence[Cast],
-    table: TargetTable,
-    lineage: Sequence[str] = PLACE,
-) -> int:
-    """Put the latest staged change of each key and partition into the temporary table STAGED; return how many.
+    table: LineageTable,
+) -> None:
+    """Put the latest staged change of each key and partition into the temporary table STAGED.
 
-    It has the columns of the key and the version, those of `lineage`, `deleted`, ROW and LAST_OFFSET. `table` gives the
-    types and collations by which the changes are compared; `casts` are those into it.
+    It has the columns of the key, the version and the place, `deleted`, ROW and LAST_OFFSET. `table` gives the types
+    and collations by which the changes are compared; `casts` are those into it.
     """
     expressions = {cast.column.name: cast.expression for cast in casts}
     # The first branch gives the types and collations.
     cursor.execute(
         sql.SQL(
             "create temporary table {staged} on commit drop as "
-            "select distinct on ({group}) {ordered}, {lineage}, deleted, {row}, {last_offset} from ("
-            "select {ordered}, {lineage}, null::boolean as deleted, null::tid as {row} from {table} where false "
-            "union all select {values}, {lineage}, deleted, ctid from {staging} where {accepted}) change "
+            "select distinct on ({group}) {ordered}, {place}, deleted, {row}, {last_offset} from ("
+            "select {ordered}, {place}, null::boolean as deleted, null::tid as {row} from {table} where false "
+            "union all select {values}, {place}, deleted, ctid from {staging} where {accepted}) change "
             "order by {order}"
         ).format(
             staged=STAGED,
             group=order.by_partition,
             ordered=column_list(order.ordered),
-            lineage=column_list(lineage),
+            place=column_list(PLACE),
             row=ROW,
             last_offset=order.last_offset,
             table=table.identifier,
@@ -250,7 +269,58 @@ def find_latest_staged(
             order=order.latest_first_by_partition,
         )
     )
-    return cursor.rowcount
+
+
+def check_positions(cursor: Cursor, staged: StagedRows, order: ChangeOrder, *stored: sql.Composable) -> None:
+    """Raise ChangesBehind if the last staged change of a key in a partition is older by its position than another one
+    there, staged or in the relations `stored`, and is not known to repeat a change."""
+    if not order.are_positions:
+        return
+    names = {"last": LAST_OFFSET, "staged": STAGED, "group": order.by_partition}
+    behind = sql.SQL(
+        "select kafka_topic, kafka_partition, {last}, kafka_offset from {staged} where kafka_offset < {last}"
+    ).format(**names)
+    for relation in stored:
+        behind += sql.SQL(
+            " union select s.kafka_topic, s.kafka_partition, s.{last}, c.kafka_offset from {staged} s "
+            "join {relation} c using ({group}) where c.kafka_offset < s.{last} and {is_greater}"
+        ).format(**names, relation=relation, is_greater=is_greater(order.version, "c", "s"))
+    cursor.execute(behind)
+    places: dict[Place, int] = {}
+    for *row, newer in cursor.fetchall():
+        place = Place(*row)
+        if place not in staged.repeats:
+            places[place] = min(newer, places.get(place, newer))
+    if places:
+        raise ChangesBehind(places)
+
+
+def check_ties(
+    cursor: Cursor,
+    staged: StagedRows,
+    order: ChangeOrder,
+    spec: str,
+    values: sql.Composable,
+    stored: StoredChanges | None = None,
+) -> bool:
+    """Return whether a key has changes in several partitions, among the latest staged ones and `stored`.
+
+    `values` are those of a staged change, as it is compared with others, and `spec` names the target. Raises
+    KeyOnTwoPartitions if the order of the latest changes of a key is unknown.
+    """
+    changes = sql.SQL("select {ordered}, {place}, null::oid as {table}, {row} from {staged}").format(
+        ordered=column_list(order.ordered), place=column_list(PLACE), table=TABLE, row=ROW, staged=STAGED
+    )
+    image = sql.SQL("(select row({values})::text from {staging} where ctid = {row})").format(
+        values=values, staging=staged.table, row=ROW
+    )
+    if stored is not None:
+        changes = sql.SQL("{} union all {}").format(changes, stored.places)
+        image = sql.SQL(
+            "case when {table} is null then {image} else (select row({values})::text from {stored} c "
+            "where c.tableoid = {table} and c.ctid = {row}) end"
+        ).format(table=TABLE, image=image, values=stored.values, stored=stored.table, row=ROW)
+    return order.check(cursor, spec, changes, image)
 
 
 def check_one_per_record(

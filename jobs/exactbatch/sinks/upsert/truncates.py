@@ -13,7 +13,6 @@ from typing import Final
 
 from psycopg2 import sql
 
-from exactbatch.columns import Column
 from exactbatch.errors import TargetMismatch
 from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.staged_rows import Part, StagedRows
@@ -21,8 +20,8 @@ from exactbatch.sinks.tables.affected_keys import BY_TRUNCATE
 from exactbatch.sinks.tables.lineage_table import LineageTable
 from exactbatch.sinks.tables.target import TargetTable
 from exactbatch.sinks.tables.target_checks import check_own_types
-from exactbatch.sinks.upsert.change_order import is_greater
-from exactbatch.sinks.upsert.latest_changes import Latest
+from exactbatch.sinks.upsert.change_order import Latest, is_greater
+from exactbatch.sinks.values.cast import Cast
 from exactbatch.sinks.values.null_safe_groups import column_list, same_values
 
 # The version of the newest truncate, if there is one, and whether it is staged.
@@ -57,7 +56,7 @@ class Truncates:
             )
 
     def find(
-        self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column], affected: sql.Identifier
+        self, cursor: Cursor, staged: StagedRows, casts: Sequence[Cast], affected: sql.Identifier
     ) -> sql.Identifier | None:
         """Find the newest truncate, before the staged changes are inserted; return a table with its version, or None.
 
@@ -65,7 +64,7 @@ class Truncates:
         """
         if not self.version:
             return None
-        casts = {cast.column.name: cast for cast in self.changes.casts(cursor, columns)}
+        versions = {cast.column.name: cast.expression for cast in casts}
         cursor.execute(
             sql.SQL(
                 "create temporary table {newest} on commit drop as select * from ("
@@ -75,7 +74,7 @@ class Truncates:
             ).format(
                 **self._names,
                 newest=_NEWEST,
-                values=sql.SQL(", ").join(casts[name].expression for name in self.version),
+                values=sql.SQL(", ").join(versions[name] for name in self.version),
                 staging=staged.table,
                 accepted=staged.accepted,
             )
@@ -95,7 +94,7 @@ class Truncates:
 
     def delete_older(self, cursor: Cursor, latest: Latest, newest: sql.Identifier) -> None:
         """Make a delete of each latest change that is not newer than the newest truncate, which find() has found."""
-        for table in (latest.staged, latest.kept):
+        for table in latest.tables:
             cursor.execute(
                 sql.SQL(
                     "update {latest} c set deleted = true from {newest} t where not c.deleted and not {is_newer}"

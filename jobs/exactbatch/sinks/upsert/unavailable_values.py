@@ -19,8 +19,7 @@ from exactbatch.sinks.sink import UNAVAILABLE
 from exactbatch.sinks.staged_rows import StagedRows
 from exactbatch.sinks.tables.affected_keys import BY_TRUNCATE
 from exactbatch.sinks.tables.lineage_table import LineageTable
-from exactbatch.sinks.upsert.change_order import is_greater, latest_first
-from exactbatch.sinks.upsert.latest_changes import Latest
+from exactbatch.sinks.upsert.change_order import STAGED, is_greater, latest_first
 from exactbatch.sinks.upsert.truncates import Truncates, is_truncate
 from exactbatch.sinks.values.null_safe_groups import column_list, same_values
 
@@ -164,12 +163,13 @@ class UnavailableValues:
         cursor: Cursor,
         staged: StagedRows,
         columns: Sequence[Column],
-        latest: Latest,
+        kept: sql.Identifier,
         *,
         affected: sql.Identifier,
         newest_truncate: sql.Identifier | None,
     ) -> None:
-        """Give the latest changes the values that were left out of them.
+        """Give the latest changes the values that were left out of them; `kept` is the table of those that earlier
+        batches left.
 
         The staged changes have been inserted, and `newest_truncate` is what Truncates.find() has returned. The staged
         changes that lack a value are moved to those that are kept as whole rows, which are complete then. Raises
@@ -183,9 +183,9 @@ class UnavailableValues:
                 "insert into {kept} select c.* from {change} c join {staged} s on {same_key} and {same_place} "
                 "where not s.deleted and c.{unavailable} is not null and c.batch_id = {batch_id}"
             ).format(
-                kept=latest.kept,
+                kept=kept,
                 change=self.changes.identifier,
-                staged=latest.staged,
+                staged=STAGED,
                 same_key=same_values(self.key, "c", "s"),
                 same_place=same_values(_PLACE, "c", "s"),
                 unavailable=_UNAVAILABLE,
@@ -198,8 +198,8 @@ class UnavailableValues:
                     "delete from {staged} s using {kept} k where {same_key} and {same_place} "
                     "and k.batch_id = {batch_id} and k.{unavailable} is not null"
                 ).format(
-                    staged=latest.staged,
-                    kept=latest.kept,
+                    staged=STAGED,
+                    kept=kept,
                     same_key=same_values(self.key, "k", "s"),
                     same_place=same_values(_PLACE, "k", "s"),
                     batch_id=sql.Literal(staged.batch_id),
@@ -208,7 +208,7 @@ class UnavailableValues:
             )
         cursor.execute(
             sql.SQL("select distinct unnest({}) from {} where not deleted order by 1").format(
-                _UNAVAILABLE, latest.kept
+                _UNAVAILABLE, kept
             )
         )
         unavailable = {row[0] for row in cursor.fetchall()}
@@ -218,7 +218,7 @@ class UnavailableValues:
                     cursor,
                     staged,
                     column.name,
-                    latest.kept,
+                    kept,
                     affected=affected,
                     newest_truncate=newest_truncate,
                 )
