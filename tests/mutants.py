@@ -252,9 +252,7 @@ MUTANTS: Final = (
         "formats/json/raw_fields.py",
         'return refuse_escaped_nul(text) if type_ == "jsonb" else text',
         "return text",
-        (
-            "tests/integration/test_unstorable_text.py::test_json_keeps_an_escaped_nul_that_jsonb_and_text_refuse",
-        ),
+        ("tests/unit/test_json_types.py::test_an_escaped_u0000_is_refused_for_jsonb",),
     ),
     Mutant(
         "json refuses an escaped U+0000",
