@@ -159,8 +159,8 @@ def _states(airflow: LocalAirflow, run_id: str) -> dict[str, str]:
 
 def _output(airflow: LocalAirflow, run_id: str) -> dict[str, Any]:
     path = f"/dags/departures/dagRuns/{run_id}/taskInstances/grouped.report_batch/xcomEntries/return_value"
-    found: dict[str, Any] = airflow.request("GET", path, params={"deserialize": "true"})["value"]
-    return found
+    found: Any = airflow.request("GET", path, params={"stringify": "false"})["value"]
+    return json.loads(found) if isinstance(found, str) else found  # text in Airflow 3.0
 
 
 def _log(airflow: LocalAirflow, run_id: str, task_id: str) -> str:

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Final
 from unittest.mock import patch
 
+from airflow import sdk
+
 from exactbatch import Append, Json, Pipeline, ToTopic
 from exactbatch.ledger import Ledger, migrate
 from exactbatch.local import LocalStack
@@ -210,6 +212,9 @@ def _read_own_dag() -> str:
     }.items():
         assert text.count(old) == 1, f"the page's DAG has changed: {old}"
         text = text.replace(old, new)
+    if not hasattr(sdk, "CronDataIntervalTimetable"):  # 3.0 and 3.1, as the page says
+        text = text.replace("import CronDataIntervalTimetable, dag, task", "import dag, task")
+        text = "from airflow.timetables.interval import CronDataIntervalTimetable\n" + text
     return text
 
 

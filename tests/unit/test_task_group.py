@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from airflow.sdk import DAG, Param, TaskGroup, task
-from airflow.serialization.serialized_objects import DagSerialization
+from airflow.serialization import serialized_objects
 
 from exactbatch import Append, Json, Pipeline, Tables, ToTopic
 from exactbatch.airflow import Connections, pipeline_dag, pipeline_task_group
@@ -16,6 +16,8 @@ from exactbatch.airflow.page.dags import stored_in
 from exactbatch.airflow.parameters import find_replay
 from exactbatch.errors import ConfigurationError
 
+# Airflow 3.0 and 3.1 have it under the older name.
+Serialization: Any = getattr(serialized_objects, "DagSerialization", serialized_objects.SerializedDAG)
 MODULE = ModuleType("pipelines.grouped")
 FLIGHTS = Pipeline(name="flights", topics="t", value=Json("id int"), sink=Append("public.flight"))
 LATE = Pipeline(
@@ -98,7 +100,7 @@ def test_the_page_finds_each_pipeline_of_a_dag():
     with own_dag() as dag:
         pipeline_task_group(FLIGHTS, connections=Connections(kafka="k", postgres="p"))
         pipeline_task_group(SHOP)
-    assert stored_in(json.loads(json.dumps(DagSerialization.to_dict(dag)))) == [
+    assert stored_in(json.loads(json.dumps(Serialization.to_dict(dag)))) == [
         ("k", "p", False, None, False, "flights"),
         ("kafka_default", "postgres_default", False, None, True, "shop"),
     ]

@@ -55,7 +55,7 @@ TESTS: Final = (
                 "links",
             ),
             *("metrics", "openlineage", "operator", "page_access", "page_caches", "page_guard", "page_rules"),
-            *("page_states", "replay_request", "tables_dag"),
+            *("page_states", "replay_request", "tables_dag", "task_group"),
         )
     ),
 )
