@@ -12,7 +12,7 @@ from typing import Final
 from pyspark import SparkConf
 from pyspark.sql import SparkSession
 
-from exactbatch.batch.spark.spark_settings import guarded_ports
+from exactbatch.batch.spark.spark_settings import choose_guarded_ports
 
 _CHECK_S: Final = 5.0  # how often it asks whether Spark has stopped
 
@@ -20,7 +20,7 @@ _CHECK_S: Final = 5.0  # how often it asks whether Spark has stopped
 def main() -> None:
     """Serve until Spark stops, or the JVM ends and closes its end of the standard input."""
     builder = SparkSession.builder
-    for name, value in guarded_ports(dict(SparkConf().getAll())).items():
+    for name, value in choose_guarded_ports(dict(SparkConf().getAll())).items():
         builder = builder.config(name, value)
     context = builder.getOrCreate().sparkContext
     stopped = context._jsc.sc().isStopped

@@ -4082,7 +4082,7 @@ MUTANTS: Final = (
     Mutant(
         "a daemon loads compiled code for small ranges",
         "batch/spark/python_daemon.py",
-        " and pays(slot_offsets, reload=True)",
+        " and is_worth_compiling(slot_offsets, reload=True)",
         "",
         (_DAEMON,),
     ),
@@ -4373,7 +4373,7 @@ MUTANTS: Final = (
     Mutant(
         "a transform rejects other records than those that do not decode",
         "batch/rows/json_loop.py",
-        "int(taken.declined[index])",
+        "int(taken.declined_indexes[index])",
         "index",
         (
             "tests/integration/test_fast_path.py::test_both_paths_give_a_transform_the_same_records_and_stage_its_rows",
@@ -4382,8 +4382,8 @@ MUTANTS: Final = (
     Mutant(
         "a transform loses the records that compiled code declines",
         "batch/rows/json_loop.py",
-        "others = strict(records.take(taken.declined.tolist()))",
-        "others = strict(records.take([]))",
+        "others = decode_by_format(records.take(taken.declined_indexes.tolist()))",
+        "others = decode_by_format(records.take([]))",
         (
             "tests/unit/test_fast_decoder.py::test_records_that_the_loop_declines_are_decoded_among_the_others",
         ),

@@ -120,7 +120,13 @@ ACCELERATORS: Final = (
     Accelerator(
         name="kernel",
         title="compiled JSON and COPY",
-        edits=[("batch/rows/row_encoder.py", "    return pays(", "    return False and pays(")],
+        edits=[
+            (
+                "batch/rows/row_encoder.py",
+                "    return is_worth_compiling(",
+                "    return False and is_worth_compiling(",
+            )
+        ],
         code=[
             "compiled",
             *(f"batch/rows/{name}.py" for name in ("json_loop", "row_encoder")),

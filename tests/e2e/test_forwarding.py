@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from exactbatch import Json
-from exactbatch.forwarding.sent import settled_partitions
+from exactbatch.forwarding.sent import wait_for_settled_partitions
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.local.airflow import LocalAirflow
 from exactbatch.local.topics import create_topic, send
@@ -108,7 +108,7 @@ def _all_messages(settings: Settings) -> list[Message]:
         forwarding = load_status(connection, KafkaBroker(settings.kafka), LATE).forwarding
     assert forwarding is not None
     assert (forwarding.unsent, forwarding.oldest) == (0, None)
-    settled_partitions(KafkaBroker(settings.kafka), "late_results")
+    wait_for_settled_partitions(KafkaBroker(settings.kafka), "late_results")
     messages = committed(settings.kafka, "late_results")
     check_once_in_order(messages, forwarding.sent_sequence)
     return messages

@@ -10,7 +10,7 @@ import pytest
 
 from exactbatch import Append, Json, Pipeline, Upsert
 from exactbatch.audit.check_access import check_visible
-from exactbatch.audit.derived import stale_rows
+from exactbatch.audit.derived import find_stale_rows
 from exactbatch.audit.latest_values import LatestValues
 from exactbatch.audit.log_windows import OffsetWindow
 from exactbatch.audit.run_audit import audit
@@ -91,7 +91,7 @@ def audited(snapshot: Snapshot, pipeline: Pipeline) -> None:
     with transaction(snapshot.connection) as cursor:
         check_visible(cursor, pipeline, writer, values=True)
     if pipeline.traits.is_derived:
-        stale_rows(snapshot, pipeline, writer)
+        find_stale_rows(snapshot, pipeline, writer)
     if not pipeline.traits.keeps_every_row:
         latest = LatestValues(snapshot, pipeline, writer, {})
         latest._fold()

@@ -79,7 +79,7 @@ def test_both_paths_write_the_same_rows_and_rejects(world, make_topic, make_pipe
         task = task_of(world, pipeline, world.plan(pipeline))
         outcome = commit_range(task, 1)
         assert isinstance(outcome, Committed)
-        taken.append(outcome.taken)
+        taken.append(outcome.fast_count)
         commit_batch(world.connection, pipeline, task.batch_id, task.plan_id)
         assert world.is_exact(pipeline)
         outcomes.append((outcome, committed(world, task.batch_id)))

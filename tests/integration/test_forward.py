@@ -37,7 +37,7 @@ from exactbatch.failpoints import FAILPOINTS, actions
 from exactbatch.forwarding import forward as forwarding
 from exactbatch.forwarding.forward import Forwarded, forward_results
 from exactbatch.forwarding.producer import ResultProducer
-from exactbatch.forwarding.sent import settled_partitions
+from exactbatch.forwarding.sent import wait_for_settled_partitions
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger, PendingResult, Streams
 from exactbatch.operations.metrics import measure
@@ -100,7 +100,7 @@ class Forwarding:
     def check(self) -> list[Message]:
         """Check that the topic has exactly what was committed; return its messages."""
         # A commit returns before each partition has its marker.
-        settled_partitions(KafkaBroker(self.settings.kafka), self.topic.name)
+        wait_for_settled_partitions(KafkaBroker(self.settings.kafka), self.topic.name)
         stream, messages = self.stream(), self.messages()
         assert (stream.unsent, stream.attempted_sequence) == (0, None)
         assert self.rows("select count(*) from exactbatch.outbox") == [(0,)]
@@ -995,7 +995,7 @@ def test_roles_can_do_what_forwarding_needs(deployment, connection, settings, ma
     job.close()
     with pytest.raises(psycopg2.errors.InsufficientPrivilege):
         deployment.execute("delete from exactbatch.outbox", role="reader")
-    settled_partitions(KafkaBroker(settings.kafka), topic.name)
+    wait_for_settled_partitions(KafkaBroker(settings.kafka), topic.name)
     check_once_in_order(committed(settings.kafka, topic.name), 5)
 
 
@@ -1030,7 +1030,7 @@ def test_a_batch_of_spark_reaches_the_topic(world, replays, make_topic, make_pip
     topic.produce(b'{"carrier": "D", "flight": 1}')
     world.run(pipeline)
     forward_results(world.connection, world.settings, pipeline)
-    settled_partitions(KafkaBroker(world.settings.kafka), target.name)
+    wait_for_settled_partitions(KafkaBroker(world.settings.kafka), target.name)
     messages = committed(world.settings.kafka, target.name)
     check_once_in_order(messages, len(messages))
     columns = "carrier, flight" if kind in ("append", "by_batch") else "carrier, flights"

@@ -15,7 +15,7 @@ from exactbatch.audit.run_audit import audit
 from exactbatch.batch import job as batch_job
 from exactbatch.batch.by_partition import partition_commit
 from exactbatch.batch.by_partition.partition_commit import Committed, commit_batch, commit_range
-from exactbatch.cli.render import batches_table
+from exactbatch.cli.render import build_batches_table
 from exactbatch.compiled.availability import VARIABLE
 from exactbatch.errors import (
     Fenced,
@@ -295,7 +295,7 @@ def test_what_superseded_batch_committed_can_be_replayed_and_is_shown(world, rep
     (part,) = shown.partly_committed
     assert (part.batch_id, part.ranges, part.committed, part.records, part.rows) == (older, 2, 1, 5, 5)
     assert shown.as_json()["partly_committed"][0]["committed"] == 1
-    cells = list(zip(*(list(column.cells) for column in batches_table(shown).columns), strict=True))
+    cells = list(zip(*(list(column.cells) for column in build_batches_table(shown).columns), strict=True))
     assert cells[0][3:7] == ("planned", "–", "–", "–")
     assert cells[1][3:7] == ("superseded, 1 of 2 ranges committed", "5", "5", "0")
 

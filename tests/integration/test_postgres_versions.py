@@ -15,7 +15,7 @@ from exactbatch.ledger import migrate
 from exactbatch.postgres.arrow import connect_arrow
 from exactbatch.postgres.connection import Connection, connect, transaction
 from exactbatch.postgres.dsn import refused_connection
-from exactbatch.postgres.types import is_refused, refusal, repeats_a_field, type_named
+from exactbatch.postgres.types import find_named_type, is_refused, refusal, repeats_a_field
 from exactbatch.sinks.aggregate.group_key import check_group_key, create_group_key, group_key
 from exactbatch.sinks.tables.target import TargetTable
 from support.postgres_versions import started
@@ -119,7 +119,7 @@ def test_a_text_is_refused_exactly_if_its_type_refuses_it_and_with_the_same_mess
     with transaction(server) as cursor:
         cursor.execute(TYPES)
         for type_name, *texts in INPUTS:
-            type_ = type_named(cursor, type_name)
+            type_ = find_named_type(cursor, type_name)
             cursor.execute(f"create temporary table written (value {type_name})")
             for text in texts:
                 expected = error_of_insert(cursor, text)

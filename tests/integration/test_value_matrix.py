@@ -9,7 +9,7 @@ import pytest
 
 from exactbatch import Append, Json, Upsert
 from exactbatch.batch.rows.rejected import PendingRejects
-from exactbatch.batch.staging.transformed_rows import storable_rows
+from exactbatch.batch.staging.transformed_rows import keep_storable_rows
 from exactbatch.columns import LINEAGE_NAMES, Column
 from exactbatch.errors import TransformFailed, TransformRefused
 from exactbatch.sinks.tables.target import TargetTable
@@ -220,7 +220,7 @@ def test_what_postgres_cannot_store_of_transform_is_refused_with_record():
     ):
         noted = PendingRejects()
         batch = pa.record_batch({"x": column, **lineage})
-        kept = storable_rows(batch, batch.schema.names, noted, 1)
+        kept = keep_storable_rows(batch, batch.schema.names, noted, 1)
         assert kept.column("kafka_offset").to_pylist() == [4]
         ((note,),) = (each.to_pylist() for each in noted.take())
         assert re.match(rf"column 'x': .*{what}.*, in a row of the transform", note["reason"])
@@ -228,4 +228,4 @@ def test_what_postgres_cannot_store_of_transform_is_refused_with_record():
         with pytest.raises(
             TransformFailed, match=rf"column 'x': .*{what}.*, in a row of the transform\. Nothing"
         ):
-            storable_rows(batch.drop_columns(list(LINEAGE_NAMES)), ["x"], noted, 1)
+            keep_storable_rows(batch.drop_columns(list(LINEAGE_NAMES)), ["x"], noted, 1)

@@ -8,7 +8,7 @@ from typing import Any
 
 from exactbatch import Pipeline
 from exactbatch.audit.audit_result import AuditReport
-from exactbatch.forwarding.sent import settled_partitions
+from exactbatch.forwarding.sent import wait_for_settled_partitions
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger, Streams
 from exactbatch.postgres.connection import transaction
@@ -125,7 +125,7 @@ def check_results(pipeline: Pipeline, connection: Any, settings: Settings) -> in
     """
     assert pipeline.forward is not None
     topic = pipeline.forward.topic
-    settled_partitions(KafkaBroker(settings.kafka), topic)
+    wait_for_settled_partitions(KafkaBroker(settings.kafka), topic)
     messages = committed(settings.kafka, topic)
     with transaction(connection) as cursor:
         stream = Streams(connection).read(pipeline.name)

@@ -61,7 +61,7 @@ def compare(
     """Fail unless each row that the loop writes is the one that the format gives, also when it is read back into
     Arrow columns; `by_field` also reads the rows field by field."""
     taken = take(format_, values, required)
-    indexes = np.setdiff1d(np.arange(len(values)), taken.declined)
+    indexes = np.setdiff1d(np.arange(len(values)), taken.declined_indexes)
     assert len(indexes) == taken.rows
     decoded = find_decoder(format_).decode(pa.array([values[index] for index in indexes], pa.binary()))
     refused = [(values[indexes[at]], reason) for at, reason in decoded.rejects]
@@ -95,7 +95,7 @@ def compare(
 
 def _compare_documents(format_: Json, taken: TakenRows, with_second: TakenRows) -> None:
     """Fail unless rows with second columns are the same: each document is in one of both columns."""
-    assert with_second.declined.tolist() == taken.declined.tolist()
+    assert with_second.declined_indexes.tolist() == taken.declined_indexes.tolist()
     for written, expected in zip(fields_of(with_second.data), fields_of(taken.data), strict=True):
         fields = iter(written)
         for name, field in zip(

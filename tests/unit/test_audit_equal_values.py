@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exactbatch.audit.equal_values import unequal_records
+from exactbatch.audit.equal_values import find_unequal_records
 
 BY = ("offset", "batch")
 
@@ -30,7 +30,7 @@ def table(
 
 
 def unequal(records: pa.Table, rows: pa.Table) -> list[int]:
-    found = unequal_records(records, rows, by=BY).to_pylist()
+    found = find_unequal_records(records, rows, by=BY).to_pylist()
     return [offset for offset, differs in zip(records["offset"].to_pylist(), found, strict=True) if differs]
 
 

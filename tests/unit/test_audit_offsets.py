@@ -224,13 +224,13 @@ def test_an_offset_that_is_covered_twice_belongs_to_the_coverage_that_begins_las
 
 def test_gaps_and_losses_are_intervals():
     covering = covering_of(World(coverage=[(2, 5, 1), (5, 7, None), (9, 12, 2)]))
-    assert covering.gaps_in(0, 15) == [(0, 2), (7, 9), (12, 15)]
-    assert covering.gaps_in(3, 8) == [(7, 8)]
-    assert covering.gaps_in(20, 10) == []
-    assert covering.lost_in(0, 15) == 2
-    assert covering.lost_in(6, 15) == 1
+    assert covering.find_uncovered(0, 15) == [(0, 2), (7, 9), (12, 15)]
+    assert covering.find_uncovered(3, 8) == [(7, 8)]
+    assert covering.find_uncovered(20, 10) == []
+    assert covering.count_lost(0, 15) == 2
+    assert covering.count_lost(6, 15) == 1
     nothing = covering_of(World(coverage=[]))
-    assert nothing.gaps_in(3, 8) == [(3, 8)]
+    assert nothing.find_uncovered(3, 8) == [(3, 8)]
     assert nothing.at(np.array([1])).tolist() == [NOT_COVERED]
     assert nothing.is_lost(np.array([1])).tolist() == [False]
 

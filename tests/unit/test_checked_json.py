@@ -18,7 +18,7 @@ def fields_of(documents, checked=("doc", "other")):
     values = [b'{"number":%d,"doc":%s}' % (at, document.encode()) for at, document in enumerate(documents)]
     taken = take(FORMAT, values, checked=checked)
     rows = (row[4:] for row in copy_rows.fields_of(taken.data))  # without the lineage
-    return [None if at in taken.declined else next(rows) for at in range(len(values))]
+    return [None if at in taken.declined_indexes else next(rows) for at in range(len(values))]
 
 
 def names(count, start=0):

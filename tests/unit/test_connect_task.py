@@ -13,7 +13,7 @@ import pytest
 from pyspark.cloudpickle import dumps
 
 from exactbatch.batch.engines import connect_task
-from exactbatch.batch.engines.connect_task import run_pickled, shipped
+from exactbatch.batch.engines.connect_task import build_remote_task, run_pickled
 from exactbatch.batch.staging import shares
 from exactbatch.batch.staging.outcomes import declare_outcome
 from exactbatch.batch.staging.shares import loaded
@@ -93,7 +93,7 @@ def test_the_function_that_is_sent_names_no_module_but_the_one_that_compares_the
             named.add(module)
             return super().find_class(module, name)
 
-    function = Names(io.BytesIO(dumps(shipped([b""], "identity", VARIABLES)))).load()
+    function = Names(io.BytesIO(dumps(build_remote_task([b""], "identity", VARIABLES)))).load()
     assert not [module for module in named if module.startswith("exactbatch")]
     assert function.__globals__ is not vars(connect_task)
     assert "pyarrow" in sys.modules or named

@@ -146,7 +146,7 @@ print([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
 def test_the_size_of_a_range_decides(monkeypatch, value, loaded, offsets, expected):
     monkeypatch.setenv(availability.VARIABLE, value)
     monkeypatch.setattr(availability, "_loaded", loaded)
-    assert availability.pays(offsets) is expected
+    assert availability.is_worth_compiling(offsets) is expected
 
 
 @pytest.mark.parametrize("value", ["no", "-1", "1.5", "150_000", "²"])
@@ -155,7 +155,7 @@ def test_a_value_that_is_neither_a_number_nor_off_is_refused(monkeypatch, value)
     with pytest.raises(
         ConfigurationError, match=f"EXACTBATCH_FAST_PATH is '{value}', which is neither a number"
     ):
-        availability.pays(1)
+        availability.is_worth_compiling(1)
 
 
 def test_machine_code_that_reads_another_row_is_not_used(monkeypatch: Any):
@@ -187,7 +187,7 @@ def test_a_worker_that_reads_many_splits_loads_the_code_for_all_of_them(
     monkeypatch: pytest.MonkeyPatch, slot_offsets: int, expected: int
 ) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(row_encoder, "pays", lambda offsets: bool(asked.append(offsets)))
+    monkeypatch.setattr(row_encoder, "is_worth_compiling", lambda offsets: bool(asked.append(offsets)))
     task = SimpleNamespace(range=range(10), slot_offsets=slot_offsets)
     assert not row_encoder.reads_fast(task)  # type: ignore[arg-type]
     assert asked == [expected]

@@ -9,7 +9,7 @@ from exactbatch.airflow.page.first_records import (
     FirstRecords,
     Known,
     Unprocessed,
-    oldest_unprocessed,
+    find_oldest_unprocessed,
     only_current,
 )
 from exactbatch.model import LogPartition, StoredOffset
@@ -121,7 +121,7 @@ def test_the_first_unprocessed_records_of_a_pipeline_are_looked_up_once():
     pipeline = standing({0: 4, 1: 9, 2: 6})
     known = records.look_up(there, {"p": pipeline}, asked)
     assert asked.calls == [({("t", 0): 4, ("t", 3): 2}, False), ({("t", 2): 6}, True)]
-    assert oldest_unprocessed(there[:4], pipeline.stored, known["p"]) == second(2)
+    assert find_oldest_unprocessed(there[:4], pipeline.stored, known["p"]) == second(2)
     assert records.look_up(there, {"p": pipeline}, asked) == known
     assert len(asked.calls) == 2
 
@@ -138,7 +138,7 @@ def test_a_timestamp_stands_in_for_that_of_a_later_offset_of_its_pipeline_until_
     known = records.look_up([log(0)], both, asked)
     assert times(known) == {"p": {0: second(4)}, "q": {0: second(2)}}
     for offset, shown in ((4, 4), (5, 4), (9, None), (3, None)):
-        oldest = oldest_unprocessed([log(0)], standing({0: offset}).stored, known["p"])
+        oldest = find_oldest_unprocessed([log(0)], standing({0: offset}).stored, known["p"])
         assert oldest == (None if shown is None else second(shown)), offset
     both["p"] = standing({0: 5})
     assert times(records.look_up([log(0)], both, asked)) == {"p": {0: second(5)}, "q": {0: second(2)}}

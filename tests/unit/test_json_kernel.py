@@ -128,7 +128,7 @@ def test_taken(written):
 def test_declined(written):
     """After an object with the same names, so that those are known, and before another one."""
     good = b'{"i":1,"x":"a"}'
-    assert take(_FORMAT, [good, written.encode(), good]).declined.tolist() == [1]
+    assert take(_FORMAT, [good, written.encode(), good]).declined_indexes.tolist() == [1]
 
 
 @pytest.mark.parametrize(
@@ -139,13 +139,13 @@ def test_bytes_that_are_no_utf8_are_declined_wherever_they_are(bad):
     objects = [b'{"x":"%s"}', b'{"%s":1}', b'{"other":"%s"}', b'{"other":["%s"]}', b'{"other":{"%s":1}}']
     # Twice: the second time, the name is the one of the record before.
     values = [each % bad for each in objects for _ in range(2)]
-    assert take(_FORMAT, values).declined.tolist() == list(range(len(values)))
+    assert take(_FORMAT, values).declined_indexes.tolist() == list(range(len(values)))
 
 
 def test_a_null_value_and_a_row_without_its_key_are_declined():
     values = [b'{"i":1,"x":"a"}', None, b'{"x":"a"}', b'{"i":null}', b'{"i":2}']
     taken = take(_FORMAT, values, required=["i"])
-    assert (taken.rows, taken.declined.tolist()) == (2, [1, 2, 3])
+    assert (taken.rows, taken.declined_indexes.tolist()) == (2, [1, 2, 3])
     assert compare(_FORMAT, values, ["i"], by_field=True).taken == 2
 
 
@@ -154,7 +154,7 @@ def test_long_values_and_many_fields():
     many = {**{f"k{number}": number for number in range(600)}, "i": 1}
     some = {**{f"k{number}": number for number in range(500)}, "i": 1}
     values = [json.dumps(each, ensure_ascii=False).encode() for each in (long, some, many, {"i": 2}, some)]
-    assert take(_FORMAT, values).declined.tolist() == [2]
+    assert take(_FORMAT, values).declined_indexes.tolist() == [2]
     assert compare(_FORMAT, values, by_field=True).taken == 4
 
 

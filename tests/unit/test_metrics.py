@@ -22,7 +22,7 @@ from exactbatch.ledger import Batch, PartlyCommitted
 from exactbatch.model import Retention, StoredOffset
 from exactbatch.operations.doctor.topic_checks import check_freshness
 from exactbatch.operations.lag import PartitionLag, PipelineLag
-from exactbatch.operations.metrics import Metric, batch_metrics, ledger_metrics, log_metrics
+from exactbatch.operations.metrics import Metric, measure_batch, measure_ledger, measure_logs
 from exactbatch.operations.unprocessed import first_unprocessed
 from support.airflow_versions import start_metrics
 from support.environment import TESTS
@@ -47,13 +47,13 @@ def values(metrics: list[Metric]) -> dict[str, float]:
 
 
 def progress(*partitions: PartitionLag, **retention: Retention) -> dict[str, float]:
-    return values(log_metrics(PipelineLag("p", NOW, partitions), retention))
+    return values(measure_logs(PipelineLag("p", NOW, partitions), retention))
 
 
 def test_a_thousand_partitions_have_one_lag_and_one_headroom():
     behind = [partition(each, oldest=NOW - MINUTE) for each in range(999)]
     oldest = partition(999, oldest=NOW - 50 * MINUTE)
-    metrics = log_metrics(PipelineLag("p", NOW, (*behind, oldest)), {})
+    metrics = measure_logs(PipelineLag("p", NOW, (*behind, oldest)), {})
     assert values(metrics) == {"lag": 4000, "retention_headroom": 600}
     assert {tuple(metric.names.items()) for metric in metrics} == {(("pipeline", "p"),)}
 
@@ -97,23 +97,23 @@ def test_a_pipeline_with_a_freshness_says_whether_it_is_overdue(freshness, overd
     waiting = PipelineLag(
         "p", NOW, (partition(oldest=NOW - MINUTE),), freshness=freshness and timedelta(seconds=freshness)
     )
-    assert values(log_metrics(waiting, {})).get("overdue") == overdue
+    assert values(measure_logs(waiting, {})).get("overdue") == overdue
 
 
 @pytest.mark.parametrize(("oldest", "overdue"), [(NOW - MINUTE, 1), (NOW, None), (None, None)])
 def test_a_pipeline_is_not_on_time_while_a_partition_does_not_say_what_its_oldest_record_is(oldest, overdue):
     there = (partition(oldest=oldest), replace(partition(1), answered=False))
     waiting = PipelineLag("p", NOW, there, freshness=timedelta(seconds=30))
-    assert values(log_metrics(waiting, {})).get("overdue") == overdue
+    assert values(measure_logs(waiting, {})).get("overdue") == overdue
     assert waiting.as_json()["overdue"] is (None if overdue is None else True)
     (found,) = check_freshness([waiting])
     assert (found.level, "may be overdue" in found.found) == ("warning", overdue is None)
 
 
 def test_a_pipeline_without_a_topic_or_a_commit_has_no_such_gauge():
-    assert log_metrics(PipelineLag("p", NOW, (), (TopicMissing("gone"),)), {}) == []
-    assert ledger_metrics("p", None, NOW) == []
-    assert values(ledger_metrics("p", NOW - MINUTE, NOW)) == {"last_commit_age": 60}
+    assert measure_logs(PipelineLag("p", NOW, (), (TopicMissing("gone"),)), {}) == []
+    assert measure_ledger("p", None, NOW) == []
+    assert values(measure_ledger("p", NOW - MINUTE, NOW)) == {"last_commit_age": 60}
 
 
 BATCH = Batch(
@@ -125,7 +125,7 @@ BATCH = Batch(
 
 
 def test_a_batch_counts_its_rows_and_rejects_by_pipeline_and_kind():
-    metrics = batch_metrics([BATCH])
+    metrics = measure_batch([BATCH])
     assert values(metrics) == {"rows": 10, "rejects": 2, "batch.duration": 1.5}
     assert {metric.untagged for metric in metrics} == {
         "exactbatch.shop__eu.replay.rows",
@@ -138,7 +138,7 @@ def test_a_batch_counts_its_rows_and_rejects_by_pipeline_and_kind():
 def test_ranges_that_a_superseded_batch_has_committed_count():
     superseded = replace(BATCH, status="superseded", committed_at=None, rows=None, rejected=None)
     partly = PartlyCommitted(7, ranges=2, committed=1, records=6, rows=5, rejected=1, tombstones=0)
-    assert values(batch_metrics([superseded], [partly])) == {"rows": 5, "rejects": 1}
+    assert values(measure_batch([superseded], [partly])) == {"rows": 5, "rejects": 1}
 
 
 @pytest.fixture
@@ -152,7 +152,7 @@ def statsd(monkeypatch):
         start_metrics()
 
 
-SENT = [*log_metrics(PipelineLag("shop.eu", NOW, (partition(),)), {"t": HOUR}), *batch_metrics([BATCH])]
+SENT = [*measure_logs(PipelineLag("shop.eu", NOW, (partition(),)), {"t": HOUR}), *measure_batch([BATCH])]
 
 
 def test_statsd_receives_names_with_the_pipeline_and_names_without(statsd):

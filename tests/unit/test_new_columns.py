@@ -26,7 +26,7 @@ from exactbatch import (
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError
 from exactbatch.sampling.column_names import column_name, module_name
-from exactbatch.sampling.csv_columns import csv_draft
+from exactbatch.sampling.csv_columns import draft_csv
 from exactbatch.sampling.draft import decode, fit
 from exactbatch.sampling.json_columns import MOST_COLUMNS
 from exactbatch.sampling.key_and_sink import TopicFacts
@@ -636,7 +636,7 @@ CELLS = (
 )
 def test_a_proposal_accepts_every_sampled_line_of_csv(lines):
     texts = [";".join(line) for line in lines]
-    draft = csv_draft(texts)
+    draft = draft_csv(texts)
     if draft is None:
         return
     values = pa.array([text.encode() for text in texts], pa.binary())

@@ -23,11 +23,11 @@ from exactbatch.sampling.key_and_sink import TopicFacts
 from exactbatch.sampling.proposal import propose
 from exactbatch.sampling.source_code import (
     Literal,
-    dag_file,
-    pipeline_module,
-    pipeline_test,
     record_code,
     string,
+    write_dag_file,
+    write_pipeline_module,
+    write_pipeline_test,
 )
 
 RUFF = str(Path(sys.executable).parent / "ruff")
@@ -156,7 +156,7 @@ def test_no_text_of_a_record_becomes_code(description, text):
     )
     pipeline = Pipeline(name="a", topics=("t",), value=Json("a int"), sink=Append("public.a"))
     object.__setattr__(pipeline.value, "schema", schema)  # also one that Json refuses
-    tree = ast.parse(pipeline_module(pipeline, f"The topic t: {description}."))
+    tree = ast.parse(write_pipeline_module(pipeline, f"The topic t: {description}."))
     assert [type(each).__name__ for each in tree.body] == ["Expr", "ImportFrom", "Assign"]
     assert ast.get_docstring(tree, clean=False) == printable(f"The topic t: {description}.")
     (written,) = tree.body[2].value.keywords[2].value.args
@@ -171,7 +171,7 @@ def test_the_name_of_a_connector_is_no_code():
     proposal = propose("a", "t", "public.a", facts)
     assert evil in proposal.label
     names = {}
-    module = pipeline_module(proposal.pipeline, f"The topic t: {proposal.label}.")
+    module = write_pipeline_module(proposal.pipeline, f"The topic t: {proposal.label}.")
     exec(module.encode(), names)
     assert names["a"].name == "a"
 
@@ -179,14 +179,14 @@ def test_the_name_of_a_connector_is_no_code():
 @pytest.mark.parametrize("pipeline", PIPELINES, ids=range(len(PIPELINES)))
 @pytest.mark.parametrize("width", ["88", "110"])
 def test_the_module_defines_the_pipeline_and_is_formatted(pipeline, width):
-    module = pipeline_module(pipeline, "A topic.")
+    module = write_pipeline_module(pipeline, "A topic.")
     names = {}
     exec(module, names)
     assert repr(names["a"]).replace("\\n", "").replace(" ", "") == repr(pipeline).replace("\\n", "").replace(
         " ", ""
     )
-    dag = dag_file(pipeline, "@hourly", separate=True)
-    test = pipeline_test(
+    dag = write_dag_file(pipeline, "@hourly", separate=True)
+    test = write_pipeline_test(
         pipeline,
         [(b"{}", None, []), (None, b"k" * 200, [("__value_schema_id", b"\1" * 17)])],
         [{"x": "y" * 300}],

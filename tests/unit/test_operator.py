@@ -13,7 +13,7 @@ from airflow.providers.apache.spark.operators import spark_submit
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk import Connection
 
-from exactbatch.airflow.check_batches import check_committed, check_own, named_batches
+from exactbatch.airflow.check_batches import check_committed, check_own, read_named_batches
 from exactbatch.airflow.operator import ProcessBatchOperator, search_path
 from exactbatch.airflow.tasks import left_batches as launch
 from exactbatch.airflow.versions import AirflowException, AirflowFailException, BaseHook
@@ -250,7 +250,7 @@ def test_a_batch_of_another_run_is_not_this_ones():
     for status in ("planned", "superseded"):
         with pytest.raises(AirflowFailException, match=f"batch 17 is {status}, not committed: .* by hand"):
             check_committed(batch(status=status))
-    assert named_batches('["p:17:"]') == [PlannedBatch("p", 17, None)]
+    assert read_named_batches('["p:17:"]') == [PlannedBatch("p", 17, None)]
 
 
 def test_a_note_that_airflow_refuses_fails_nothing(monkeypatch, caplog):

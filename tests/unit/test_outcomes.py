@@ -14,7 +14,7 @@ from exactbatch.errors import ConfigurationError, ExactbatchError, RefusedRecord
 from exactbatch.offsets import OffsetRange
 
 RANGE = OffsetRange('t"ü', 3, 5, 2**60, UUID(int=7), 4)
-STAGED = Staged(RANGE, 2**40, 10, 9, 1, 0, dropped=2, replaced=3, taken=4)
+STAGED = Staged(RANGE, 2**40, 10, 9, 1, 0, dropped=2, replaced=3, fast_count=4)
 
 
 @pytest.mark.parametrize(

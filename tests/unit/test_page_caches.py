@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from exactbatch.airflow.page import brokers, dags, databases
-from exactbatch.airflow.page.first_records import oldest_unprocessed
+from exactbatch.airflow.page.first_records import find_oldest_unprocessed
 from exactbatch.errors import ConfigurationError, KafkaUnavailable
 from exactbatch.kafka import broker as kafka_broker
 from exactbatch.kafka.broker import KafkaBroker
@@ -128,9 +128,9 @@ def written_in(monkeypatch, broker, times):
     broker.written_at = KafkaBroker({}).written_at
 
 
-def retention_left(watched, topic):
+def compute_retention_left(watched, topic):
     watched.watch("kafka", topic, [topic], {(topic, 0): stored(5)})
-    return brokers.retention_left(watched.state("kafka"), [(topic, 0)], NOW)
+    return brokers.compute_retention_left(watched.state("kafka"), [(topic, 0)], NOW)
 
 
 def test_the_retention_of_one_topic_does_not_blur_that_of_another(broker, clock, monkeypatch):
@@ -140,8 +140,8 @@ def test_the_retention_of_one_topic_does_not_blur_that_of_another(broker, clock,
     }
     written_in(monkeypatch, broker, {"short": NOW - timedelta(hours=1), "long": NOW - timedelta(days=365)})
     watched = brokers.Brokers()
-    retention_left(watched, "long")
-    left = retention_left(watched, "short")
+    compute_retention_left(watched, "long")
+    left = compute_retention_left(watched, "short")
     assert timedelta(hours=22, minutes=59) < left <= timedelta(hours=23)
 
 
@@ -150,7 +150,7 @@ def test_retention_longer_than_the_time_since_1970_is_shown(broker, clock, monke
     age = timedelta(days=365 * years)
     broker.retention = lambda topics: {each: SimpleNamespace(age=age) for each in topics}
     written_in(monkeypatch, broker, {"t": NOW - timedelta(days=365)})
-    left = retention_left(brokers.Brokers(), "t")
+    left = compute_retention_left(brokers.Brokers(), "t")
     assert age - timedelta(days=370) < left <= age - timedelta(days=365)
 
 
@@ -192,7 +192,9 @@ def oldest(watched, clock, offset):
     clock.now += 5
     watched.watch("kafka", "p", ["t"], {("t", 0): stored(offset)}, may_be_overdue=True)
     shown = watched.state("kafka")
-    return oldest_unprocessed(shown.logs.get("t", ()), {("t", 0): stored(offset)}, shown.first.get("p", {}))
+    return find_oldest_unprocessed(
+        shown.logs.get("t", ()), {("t", 0): stored(offset)}, shown.first.get("p", {})
+    )
 
 
 def at(second):

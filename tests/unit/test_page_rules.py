@@ -17,9 +17,9 @@ import pytest
 from exactbatch import Json, Pipeline, Upsert
 from exactbatch.airflow import Connections, pipeline_dag
 from exactbatch.airflow.page import views
-from exactbatch.airflow.page.brokers import LogState, retention_left
+from exactbatch.airflow.page.brokers import LogState, compute_retention_left
 from exactbatch.airflow.page.dags import stored_in
-from exactbatch.airflow.page.views import partition_views, record_view
+from exactbatch.airflow.page.views import build_partition_views, build_record_view
 from exactbatch.ledger.overview_rows import ListedBatch, PartitionPosition, RejectedRecord
 from exactbatch.ledger.row_types import Batch
 from exactbatch.operations.overview import stored_at
@@ -106,10 +106,14 @@ def record(value, size):
 
 
 def test_a_value_is_text_unless_it_is_not_utf_8():
-    assert record_view(record("ä".encode(), 2))["value"] == {"text": "ä", "bytes": 2, "is_cut": False}
-    assert record_view(record("aä".encode()[:2], 9))["value"] == {"text": "a", "bytes": 9, "is_cut": True}
-    assert record_view(record(b"\xff", 1))["value"] == {"base64": "/w==", "bytes": 1, "is_cut": False}
-    assert record_view(record(None, None))["value"] is None
+    assert build_record_view(record("ä".encode(), 2))["value"] == {"text": "ä", "bytes": 2, "is_cut": False}
+    assert build_record_view(record("aä".encode()[:2], 9))["value"] == {
+        "text": "a",
+        "bytes": 9,
+        "is_cut": True,
+    }
+    assert build_record_view(record(b"\xff", 1))["value"] == {"base64": "/w==", "bytes": 1, "is_cut": False}
+    assert build_record_view(record(None, None))["value"] is None
 
 
 def test_retention_counts_from_the_first_unprocessed_record():
@@ -118,14 +122,14 @@ def test_retention_counts_from_the_first_unprocessed_record():
         written={("t", 0): NOW - timedelta(days=6), ("t", 1): NOW, ("kept", 0): NOW - timedelta(days=99)},
     )
     stored = {("t", 0): 5, ("t", 1): 5, ("kept", 0): 1}
-    assert retention_left(state, stored, NOW) == timedelta(days=1)
-    assert retention_left(state, {("kept", 0): 1}, NOW) is None
+    assert compute_retention_left(state, stored, NOW) == timedelta(days=1)
+    assert compute_retention_left(state, {("kept", 0): 1}, NOW) is None
 
 
 def test_the_log_of_a_topic_that_was_created_again_is_not_shown():
     position = PartitionPosition("p", "t", UUID(int=1), 0, 0, 50, NOW, None)
     again = log(topic_id=UUID(int=2), last_stable=9)
-    [view] = partition_views([position], LogState(logs={"t": (again,)}))
+    [view] = build_partition_views([position], LogState(logs={"t": (again,)}))
     assert view["high_watermark"] is None
 
 
@@ -155,9 +159,13 @@ def test_a_batch_shows_its_stages_in_their_order_and_links_its_application():
         stages={"plan": 12, "stage": 3400, "start": 5000, "publish": 80, "of a later version": 1},
         application_id="app-1",
     )
-    shown = views.batch_view(ListedBatch(batch, None), {}, spark_history_url="https://h", may_read_logs=True)
+    shown = views.build_batch_view(
+        ListedBatch(batch, None), {}, spark_history_url="https://h", may_read_logs=True
+    )
     assert shown["stages"] == [["plan", 0.012], ["start", 5.0], ["stage", 3.4], ["publish", 0.08]]
     assert (shown["application"], shown["application_url"]) == ("app-1", "https://h/history/app-1/")
     before = replace(batch, stages=None, application_id=None)  # of an older version
-    shown = views.batch_view(ListedBatch(before, None), {}, spark_history_url="https://h", may_read_logs=True)
+    shown = views.build_batch_view(
+        ListedBatch(before, None), {}, spark_history_url="https://h", may_read_logs=True
+    )
     assert (shown["stages"], shown["application"], shown["application_url"]) == ([], None, None)

@@ -10,7 +10,7 @@ from exactbatch import Append, Json, Pipeline, TopicPattern, Upsert
 from exactbatch.airflow.page.brokers import LogState
 from exactbatch.airflow.page.dags import PipelineDag
 from exactbatch.airflow.page.first_records import FirstRecord
-from exactbatch.airflow.page.views import overview_view, pipeline_view, preview_view
+from exactbatch.airflow.page.views import build_overview_view, build_pipeline_view, preview_view
 from exactbatch.ledger.definition import build_definition
 from exactbatch.ledger.overview_rows import ListedBatch, PartitionPosition
 from exactbatch.ledger.row_types import Batch, BatchFailure
@@ -63,7 +63,7 @@ def shown(*batches, logs=(AT_END,), dag=DAG, definition=DEFINITION, positions=(P
     """The row of a pipeline with these batches, newest first, whose stored offset is 100."""
     summary = LedgerSummary(definition, positions, batches, batches)
     state = LogState(logs={"t": tuple(logs)}, taken_at=NOW, first=first or {})
-    return overview_view(dag, summary, state, None, NOW)
+    return build_overview_view(dag, summary, state, None, NOW)
 
 
 @pytest.mark.parametrize(
@@ -196,5 +196,5 @@ def test_every_target_is_named_and_what_a_replay_retracts(sink, target, others, 
     assert (view["target"], view["other_targets"]) == (target, others)
     assert (view["retracts"], view["is_derived"]) == (retracts, is_derived)
     summary = LedgerSummary(definition, (), (), ())
-    view = pipeline_view(DAG, summary, LogState(), None, NOW)
+    view = build_pipeline_view(DAG, summary, LogState(), None, NOW)
     assert (view["target"], view["other_targets"]) == (target, others)

@@ -7,7 +7,7 @@ import pytest
 
 from exactbatch.batch.rows.rejected import Rejected, reject_batches
 from exactbatch.cli.console import Terminal
-from exactbatch.cli.table_layout import new_table, short
+from exactbatch.cli.table_layout import create_text_table, short
 from exactbatch.errors import TooManyRejects
 from exactbatch.errors.printable import printable
 from exactbatch.kafka.records import KafkaRecord
@@ -52,7 +52,7 @@ def test_an_error_of_the_local_stack_keeps_the_lines_of_a_log():
 @pytest.mark.parametrize("is_terminal", [False, True])
 def test_a_terminal_gets_no_escape_sequence_of_a_value(is_terminal):
     file = io.StringIO()
-    table = new_table(HOSTILE, text=(HOSTILE,), numbers=())
+    table = create_text_table(HOSTILE, text=(HOSTILE,), numbers=())
     table.add_row(short(HOSTILE, 200))
     table.add_row(HOSTILE)
     terminal = Terminal(

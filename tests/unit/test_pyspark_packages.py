@@ -9,7 +9,7 @@ from shutil import make_archive
 import pyspark
 import pytest
 
-from exactbatch.batch.spark.pyspark_packages import check_pyspark, jar_versions
+from exactbatch.batch.spark.pyspark_packages import check_pyspark, read_jar_versions
 from exactbatch.errors import ConfigurationError
 from exactbatch.operations.doctor.finding import run_check
 from exactbatch.operations.doctor.machine import check_spark
@@ -116,7 +116,7 @@ def test_jars_of_another_version_are_refused(packages):
 
 
 def test_the_spark_that_runs_the_tests_is_known():
-    assert jar_versions(Path(pyspark.__file__).parent) == {pyspark.__version__}
+    assert read_jar_versions(Path(pyspark.__file__).parent) == {pyspark.__version__}
     assert check_pyspark().startswith(f"PySpark {pyspark.__version__}")
 
 

@@ -13,7 +13,7 @@ import pytest
 from pyspark import SparkContext
 from pyspark.errors import PySparkException
 
-from exactbatch.batch.spark.spark_errors import may_be_of_a_record, setting_refused
+from exactbatch.batch.spark.spark_errors import find_refused_setting, may_be_record_error
 from exactbatch.batch.spark.spark_session import (
     _check_home,
     _environment,
@@ -21,7 +21,7 @@ from exactbatch.batch.spark.spark_session import (
     _stop_accumulators_later,
     spark_session,
 )
-from exactbatch.batch.spark.spark_settings import PINNED, build_variables, guarded_ports
+from exactbatch.batch.spark.spark_settings import PINNED, build_variables, choose_guarded_ports
 from exactbatch.errors import ConfigurationError, TasksFailed
 from support.pipelines import flights_pipeline
 
@@ -145,14 +145,16 @@ SAID = [
 @pytest.mark.parametrize(("said", "kind", "expected"), SAID)
 def test_a_job_that_fails_because_of_a_setting_names_it(monkeypatch, said, kind, expected):
     monkeypatch.setenv("PYSPARK_PYTHON", "/opt/python")
-    error = setting_refused(PySparkException(said), {"spark.executor.pyspark.memory": "300m"})
+    error = find_refused_setting(PySparkException(said), {"spark.executor.pyspark.memory": "300m"})
     assert type(error) is kind
     assert expected in str(error)
 
 
 def test_what_names_no_setting_is_told_by_others():
-    assert setting_refused(PySparkException("SystemError: error return without exception set"), {}) is None
-    assert setting_refused(PySparkException("ZeroDivisionError: division by zero"), {}) is None
+    assert (
+        find_refused_setting(PySparkException("SystemError: error return without exception set"), {}) is None
+    )
+    assert find_refused_setting(PySparkException("ZeroDivisionError: division by zero"), {}) is None
 
 
 @pytest.mark.parametrize(
@@ -199,7 +201,7 @@ def test_start_that_fails_is_terminal_where_setting_is_at_fault(said, kind, expe
     ],
 )
 def test_a_record_is_looked_for_only_where_one_may_be_the_cause(said, may_be):
-    assert may_be_of_a_record(PySparkException(said)) == may_be
+    assert may_be_record_error(PySparkException(said)) == may_be
 
 
 @pytest.mark.parametrize("zone", ["Mars/Olympus", "PST", ""])
@@ -256,4 +258,4 @@ def test_batches_at_the_same_time_have_one_zone(monkeypatch):
 )
 def test_ports_are_guarded_where_spark_itself_can_do_so(given, expected):
     """The processes of a standalone cluster and of a shuffle service must have been given a secret before."""
-    assert set(guarded_ports(given)) == expected
+    assert set(choose_guarded_ports(given)) == expected

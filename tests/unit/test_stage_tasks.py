@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 
 from exactbatch import Append, Json, OffsetRange, Pipeline, Tuning, Upsert
-from exactbatch.batch.staging.shares import distribute, spark_tasks_for
+from exactbatch.batch.staging.shares import count_spark_tasks, distribute
 from exactbatch.batch.staging.stager import stage_tasks
 from exactbatch.batch.staging.staging_tables import StagingTables
 from exactbatch.settings import Settings
@@ -79,6 +79,6 @@ def test_cutting_takes_ten_times_as_long_for_ten_times_as_many_partitions(monkey
 )
 def test_few_offsets_in_many_partitions_are_shared_among_few_tasks(sizes, tasks):
     each_range = [SimpleNamespace(range=OffsetRange("t", p, 0, n, LIFE)) for p, n in enumerate(sizes)]
-    shares = distribute(each_range, spark_tasks_for(each_range, most=32, parallelism=2))
+    shares = distribute(each_range, count_spark_tasks(each_range, most=32, parallelism=2))
     assert len(shares) == tasks
     assert sorted(map(id, (task for share in shares for task in share))) == sorted(map(id, each_range))

@@ -14,7 +14,7 @@ from exactbatch import Append, Json, Pipeline, Tables, TableTopic
 from exactbatch.airflow import Connections, pipeline_dag
 from exactbatch.airflow import operator as module
 from exactbatch.airflow import operator as operator_module
-from exactbatch.airflow.check_batches import missed_plans, named_batches
+from exactbatch.airflow.check_batches import read_missed_plans, read_named_batches
 from exactbatch.airflow.parameters import find_tables
 from exactbatch.airflow.tasks import left_batches as launch
 from exactbatch.airflow.versions import AirflowException, AirflowFailException
@@ -175,7 +175,7 @@ def test_a_form_names_tables_as_a_list():
 @pytest.mark.parametrize("nothing", ["", None, "[[1]]"])
 def test_without_batches_the_task_says_that_plan_batch_has_left_none(nothing):
     with pytest.raises(AirflowFailException, match="plan_batch has left no batches"):
-        named_batches(nothing)
+        read_named_batches(nothing)
 
 
 @pytest.mark.parametrize(
@@ -191,4 +191,4 @@ def test_without_batches_the_task_says_that_plan_batch_has_left_none(nothing):
     ],
 )
 def test_batches_that_no_report_has_announced_are_read_however_jinja_renders_them(missed, found):
-    assert missed_plans(missed) == found
+    assert read_missed_plans(missed) == found

@@ -49,7 +49,7 @@ TESTS: Final = (
                 "airflow_errors",
                 "connect_operator",
                 "connections",
-                "dag_options",
+                "merge_dag_options",
                 "dags",
                 "freshness",
                 "links",

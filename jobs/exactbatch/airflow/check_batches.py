@@ -18,7 +18,7 @@ _REMEDY: Final = "Clear plan_batch with its downstream tasks."
 _PLAN_ID: Final = re.compile("[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
-def named_batches(batches: Any) -> list[PlannedBatch]:
+def read_named_batches(batches: Any) -> list[PlannedBatch]:
     """Return the batches that plan_batch has left as a JSON list of texts; Jinja may have rendered it as a list.
 
     Raises AirflowFailException if it has left none.
@@ -39,7 +39,7 @@ def name_beside(ti: Any, task: str) -> str:
     return f"{group}{dot}{task}"
 
 
-def missed_plans(missed: Any) -> list[UUID]:
+def read_missed_plans(missed: Any) -> list[UUID]:
     """Return the IDs of plans that plan_batch has left, in whatever form Jinja has rendered them."""
     return list(map(UUID, _PLAN_ID.findall(str(missed))))
 

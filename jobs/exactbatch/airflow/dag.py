@@ -16,7 +16,7 @@ from urllib.parse import urlencode
 from airflow.sdk import DAG, TaskGroup
 
 from exactbatch.airflow.connections import Connections
-from exactbatch.airflow.parameters import dag_options, keep_params_once, new_dag, parameters
+from exactbatch.airflow.parameters import keep_params_once, merge_dag_options, new_dag, parameters
 from exactbatch.airflow.task_definitions import DEFAULT_POOL, Engine, add_tasks
 from exactbatch.errors import ConfigurationError
 from exactbatch.pipeline import Pipeline
@@ -132,7 +132,7 @@ def pipeline_dag(
     Raises ConfigurationError for invalid arguments.
     """
     own = parameters(is_tables=isinstance(pipeline, Tables))
-    options = dag_options(
+    options = merge_dag_options(
         pipeline.name,
         dag_arguments,
         retries=retries,

@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 
 from airflow.sdk import BaseOperatorLink
 
-from exactbatch.airflow.check_batches import named_batches
+from exactbatch.airflow.check_batches import read_named_batches
 from exactbatch.airflow.connections import Connections, application_url
 from exactbatch.model import PlannedBatch
 from exactbatch.postgres.connection import transaction
@@ -56,7 +56,7 @@ class BatchLineage:
 
         if self.tables is not None:
             return OperatorLineage()
-        (batch,) = named_batches(self.batches)
+        (batch,) = read_named_batches(self.batches)
         return load_lineage(self.connections.settings(), batch)
 
     def get_openlineage_facets_on_complete(self, _task_instance: Any) -> "OperatorLineage[Any, Any]":
@@ -71,7 +71,7 @@ class BatchLink(BaseOperatorLink):
 
     def get_link(self, operator: Any, *, ti_key: Any) -> str:
         """Return the address."""
-        (batch,) = named_batches(operator.batches)
+        (batch,) = read_named_batches(operator.batches)
         return "exactbatch/?" + urlencode(
             {"dag": ti_key.dag_id, "run": ti_key.run_id, "batch": batch.batch_id}
         )
@@ -90,7 +90,7 @@ class SparkApplicationLink(BaseOperatorLink):
         # Parsing a DAG file, which needs no ledger, imports this module.
         from exactbatch.ledger import Ledger, ledger_session
 
-        (batch,) = named_batches(operator.batches)
+        (batch,) = read_named_batches(operator.batches)
         postgres = operator.connections.settings().postgres
         with ledger_session(postgres, "exactbatch link") as connection, transaction(connection):
             application_id = Ledger(connection).batches.read(batch.batch_id, batch.plan_id).application_id
@@ -138,7 +138,7 @@ class LaunchesBatches(BatchLineage):
         # Parsing a DAG file, which needs no ledger, imports this module.
         from exactbatch.airflow.tasks.left_batches import done_already
 
-        batches = named_batches(self.batches)
+        batches = read_named_batches(self.batches)
         done = done_already(settings, batches, ti)
         for batch, why in done.items():
             self.log.info("%s: %s", batch.pipeline, why)

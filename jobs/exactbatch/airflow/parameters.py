@@ -198,10 +198,13 @@ def _check_no_interval(dag_run: Any) -> None:
 
 
 def new_dag(dag_id: str, *, schedule: Any, start_date: datetime, options: Mapping[str, Any]) -> DAG:
-    """Create a DAG with the options of dag_options(). Raises ConfigurationError for arguments that Airflow refuses."""
+    """Create a DAG with the options of merge_dag_options().
+
+    Raises ConfigurationError for arguments that Airflow refuses.
+    """
     try:
         return DAG(
-            dag_id=dag_id, schedule=checked_schedule(dag_id, schedule), start_date=start_date, **options
+            dag_id=dag_id, schedule=convert_schedule(dag_id, schedule), start_date=start_date, **options
         )
     except (TypeError, ValueError) as error:
         raise ConfigurationError(f"pipeline {dag_id!r}: Airflow refuses its DAG: {error}") from error
@@ -216,7 +219,7 @@ def keep_params_once(dag: DAG) -> None:
         task.params = ParamsDict()
 
 
-def checked_schedule(pipeline: str, schedule: Any) -> Any:
+def convert_schedule(pipeline: str, schedule: Any) -> Any:
     """Return a schedule for Airflow's DAG. A cron expression becomes a timetable with data intervals, in UTC.
 
     Raises ConfigurationError for text that is neither a cron expression nor one of Airflow's names.
@@ -235,7 +238,7 @@ def checked_schedule(pipeline: str, schedule: Any) -> Any:
     return CronDataIntervalTimetable(schedule, timezone="UTC")
 
 
-def dag_options(
+def merge_dag_options(
     pipeline: str,
     given: Mapping[str, Any],
     *,

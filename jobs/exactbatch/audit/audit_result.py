@@ -188,7 +188,7 @@ class AuditReport:
         return sum(partition.rejected for partition in self.partitions)
 
 
-def joined_reports(reports: Sequence[tuple[str, AuditReport]]) -> AuditReport:
+def join_reports(reports: Sequence[tuple[str, AuditReport]]) -> AuditReport:
     """Return one report of several targets, by name, that the batches of one pipeline write."""
     target = TargetAudit()
     for name, report in reports:

@@ -123,7 +123,7 @@ def _check_temporary(cursor: Cursor) -> None:
         )
 
 
-def unsafe_tables(cursor: Cursor, writer: SinkWriter) -> Sequence[str]:
+def find_unsafe_tables(cursor: Cursor, writer: SinkWriter) -> Sequence[str]:
     """Describe each table that can lose committed rows, or commit outside of the transaction."""
     names = [table.as_string(cursor) for table in find_tables(writer)]
     cursor.execute(

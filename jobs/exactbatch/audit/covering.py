@@ -62,12 +62,12 @@ class Covering:
         lost: npt.NDArray[np.bool_] = is_inside & self.is_loss[index]
         return lost
 
-    def lost_in(self, start: int, end: int) -> int:
+    def count_lost(self, start: int, end: int) -> int:
         """Return how many offsets of [start, end) the ledger records as lost."""
         spans = np.minimum(self.ends, end) - np.maximum(self.starts, start)
         return int(np.maximum(spans, 0)[self.is_loss].sum())
 
-    def gaps_in(self, start: int, end: int) -> list[tuple[int, int]]:
+    def find_uncovered(self, start: int, end: int) -> list[tuple[int, int]]:
         """Return the intervals of [start, end) that neither a batch nor a loss covers."""
         reached = np.maximum.accumulate(np.concatenate([[start], np.maximum(self.ends, start)]))
         following = np.minimum(np.concatenate([self.starts, [end]]), end)
@@ -98,7 +98,7 @@ def is_folded(batch_id: sql.Composable, pipelines: Sequence[str]) -> sql.Composa
     ).format(batch_id, sql.Literal(list(pipelines)))
 
 
-def covering_batch(batch_id: sql.Composable, pipeline: str) -> sql.Composable:
+def find_covering_batch(batch_id: sql.Composable, pipeline: str) -> sql.Composable:
     """Return the batch of a row as coverage names it: FOLDED for a folded batch of the pipeline."""
     return sql.SQL("case when {} then {} else {} end").format(
         is_folded(batch_id, [pipeline]), sql.Literal(FOLDED), batch_id

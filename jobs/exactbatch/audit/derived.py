@@ -65,7 +65,7 @@ end
 _COVERS: Final = "(c.batch_id is not null or coalesce(b.pruned <> 'none', false))"
 
 
-def stale_rows(snapshot: Snapshot, pipeline: Pipeline, writer: SinkWriter) -> int:
+def find_stale_rows(snapshot: Snapshot, pipeline: Pipeline, writer: SinkWriter) -> int:
     """Return how many keys have a wrong row in a derived target, or lack one."""
     if not isinstance(writer, ComparesTarget):
         return 0

@@ -35,7 +35,7 @@ _BITS: Final = {pa.float32(): pa.int32(), pa.float64(): pa.int64()}
 UNSTORABLE: Final = sql.Identifier("exactbatch unstorable")  # of e: a value that the columns cannot hold
 
 
-def unequal_records(records: pa.Table, rows: pa.Table, *, by: tuple[str, str]) -> pa.BooleanArray:
+def find_unequal_records(records: pa.Table, rows: pa.Table, *, by: tuple[str, str]) -> pa.BooleanArray:
     """Return for each record whether a row of it has another value in any column, with false for a record without rows.
 
     Both tables have the same columns. `by` names the offset, which ascends without repetition in `records`, and the

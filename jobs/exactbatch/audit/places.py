@@ -157,7 +157,7 @@ def pipeline_counts_batches(pipeline: Pipeline, traits: SinkTraits) -> bool:
     return traits.keeps_every_row and (traits.lineage == "batch" or not pipeline.has_row_per_record)
 
 
-def sharing_pipelines(snapshot: Snapshot, pipeline: Pipeline, writer: SinkWriter) -> list[str]:
+def find_sharing_pipelines(snapshot: Snapshot, pipeline: Pipeline, writer: SinkWriter) -> list[str]:
     """Return the names of the other pipelines whose rows may be in the same table."""
     return [name for name, _ in _sharing(snapshot, pipeline, writer)]
 

@@ -18,13 +18,13 @@ from exactbatch.audit.audit_result import (
     Compared,
     PartitionAudit,
     TargetAudit,
-    joined_reports,
+    join_reports,
 )
-from exactbatch.audit.check_access import check_visible, find_tables, lock_tables, unsafe_tables
-from exactbatch.audit.derived import compare_batches, stale_rows, whole_batches
+from exactbatch.audit.check_access import check_visible, find_tables, find_unsafe_tables, lock_tables
+from exactbatch.audit.derived import compare_batches, find_stale_rows, whole_batches
 from exactbatch.audit.latest_values import LatestValues
 from exactbatch.audit.located_rows import has_other_logs
-from exactbatch.audit.places import find_places, pipeline_counts_batches, sharing_pipelines
+from exactbatch.audit.places import find_places, find_sharing_pipelines, pipeline_counts_batches
 from exactbatch.audit.snapshot import Snapshot
 from exactbatch.audit.unit_comparison import AuditedLog
 from exactbatch.audit.units import WINDOW, Slice, divide_into_units
@@ -83,7 +83,7 @@ def audit(
         (part.target, _audit(pipeline, part, settings, values=values, spark=spark, progress=progress))
         for part in parts
     ]
-    return reports[0][1] if len(parts) == 1 else joined_reports(reports)
+    return reports[0][1] if len(parts) == 1 else join_reports(reports)
 
 
 def _audit(
@@ -118,12 +118,12 @@ def _audit(
             # Compaction drops changes of an Upsert, and no row of an Append next to it.
             horizons = ledger.coverage.read_horizons(pipeline) if isinstance(writer, Compacts) else {}
             check_visible(cursor, pipeline, writer, values=values)
-            unsafe = unsafe_tables(cursor, writer)
+            unsafe = find_unsafe_tables(cursor, writer)
             snapshot.share(cursor)
             snapshot.lock(find_tables(writer))  # for all workers, until this connection ends its transaction
         if not topics:  # none has joined by the pipeline's pattern
             return AuditReport([], TargetAudit())
-        sharing = sharing_pipelines(snapshot, pipeline, writer)
+        sharing = find_sharing_pipelines(snapshot, pipeline, writer)
         expected = None
         if values:
             of_sink = ExpectedValues if writer.traits.keeps_every_row else LatestValues
@@ -181,7 +181,7 @@ def _audit(
         if pipeline_counts_batches(pipeline, writer.traits):
             compare_batches(snapshot, pipeline, writer, report.partitions)
         if writer.traits.is_derived:
-            report.target.stale = stale_rows(snapshot, pipeline, writer)
+            report.target.stale = find_stale_rows(snapshot, pipeline, writer)
             if writer.traits.keeps_deletes:  # an Upsert
                 report.target.unordered, notes = unordered_changes(
                     snapshot, pipeline, writer, _judged(audited, snapshot)
@@ -199,7 +199,7 @@ def _audit(
                 )
         if expected is not None and writer.traits.lineage == "batch":
             whole = whole_batches(snapshot, pipeline, earliest, audited.compacted)
-            report.target.changed = expected.differing_batches(whole)
+            report.target.changed = expected.find_differing_batches(whole)
     return report
 
 

@@ -103,7 +103,7 @@ class Snapshot:
 
 
 @contextmanager
-def joined_snapshot(dsn: str, name: str) -> Iterator[Snapshot]:
+def join_snapshot(dsn: str, name: str) -> Iterator[Snapshot]:
     """Open two connections of a worker, and join the snapshot that export() has named."""
     with (
         ledger_session(dsn, "exactbatch audit") as connection,

@@ -118,7 +118,7 @@ class _UnitComparison:
         """Compare all slices, and return what was found in each."""
         for whole, result in self._results.items():
             covering = self._coverings[whole]
-            result.lost = covering.lost_in(whole.start, whole.end)
+            result.lost = covering.count_lost(whole.start, whole.end)
             began = self._audited.began[self._unit.topic, whole.partition]
             result.gaps = _gaps(covering, max(whole.start, began), whole.end)
         for group in group_into_windows(self._unit.slices, window):
@@ -219,6 +219,6 @@ class _UnitComparison:
 
 def _gaps(covering: Covering, start: int, end: int) -> Differences:
     gaps = Differences()
-    for low, high in covering.gaps_in(start, end):
+    for low, high in covering.find_uncovered(start, end):
         gaps.merge(Differences(high - low, list(range(low, min(high, low + SHOWN)))))
     return gaps

@@ -13,9 +13,9 @@ import pyarrow as pa
 from psycopg2 import sql
 
 from exactbatch.audit.audit_result import Differences, Offsets
-from exactbatch.audit.covering import covering_batch, has_folded
+from exactbatch.audit.covering import find_covering_batch, has_folded
 from exactbatch.audit.derived import difference
-from exactbatch.audit.equal_values import COMPARABLE, UNSTORABLE, several_differ, unequal_records
+from exactbatch.audit.equal_values import COMPARABLE, UNSTORABLE, find_unequal_records, several_differ
 from exactbatch.audit.json_members import find_audited_decoder
 from exactbatch.audit.log_records import LogRecords, decode_records, violations
 from exactbatch.audit.log_windows import OffsetWindow
@@ -93,7 +93,7 @@ class ExpectedValues:
         self._types = snapshot.list_types(writer.lineage_table.identifier)
         batch = sql.Identifier("t", "batch_id")
         folded = has_folded(snapshot, [pipeline.name])
-        self._row_batch = covering_batch(batch, pipeline.name) if folded else batch
+        self._row_batch = find_covering_batch(batch, pipeline.name) if folded else batch
         # True if every decoded value has the type of its column.
         self._is_plain = not (conditions or self._gives_several) and all(
             column.staged_type in COMPARABLE and self._types.get(column.name) == column.staged_type
@@ -145,7 +145,9 @@ class ExpectedValues:
         ]
         rows = pa.RecordBatch.from_arrays([*lineage, *decoded.rows.columns], schema=self._schema)
         if self._writer.traits.lineage == "batch":
-            self._snapshot.append_temporary(EXPECTED_TABLE, rows)  # differing_batches() needs all of them
+            self._snapshot.append_temporary(
+                EXPECTED_TABLE, rows
+            )  # find_differing_batches() needs all of them
             return
         self._decoded.append(rows)
         self._refused += [(int(offsets[at]), int(batches[at])) for at, _ in decoded.rejects]
@@ -192,7 +194,7 @@ class ExpectedValues:
             window.has("t"),
         )
         actual = self._snapshot.table(query).rename_columns(["kafka_offset", _BATCH, *names])
-        return unequal_records(decoded.select(actual.column_names), actual, by=("kafka_offset", _BATCH))
+        return find_unequal_records(decoded.select(actual.column_names), actual, by=("kafka_offset", _BATCH))
 
     def _differing(self, window: "OffsetWindow") -> sql.Composable:
         """Return a query for the offsets of rows that differ.
@@ -259,7 +261,7 @@ class ExpectedValues:
             value = sql.SQL("{}::{}").format(value, sql.SQL(decimal))
         return sql.SQL("{}::{}").format(value, sql.SQL(self._types[name]))
 
-    def differing_batches(self, whole: Sequence[int]) -> int:
+    def find_differing_batches(self, whole: Sequence[int]) -> int:
         """Return how many rows of these batches differ from those that their records give.
 
         For a sink whose rows do not name their records. All records of these batches have been added.

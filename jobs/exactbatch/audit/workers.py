@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
 from exactbatch.audit.audit_result import Compared
-from exactbatch.audit.snapshot import Snapshot, joined_snapshot
+from exactbatch.audit.snapshot import Snapshot, join_snapshot
 from exactbatch.audit.unit_comparison import AuditedLog, compare_unit
 from exactbatch.audit.units import WINDOW, Unit
 from exactbatch.audit.values import ExpectedValues
@@ -205,7 +205,7 @@ def _compare_joined(
     audited: AuditedLog, unit: Unit, name: str, *, values: bool, window: int, progress: Progress
 ) -> Compared:
     """Compare a unit over connections of its own, in the snapshot of this name."""
-    with joined_snapshot(audited.settings.postgres, name) as snapshot:
+    with join_snapshot(audited.settings.postgres, name) as snapshot:
         expected = (
             ExpectedValues(snapshot, audited.pipeline, audited.writer, audited.settings.kafka)
             if values

@@ -32,7 +32,7 @@ from exactbatch.batch.publishing.outbox import noting
 from exactbatch.batch.publishing.publish import Published, StageTimes, publish
 from exactbatch.batch.rows.rejected import SHOWN_REJECTS, too_many_rejects
 from exactbatch.batch.staging.repeats import check_repeats
-from exactbatch.batch.staging.shares import Engine, Executors, spark_tasks_for
+from exactbatch.batch.staging.shares import Engine, Executors, count_spark_tasks
 from exactbatch.batch.staging.stage import DirectStager
 from exactbatch.batch.staging.stage_partition import PartitionStager
 from exactbatch.batch.staging.staged_splits import close_partition, create_partition
@@ -43,7 +43,7 @@ from exactbatch.batch.staging.uncastable import reject_refused, reject_uncastabl
 from exactbatch.batch.tested_versions import warn_if_untested
 from exactbatch.columns import Column
 from exactbatch.errors import ExactbatchError, Fenced, TargetMismatch
-from exactbatch.errors.sqlstates import is_of_a_row
+from exactbatch.errors.sqlstates import is_row_error
 from exactbatch.errors.translation import translate_errors
 from exactbatch.failpoints import failpoint
 from exactbatch.kafka.broker import KafkaBroker
@@ -254,7 +254,7 @@ def _stage_and_publish(launch: _Launch, *, may_attach: bool) -> Published:
                 launch, tables, partition, PartitionStager(executors, pipeline, tasks, partition)
             )
         except TargetMismatch as error:
-            if not pipeline.allows_rejects or not is_of_a_row(error.sqlstate):
+            if not pipeline.allows_rejects or not is_row_error(error.sqlstate):
                 raise
             raise _NotAttachable from error
         return publish(
@@ -393,9 +393,11 @@ def _stage_partition(
 
 
 def _log_taken(batch_id: int, outcomes: Sequence[Staged | Committed]) -> None:
-    if taken := sum(outcome.taken for outcome in outcomes):
+    if fast_count := sum(outcome.fast_count for outcome in outcomes):
         records = sum(outcome.records for outcome in outcomes)
-        logger.info("batch %s: compiled code took %s of %s records", batch_id, f"{taken:,}", f"{records:,}")
+        logger.info(
+            "batch %s: compiled code took %s of %s records", batch_id, f"{fast_count:,}", f"{records:,}"
+        )
 
 
 def _without_uncastable(
@@ -524,11 +526,11 @@ def _process_ranges(launch: _Launch) -> Published:
         ]
         failpoint("job.before_ranges")
         launch.times.enter("commit")
-        limit = spark_tasks_for(tasks, pipeline.tuning.max_connections, launch.executors.parallelism)
+        limit = count_spark_tasks(tasks, pipeline.tuning.max_connections, launch.executors.parallelism)
         try:
             outcomes = launch.executors.run(tasks, commit_ranges, limit=limit, verb="commit")
         except TargetMismatch as error:
-            if not pipeline.allows_rejects or not is_of_a_row(error.sqlstate):
+            if not pipeline.allows_rejects or not is_row_error(error.sqlstate):
                 raise
             logger.info(
                 "batch %s: ranges with rows that the target refuses are staged: %s", batch.batch_id, error

@@ -11,12 +11,12 @@ from rich.text import Text
 from exactbatch.cli.console import AsJson, out, print_json
 from exactbatch.cli.load_pipeline import (
     RegisteredName,
+    find_registered_name,
     ledger_connection,
     load_settings,
-    registered_name,
     typed_names,
 )
-from exactbatch.cli.table_layout import duration_text, new_table, partition_text, time_text
+from exactbatch.cli.table_layout import create_text_table, format_duration, format_partition, time_text
 from exactbatch.ledger import BatchStatus
 from exactbatch.ledger import Kind as BatchKind
 from exactbatch.operations.batch_history import PastBatch, load_batches
@@ -50,7 +50,7 @@ def batches(
     as_json: AsJson = False,
 ) -> None:
     """Show the batches of a pipeline, newest first: counts, duration, origin, ranges and failures."""
-    name = registered_name(reference)
+    name = find_registered_name(reference)
     with ledger_connection(load_settings()) as connection, typed_names([reference]):
         past = load_batches(
             connection,
@@ -72,7 +72,7 @@ def batches(
 
 
 def _table(name: str, past: list[PastBatch]) -> Table:
-    table = new_table(
+    table = create_text_table(
         f"batches of {name}, newest first",
         text=("batch", "kind", "status"),
         numbers=("records", "rows", "rejected", "took", "planned (UTC)"),
@@ -94,7 +94,7 @@ def _table(name: str, past: list[PastBatch]) -> Table:
 
 
 def _seconds(seconds: float | None) -> str:
-    return f"{seconds:.1f} s" if seconds is not None and seconds < 60 else duration_text(seconds)
+    return f"{seconds:.1f} s" if seconds is not None and seconds < 60 else format_duration(seconds)
 
 
 def _origin(past: PastBatch) -> str:
@@ -105,7 +105,7 @@ def _origin(past: PastBatch) -> str:
 def _ranges(past: PastBatch) -> str:
     if past.ranges is None:
         return "ranges folded by exactbatch prune"
-    shown = [f"{partition_text(each)} {each.from_offset}–{each.until_offset}" for each in past.ranges.shown]
+    shown = [f"{format_partition(each)} {each.from_offset}–{each.until_offset}" for each in past.ranges.shown]
     more = past.ranges.ranges - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more else "")
 

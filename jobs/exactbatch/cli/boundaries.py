@@ -63,4 +63,4 @@ def boundaries(
         out.print(f"{len(found)} time boundaries would be forgotten. Nothing was changed.")
     elif times is not None:
         out.print(f"Forgot {forgotten} time boundaries. The next windows that use them ask Kafka again.")
-    out.print(render.boundaries_table(pipeline, listed))
+    out.print(render.build_boundaries_table(pipeline, listed))

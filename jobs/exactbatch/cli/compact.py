@@ -36,7 +36,7 @@ def compact(
         with waiting("Counting changes"):
             compaction = preview_compaction(connection, broker, pipeline, before=until)
         if not as_json:
-            out.print(render.compaction_table(pipeline, compaction))
+            out.print(render.build_compaction_table(pipeline, compaction))
         if not dry_run and compaction.dropped:
             confirm(
                 f"Drop {compaction.dropped} changes? Offsets below the horizons can then no longer be replayed.",

@@ -5,7 +5,12 @@ from typing import Annotated
 
 import typer
 
-from exactbatch.batch.engines.connect_server import PORT, TOKEN, server_command, server_environment
+from exactbatch.batch.engines.connect_server import (
+    PORT,
+    TOKEN,
+    build_server_command,
+    build_server_environment,
+)
 from exactbatch.cli.console import err
 from exactbatch.errors import WrongUsage
 
@@ -25,8 +30,8 @@ def connect(
     properties = dict(_property(text) for text in conf or ())
     if TOKEN not in os.environ:
         err.print(f"[yellow]![/] {TOKEN} is not set: every client that reaches the port can run code")
-    command = server_command(master, host, port, properties)
-    os.execvpe(command[0], command, server_environment())
+    command = build_server_command(master, host, port, properties)
+    os.execvpe(command[0], command, build_server_environment())
 
 
 def _property(text: str) -> tuple[str, str]:

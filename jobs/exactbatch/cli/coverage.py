@@ -11,9 +11,9 @@ from rich.text import Text
 from exactbatch.cli.console import AsJson, out, print_json
 from exactbatch.cli.load_pipeline import (
     RegisteredName,
+    find_registered_name,
     ledger_connection,
     load_settings,
-    registered_name,
     typed_names,
 )
 from exactbatch.errors import WrongUsage
@@ -66,7 +66,7 @@ def coverage(
     as_json: AsJson = False,
 ) -> None:
     """Show which offsets are processed, replayed, folded or lost: a strip for each partition."""
-    name = registered_name(reference)
+    name = find_registered_name(reference)
     with ledger_connection(load_settings()) as connection:
         with transaction(connection), typed_names([reference]):
             Ledger(connection).registry.read(name)

@@ -8,8 +8,8 @@ from rich.text import Text
 
 from exactbatch.cli.completion import pipeline_names
 from exactbatch.cli.console import AsJson, out, print_json
-from exactbatch.cli.load_pipeline import ledger_connection, load_settings, registered_name, typed_names
-from exactbatch.cli.table_layout import duration_text, new_table, partition_text
+from exactbatch.cli.load_pipeline import find_registered_name, ledger_connection, load_settings, typed_names
+from exactbatch.cli.table_layout import create_text_table, format_duration, format_partition
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.operations.lag import PipelineLag, load_lag, seconds_since, seconds_until
 from exactbatch.operations.unprocessed import overdue_text
@@ -27,7 +27,7 @@ def lag(
     as_json: AsJson = False,
 ) -> None:
     """Show how far pipelines are behind: in offsets, in time, and until retention removes an unprocessed record."""
-    names = [registered_name(reference) for reference in references or ()]
+    names = [find_registered_name(reference) for reference in references or ()]
     settings = load_settings()
     with ledger_connection(settings) as connection, typed_names(references or ()):
         lags = load_lag(connection, KafkaBroker(settings.kafka), names)
@@ -60,8 +60,8 @@ def _table(lag: PipelineLag) -> Table:
     """Show the lag of each partition. The columns on transactions and retention appear only where they apply."""
     held_back = ("held back",) if any(partition.held_back for partition in lag.partitions) else ()
     removed = ("removed in",) if lag.removed_at is not None else ()
-    behind = f", oldest record {duration_text(seconds_since(lag.oldest, lag.at))} ago" if lag.oldest else ""
-    table = new_table(
+    behind = f", oldest record {format_duration(seconds_since(lag.oldest, lag.at))} ago" if lag.oldest else ""
+    table = create_text_table(
         f"lag of {lag.pipeline}: {lag.lag} offsets{behind}",
         text=("partition",),
         numbers=("stored", "log end", "lag", *held_back, "behind", *removed),
@@ -72,8 +72,8 @@ def _table(lag: PipelineLag) -> Table:
             str(partition.log.high_watermark),
             str(partition.lag),
             *(str(partition.held_back) for _ in held_back),
-            duration_text(seconds_since(partition.oldest, lag.at)),
-            *(duration_text(seconds_until(partition.removed_at, lag.at)) for _ in removed),
+            format_duration(seconds_since(partition.oldest, lag.at)),
+            *(format_duration(seconds_until(partition.removed_at, lag.at)) for _ in removed),
         ]
-        table.add_row(partition_text(partition.log), *cells)
+        table.add_row(format_partition(partition.log), *cells)
     return table

@@ -5,7 +5,7 @@ from rich.markup import escape
 from exactbatch.cli.completion import pipeline_names
 from exactbatch.cli.console import AsJson, out, print_json
 from exactbatch.cli.load_pipeline import ledger_connection, load_settings
-from exactbatch.cli.table_layout import new_table, short, time_text
+from exactbatch.cli.table_layout import create_text_table, short, time_text
 from exactbatch.ledger import Definition, Ledger
 from exactbatch.ledger.overview_rows import OverviewRows
 from exactbatch.operations.overview import load_summaries
@@ -45,7 +45,7 @@ def list_(as_json: AsJson = False) -> None:
         ]
         print_json({"pipelines": pipelines, "not_registered": missing})
         return
-    table = new_table(
+    table = create_text_table(
         f"registered pipelines: {len(summaries)}",
         text=("pipeline", "target", "sink", "topics", "newest batch"),
         numbers=("since (UTC)",),

@@ -73,7 +73,7 @@ def find_tables(reference: str) -> Tables | None:
     return found if isinstance(found, Tables) and table is not None else None
 
 
-def registered_name(reference: str) -> str:
+def find_registered_name(reference: str) -> str:
     """Return the name under which a pipeline or Tables are registered: of MODULE:NAME, or the reference itself."""
     if ":" not in reference:
         return reference

@@ -26,7 +26,9 @@ def migrate(dry_run: DryRun = False, yes: Yes = False, as_json: AsJson = False) 
         print_json({"version": newest_version(), "migrated_to": versions})
     else:
         out.print(
-            render.ledger_note(versions) if versions else f"The ledger has version {found}: nothing to do."
+            render.describe_migration(versions)
+            if versions
+            else f"The ledger has version {found}: nothing to do."
         )
 
 

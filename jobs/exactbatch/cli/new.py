@@ -24,7 +24,7 @@ from exactbatch.sampling.column_names import module_name
 from exactbatch.sampling.key_and_sink import TopicFacts
 from exactbatch.sampling.proposal import Proposal, chosen_records, propose
 from exactbatch.sampling.registry_columns import RegistryAddress, are_json, as_sent, with_schema_ids
-from exactbatch.sampling.source_code import dag_file, pipeline_module, pipeline_test
+from exactbatch.sampling.source_code import write_dag_file, write_pipeline_module, write_pipeline_test
 from exactbatch.settings import Settings
 from exactbatch.testing import Record, decode
 
@@ -123,8 +123,8 @@ def _is_compacted(broker: KafkaBroker, topic: str) -> bool:
 def _pipeline_code(proposal: Proposal, project: Project) -> tuple[str, str]:
     """Return the source code of the module and of the DAG."""
     description = f"The topic {proposal.pipeline.topics_text}: {proposal.label}."
-    dag = dag_file(proposal.pipeline, _SCHEDULE, separate=project.has_own_modules)
-    return pipeline_module(proposal.pipeline, description), dag
+    dag = write_dag_file(proposal.pipeline, _SCHEDULE, separate=project.has_own_modules)
+    return write_pipeline_module(proposal.pipeline, description), dag
 
 
 def _test_code(proposal: Proposal, facts: TopicFacts, project: Project) -> str:
@@ -137,7 +137,7 @@ def _test_code(proposal: Proposal, facts: TopicFacts, project: Project) -> str:
         as_sent(facts.values[index].as_py(), facts.keys[index].as_py(), facts.registry) for index in chosen
     ]
     rows = decode(pipeline, [Record(*parts) for parts in sent]).rows
-    return pipeline_test(pipeline, sent, rows, separate=project.has_own_modules)
+    return write_pipeline_test(pipeline, sent, rows, separate=project.has_own_modules)
 
 
 def _folder_of_pipelines() -> Path | None:

@@ -7,7 +7,7 @@ from rich.markup import escape
 from exactbatch.cli import render
 from exactbatch.cli.console import AsJson, out, print_json
 from exactbatch.cli.load_pipeline import Reference, ledger_connection, load_any
-from exactbatch.cli.table_layout import new_table
+from exactbatch.cli.table_layout import create_text_table
 from exactbatch.errors import ExactbatchError
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.planning.freeze_advance import preview_advance
@@ -43,7 +43,9 @@ def _plan_tables(tables: Tables, settings: Settings, *, as_json: bool) -> None:
         ]
         print_json({"tables": tables.name, "members": members})
         return
-    table = new_table(f"next run of {tables.name}", text=("pipeline",), numbers=("partitions", "offsets"))
+    table = create_text_table(
+        f"next run of {tables.name}", text=("pipeline",), numbers=("partitions", "offsets")
+    )
     table.add_column("", overflow="fold")
     for name, each in planned.items():
         if isinstance(each, ExactbatchError):

@@ -93,7 +93,7 @@ def register(
         print_json({"pipeline": pipeline.name, "migrated_to": versions, "registered": registered})
         return
     if versions:
-        out.print(render.ledger_note(versions))
+        out.print(render.describe_migration(versions))
     state = _state(dry_run) if registered else "was registered already"
     if registered and rename:
         state += f" and continues from the stored offsets of {rename}"
@@ -102,7 +102,7 @@ def register(
         created = " and ".join(table.spec for table in tables)
         out.print(f"The first batch creates {escape(created)}, and the schema, if they do not exist.")
     if index is not None:
-        out.print(escape(render.index_note(index)))
+        out.print(escape(render.recommend_index(index)))
 
 
 def _create_ledger(connection: Connection, *, dry_run: bool) -> list[int] | None:
@@ -165,7 +165,7 @@ def _register_tables(tables: Tables, settings: Settings, *, dry_run: bool, as_js
         )
     else:
         if versions:
-            out.print(render.ledger_note(versions))
+            out.print(render.describe_migration(versions))
         for member in members:
             state = (
                 ("would be" if dry_run else "is") + " registered"

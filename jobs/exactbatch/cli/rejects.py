@@ -50,7 +50,7 @@ def rejects(
                     }
                 )
             else:
-                out.print(render.reasons_table(pipeline, reasons), render.rejects_table(rejected))
+                out.print(render.build_reasons_table(pipeline, reasons), render.build_rejects_table(rejected))
             return
         if not rejected:
             print_json({"batch_id": None}) if as_json else out.print("No rejected record.")

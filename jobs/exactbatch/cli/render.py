@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from exactbatch.audit.audit_result import AuditReport, Differences
-from exactbatch.cli.table_layout import new_table, partition_text, short, time_text
+from exactbatch.cli.table_layout import create_text_table, format_partition, short, time_text
 from exactbatch.ledger import PartlyCommitted, RejectReasons, StoredReject, TimeBoundary
 from exactbatch.model import LogPartition, Plan
 from exactbatch.operations.compact import Compaction
@@ -29,7 +29,7 @@ def plan_table(pipeline: Pipeline, plan: Plan, partitions: Sequence[LogPartition
     """Show what the next run would do. `remaining` counts the offsets that limits leave to later runs."""
     total = sum(map(len, plan.ranges))
     size = f"{total} offsets" if plan.ranges else "nothing new, the run would be skipped"
-    table = new_table(
+    table = create_text_table(
         f"next batch of {pipeline.name}: {size}",
         text=("partition", "action"),
         numbers=("from", "until", "offsets", "remaining"),
@@ -42,15 +42,15 @@ def plan_table(pipeline: Pipeline, plan: Plan, partitions: Sequence[LogPartition
         joining = {topic for topic, _ in plan.joining}
         starts |= {seed.topic_partition: "joins" for seed in plan.seeds if seed.topic in joining}
     for seed in plan.seeds:
-        table.add_row(partition_text(seed), starts[seed.topic_partition], str(seed.next_offset), "", "", "")
+        table.add_row(format_partition(seed), starts[seed.topic_partition], str(seed.next_offset), "", "", "")
     for loss in plan.losses:
         table.add_row(
-            partition_text(loss), "lost", str(loss.from_offset), str(loss.until_offset), str(len(loss)), ""
+            format_partition(loss), "lost", str(loss.from_offset), str(loss.until_offset), str(len(loss)), ""
         )
     for range_ in plan.ranges:
         remaining = last_stable[range_.topic_partition] - range_.until_offset
         numbers = (range_.from_offset, range_.until_offset, len(range_), remaining)
-        table.add_row(partition_text(range_), "processes", *map(str, numbers))
+        table.add_row(format_partition(range_), "processes", *map(str, numbers))
     return table
 
 
@@ -58,7 +58,7 @@ def replay_table(pipeline: Pipeline, preview: Preview) -> Table:
     """Show the results that a replay would retract, range by range."""
     total = sum(map(len, preview.plan.ranges))
     size = f"{total} offsets, {preview.rows} rows to retract" if total else "nothing to process again"
-    table = new_table(
+    table = create_text_table(
         f"replay of {pipeline.name} → {pipeline.traits.target}: {size}",
         text=("partition",),
         numbers=("from", "until", "offsets", "rows retracted", "rejects retracted"),
@@ -67,7 +67,7 @@ def replay_table(pipeline: Pipeline, preview: Preview) -> Table:
     for part in preview.retracted:
         rows = "–" if part.rows is None else str(part.rows)
         numbers = (part.range.from_offset, part.range.until_offset, len(part.range), rows, part.rejects)
-        table.add_row(partition_text(part.range), *map(str, numbers), _batch_ids(part.batch_ids))
+        table.add_row(format_partition(part.range), *map(str, numbers), _batch_ids(part.batch_ids))
     return table
 
 
@@ -93,25 +93,25 @@ def replay_notes(preview: Preview) -> list[str]:
             "longer produce stays"
         )
     if preview.missing_index is not None:
-        notes.append(index_note(preview.missing_index))
+        notes.append(recommend_index(preview.missing_index))
     return notes
 
 
-def index_note(statement: str) -> str:
+def recommend_index(statement: str) -> str:
     """Recommend the index without which a replay reads the whole table."""
     return f"without an index on lineage, a replay reads the whole table. To create one: {statement}"
 
 
-def ledger_note(versions: Sequence[int]) -> str:
+def describe_migration(versions: Sequence[int]) -> str:
     """Say to which versions the ledger was migrated."""
     if versions[0] == 1:
         return f"Created the ledger, version {versions[-1]}."
     return f"Upgraded the ledger from version {versions[0] - 1} to {versions[-1]}."
 
 
-def boundaries_table(pipeline: Pipeline, boundaries: Sequence[TimeBoundary]) -> Table:
+def build_boundaries_table(pipeline: Pipeline, boundaries: Sequence[TimeBoundary]) -> Table:
     """Show the offsets that times were resolved to."""
-    table = new_table(
+    table = create_text_table(
         f"time boundaries of {pipeline.name}: {len(boundaries)}",
         text=("time (UTC)", "partition"),
         numbers=("offset", "resolved (UTC)"),
@@ -120,13 +120,13 @@ def boundaries_table(pipeline: Pipeline, boundaries: Sequence[TimeBoundary]) -> 
         at, resolved = (
             f"{time.astimezone(UTC):%Y-%m-%d %H:%M:%S}" for time in (boundary.at, boundary.resolved_at)
         )
-        table.add_row(at, partition_text(boundary), str(boundary.offset), resolved)
+        table.add_row(at, format_partition(boundary), str(boundary.offset), resolved)
     return table
 
 
-def compaction_table(pipeline: Pipeline, compaction: Compaction) -> Table:
+def build_compaction_table(pipeline: Pipeline, compaction: Compaction) -> Table:
     """Show how many changes below the horizon of each partition are dropped and kept."""
-    table = new_table(
+    table = create_text_table(
         f"changes of {pipeline.name} → {pipeline.traits.target}: {compaction.dropped} to drop, "
         f"{compaction.kept} to keep below the horizons",
         text=("partition",),
@@ -135,7 +135,7 @@ def compaction_table(pipeline: Pipeline, compaction: Compaction) -> Table:
     for partition in compaction.partitions:
         previous = str(partition.previous_horizon) if partition.previous_horizon else "–"
         numbers = (partition.horizon, partition.dropped, partition.kept)
-        table.add_row(partition_text(partition), previous, *map(str, numbers))
+        table.add_row(format_partition(partition), previous, *map(str, numbers))
     return table
 
 
@@ -143,7 +143,7 @@ def merge_table(pipeline: Pipeline, merged: Sequence[MergedPartition], *, dry_ru
     """Show which partitions were merged, or would be."""
     before = sum(len(partition.partitions) for partition in merged)
     verb = "to merge" if dry_run else "merged"
-    table = new_table(
+    table = create_text_table(
         f"partitions of {pipeline.traits.target}: {before} {verb} into {len(merged)}",
         text=("batches",),
         numbers=("partitions", "MB", "rows"),
@@ -205,9 +205,9 @@ def describe_ranges(pruning: Pruning) -> str:
     return f"{pruning.ranges} {'range' if pruning.ranges == 1 else 'ranges'}"
 
 
-def reasons_table(pipeline: Pipeline, reasons: RejectReasons) -> Table:
+def build_reasons_table(pipeline: Pipeline, reasons: RejectReasons) -> Table:
     """Show why records were rejected, and how many for each reason."""
-    table = new_table(
+    table = create_text_table(
         f"rejected records of {pipeline.name}: {reasons.records}",
         text=("reason", "first"),
         numbers=("records",),
@@ -220,21 +220,23 @@ def reasons_table(pipeline: Pipeline, reasons: RejectReasons) -> Table:
     return table
 
 
-def rejects_table(rejects: Sequence[StoredReject]) -> Table:
+def build_rejects_table(rejects: Sequence[StoredReject]) -> Table:
     """Show rejected records, one per line."""
-    table = new_table(f"the first {len(rejects)}", text=("partition",), numbers=("offset", "bytes", "batch"))
+    table = create_text_table(
+        f"the first {len(rejects)}", text=("partition",), numbers=("offset", "bytes", "batch")
+    )
     table.add_column("reason", overflow="fold")
     for reject in rejects:
         size = "null" if reject.bytes is None else str(reject.bytes)
         numbers = (str(reject.offset), size, str(reject.batch_id))
-        table.add_row(partition_text(reject), *numbers, escape(short(reject.reason, _REASON_SHOWN)))
+        table.add_row(format_partition(reject), *numbers, escape(short(reject.reason, _REASON_SHOWN)))
     return table
 
 
-def status_table(status: PipelineStatus) -> Table:
+def build_status_table(status: PipelineStatus) -> Table:
     """Show the stored offset and the log of each partition, and horizons if there are any."""
     horizon = ("horizon",) if any(partition.horizon is not None for partition in status.partitions) else ()
-    table = new_table(
+    table = create_text_table(
         f"pipeline {status.pipeline.name} → {status.pipeline.traits.target}",
         text=("partition",),
         numbers=("stored", "last stable", "high watermark", "lag", "earliest", *horizon, "committed (UTC)"),
@@ -244,14 +246,14 @@ def status_table(status: PipelineStatus) -> Table:
         numbers = (log.last_stable, log.high_watermark, partition.lag, log.earliest)
         horizons = ["–" if partition.horizon is None else str(partition.horizon) for _ in horizon]
         table.add_row(
-            partition_text(log), stored, *map(str, numbers), *horizons, time_text(partition.committed_at)
+            format_partition(log), stored, *map(str, numbers), *horizons, time_text(partition.committed_at)
         )
     return table
 
 
-def batches_table(status: PipelineStatus) -> Table:
+def build_batches_table(status: PipelineStatus) -> Table:
     """Show the newest batches."""
-    table = new_table(
+    table = create_text_table(
         "newest batches",
         text=("batch", "kind", "origin", "status"),
         numbers=("records", "rows", "rejected", "planned (UTC)"),
@@ -280,7 +282,7 @@ def audit_table(pipeline: Pipeline, report: AuditReport) -> Table:
     kinds = [
         kind for kind in ("missing", "duplicated", "unexpected", "gaps", "changed") if _is_shown(report, kind)
     ]
-    table = new_table(
+    table = create_text_table(
         f"audit of {pipeline.name} → {pipeline.traits.target}",
         text=("partition",),
         numbers=("from", "until", *usual, *rare, *kinds),
@@ -288,7 +290,7 @@ def audit_table(pipeline: Pipeline, report: AuditReport) -> Table:
     for partition in report.partitions:
         counts = [getattr(partition, name) for name in ("from_offset", "until_offset", *usual, *rare)]
         differences = [_finding(partition.findings[kind]) for kind in kinds]
-        table.add_row(partition_text(partition), *map(str, counts), *differences)
+        table.add_row(format_partition(partition), *map(str, counts), *differences)
     return table
 
 

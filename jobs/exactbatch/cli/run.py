@@ -16,7 +16,7 @@ from exactbatch.cli.load_pipeline import (
     ledger_connection,
     load_any,
 )
-from exactbatch.cli.table_layout import new_table
+from exactbatch.cli.table_layout import create_text_table
 from exactbatch.errors import WrongUsage
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.model import PlannedBatch
@@ -114,7 +114,7 @@ def _plan_json(plan: RunPlan) -> dict[str, Any]:
 
 
 def _outcomes_table(tables: Tables, outcomes: "Sequence[Outcome]") -> Table:
-    table = new_table(
+    table = create_text_table(
         f"run of {tables.name}", text=("pipeline", "state"), numbers=("batch", "records", "rows", "rejected")
     )
     for outcome in outcomes:

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.text import Text
 
-from exactbatch.cli.table_layout import new_table, short
+from exactbatch.cli.table_layout import create_text_table, short
 from exactbatch.columns import LINEAGE
 from exactbatch.kafka.sample import Sample
 from exactbatch.postgres.arrow_values import as_dicts
@@ -46,7 +46,7 @@ def find_place(found: Sample, index: int) -> tuple[str, int, int]:
 def proposal_view(proposal: Proposal, found: Sample) -> RenderableType:
     """Show the proposed table, decoded rows, and what was decided."""
     traits = proposal.pipeline.traits
-    table = new_table(
+    table = create_text_table(
         f"{traits.target}, as the first batch creates it",
         text=("column", "type", "null in", "why"),
         numbers=(),
@@ -65,7 +65,7 @@ def proposal_view(proposal: Proposal, found: Sample) -> RenderableType:
         Text(f"Sampled {sample_text(found)}. The values are {proposal.label}.\n"),
         table,
         Text(f"Lineage {where}: {lineage}.\n"),
-        rows_table(proposal.decoded.rows, "decoded rows"),
+        build_rows_table(proposal.decoded.rows, "decoded rows"),
     ]
     lines += [Text.assemble(("· ", "bold"), note) for note in proposal.notes]
     if proposal.broken:
@@ -82,11 +82,11 @@ def proposal_view(proposal: Proposal, found: Sample) -> RenderableType:
     return Group(*lines)
 
 
-def rows_table(rows: pa.RecordBatch, title: str) -> RenderableType:
+def build_rows_table(rows: pa.RecordBatch, title: str) -> RenderableType:
     """Show the first rows, with as many columns as fit side by side."""
     names = [name for name in rows.schema.names if name not in ("deleted", "unchanged_columns")]
     shown = names[:_COLUMNS]
-    table = new_table(f"{min(len(rows), ROWS)} {title}", text=tuple(map(escape, shown)), numbers=())
+    table = create_text_table(f"{min(len(rows), ROWS)} {title}", text=tuple(map(escape, shown)), numbers=())
     for row in as_dicts(rows.slice(0, ROWS).select(shown)):
         table.add_row(*(escape(short(value, _CHARACTERS)) for value in row.values()))
     if len(names) == len(shown):

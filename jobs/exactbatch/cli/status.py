@@ -15,7 +15,7 @@ from exactbatch.cli import render
 from exactbatch.cli.completion import pipeline_names
 from exactbatch.cli.console import AsJson, Terminal, out, print_json
 from exactbatch.cli.load_pipeline import REFERENCE_HELP, ledger_connection, load_any, load_settings
-from exactbatch.cli.table_layout import new_table, time_text
+from exactbatch.cli.table_layout import create_text_table, time_text
 from exactbatch.errors import RetryableError, WrongUsage
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.operations.all_pipelines import load_states
@@ -115,7 +115,9 @@ def _shown(answer: PipelineStatus | RetryableError) -> RenderableType:
         return Text.assemble(("no answer, trying again: ", "red"), f"{type(answer).__name__}: {answer}")
     troubles = [Text.assemble(("! ", "yellow"), trouble) for trouble in answer.troubles]
     forwarding = [] if answer.forwarding is None else [Text(f"forward: {answer.forwarding}")]
-    return Group(render.status_table(answer), render.batches_table(answer), *forwarding, *troubles)
+    return Group(
+        render.build_status_table(answer), render.build_batches_table(answer), *forwarding, *troubles
+    )
 
 
 def _show_all(*, as_json: bool) -> None:
@@ -126,7 +128,7 @@ def _show_all(*, as_json: bool) -> None:
     if as_json:
         print_json({"pipelines": [each.as_json() for each in states]})
         return
-    table = new_table(
+    table = create_text_table(
         f"registered pipelines: {len(states)}",
         text=("pipeline", "state", "newest batch"),
         numbers=("partitions", "lag", "committed (UTC)"),
@@ -157,7 +159,7 @@ def _show_tables(tables: Tables, settings: Settings, *, as_json: bool) -> None:
 
 
 def _tables_shown(status: TablesStatus) -> RenderableType:
-    table = new_table(
+    table = create_text_table(
         f"tables {status.tables.name}: lag {status.lag}",
         text=("pipeline", "newest batch"),
         numbers=("partitions", "lag", "committed (UTC)"),

@@ -20,7 +20,7 @@ class InPartition(Protocol):
     def partition(self) -> int: ...
 
 
-def new_table(title: str, *, text: Sequence[str], numbers: Sequence[str]) -> Table:
+def create_text_table(title: str, *, text: Sequence[str], numbers: Sequence[str]) -> Table:
     """Create a table that fits 80 characters: without a frame, and with headers that may break at a space."""
     table = Table(
         title=escape(title),
@@ -45,7 +45,7 @@ def short(value: object, characters: int) -> str:
     return text if len(text) <= characters else text[: characters - 1] + "…"
 
 
-def partition_text(located: InPartition) -> str:
+def format_partition(located: InPartition) -> str:
     """Write a partition as topic[number]."""
     return escape(f"{located.topic}[{located.partition}]")
 
@@ -55,7 +55,7 @@ def time_text(time: datetime | None) -> str:
     return f"{time:%m-%d %H:%M}" if time else "–"
 
 
-def duration_text(seconds: float | None) -> str:
+def format_duration(seconds: float | None) -> str:
     """Write a duration in its two largest units; a dash for none."""
     if seconds is None:
         return "–"

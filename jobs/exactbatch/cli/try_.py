@@ -10,7 +10,7 @@ from rich.text import Text
 from exactbatch.cli.console import AsJson, err, out, print_json
 from exactbatch.cli.load_pipeline import Reference, load
 from exactbatch.cli.progress import counting
-from exactbatch.cli.sample_tables import ROWS, rows_table, sample_text
+from exactbatch.cli.sample_tables import ROWS, build_rows_table, sample_text
 from exactbatch.cli.table_layout import short
 from exactbatch.columns import LINEAGE_NAMES
 from exactbatch.errors.exit_status import CHECK_FAILED
@@ -117,7 +117,9 @@ def _show(trial: Trial, groups: list[dict[str, Any]]) -> None:
     )
     if len(trial.rows):
         out.print(
-            rows_table(trial.rows.select(trial.rows.schema.names[: -len(LINEAGE_NAMES)]), "decoded rows")
+            build_rows_table(
+                trial.rows.select(trial.rows.schema.names[: -len(LINEAGE_NAMES)]), "decoded rows"
+            )
         )
     for group in groups:
         place = f"{group['topic']}[{group['partition']}] offset {group['offset']}"

@@ -17,7 +17,7 @@ _OFF: Final = "off"
 _loaded = False
 
 
-def pays(offsets: int, *, reload: bool = False) -> bool:
+def is_worth_compiling(offsets: int, *, reload: bool = False) -> bool:
     """True if the fast path pays for a range with this number of offsets. What the process has loaded already is free,
     unless another process has to `reload` it.
 

@@ -88,7 +88,7 @@ class TakenRows:
 
     data: bytes
     ends: npt.NDArray[np.int64]
-    declined: npt.NDArray[np.int64]
+    declined_indexes: npt.NDArray[np.int64]
 
     @property
     def rows(self) -> int:

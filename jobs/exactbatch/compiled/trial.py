@@ -39,7 +39,7 @@ def check_machine_code() -> None:
         np.full(2, 946_684_801_000, np.int64),
     )
     read = RowsAsArrow(_SCHEMA).read(_FIELDS, 1).to_pylist()
-    if not _gathers_messages() or (taken.data, taken.declined.tolist(), read) != (
+    if not _gathers_messages() or (taken.data, taken.declined_indexes.tolist(), read) != (
         _ROW,
         [1],
         [{"a": -7, "b": "éx"}],

@@ -326,7 +326,7 @@ def is_refusal(sqlstate: str | None) -> bool:
     )
 
 
-def is_of_a_row(sqlstate: str | None) -> bool:
+def is_row_error(sqlstate: str | None) -> bool:
     """True if a row may be the cause of an error: without that row, the statement may succeed."""
     return (
         sqlstate is not None

@@ -18,8 +18,8 @@ class Decoded:
     null for a whole row, and None if all rows are whole. `truncated` is true for each row that stands for a truncate of
     the whole table, and is a delete, too; None if there is none, as in every format in which null values delete.
     `written_nulls` is true for each of the n values that counts as null although it has bytes; None if there is none.
-    `replaced` counts the values that decoded after text that Postgres cannot hold was replaced, and `taken` those that
-    compiled code decoded.
+    `replaced` counts the values that decoded after text that Postgres cannot hold was replaced, and `fast_count`
+    the values that compiled code decoded.
     """
 
     rows: "pa.RecordBatch"
@@ -31,4 +31,4 @@ class Decoded:
     truncated: "pa.BooleanArray | None" = None
     written_nulls: "pa.BooleanArray | None" = None
     replaced: int = 0
-    taken: int = 0
+    fast_count: int = 0

@@ -24,7 +24,7 @@ from exactbatch.errors import (
 )
 from exactbatch.failpoints import failpoint
 from exactbatch.forwarding.producer import OVERHEAD, TRANSACTION_TIMEOUT, ResultProducer
-from exactbatch.forwarding.sent import TopicState, read_state, settled_partitions
+from exactbatch.forwarding.sent import TopicState, read_state, wait_for_settled_partitions
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.kafka.identity import may_be_same
 from exactbatch.ledger import PendingResult, Stream, Streams
@@ -188,7 +188,7 @@ class _Forwarder:
 
         Raises ResultsDiverged if the topic has results that are not those of the ledger, unless `accept_repeats`.
         """
-        partitions = settled_partitions(self._broker, self._stream.topic)
+        partitions = wait_for_settled_partitions(self._broker, self._stream.topic)
         if accept_repeats:
             ends = {each.partition: each.last_stable for each in partitions}
             self._confirm(self._stream.sent_sequence, topic_id, ends)

@@ -47,7 +47,7 @@ class TopicState:
     lost: tuple[int, ...]
 
 
-def settled_partitions(broker: KafkaBroker, topic: str) -> tuple[LogPartition, ...]:
+def wait_for_settled_partitions(broker: KafkaBroker, topic: str) -> tuple[LogPartition, ...]:
     """Return the partitions of a topic once no open transaction holds back what is in them now.
 
     Raises ReadFailed, retryable, if one does for longer than Kafka lets most transactions last.

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from confluent_kafka import Consumer, Message, TopicPartition
 
-from exactbatch.compiled.availability import is_available, pays
+from exactbatch.compiled.availability import is_available, is_worth_compiling
 from exactbatch.kafka.client_errors import Event, split_events
 from exactbatch.kafka.consumer import ClusterClient, Signals
 from exactbatch.kafka.native_library import LibraryUnusable, load_library
@@ -114,7 +114,7 @@ def open_consumer(
     """
     # librdkafka asks for tokens through a callback of confluent_kafka's clients.
     can_be_native = partitions == 1 and not keeps_records and "oauth_cb" not in config
-    if can_be_native and pays(offsets) and is_available() and (native := _native()) is not None:
+    if can_be_native and is_worth_compiling(offsets) and is_available() and (native := _native()) is not None:
         return native(config, signals)
     return MessageConsumer(config, signals)
 

@@ -26,7 +26,7 @@ from exactbatch.local.commands_airflow import (
     show_runs,
     start_airflow,
 )
-from exactbatch.local.java import fetch_jars, find_java, java_version
+from exactbatch.local.java import fetch_jars, find_java, read_java_version
 from exactbatch.local.postgres import executables
 from exactbatch.local.stack import LocalStack, ServerStatus
 from exactbatch.local.stack_error import LocalStackError
@@ -261,9 +261,9 @@ def java(as_json: AsJson = False) -> None:
     """Show which Java is used, or how to install one."""
     executable = find_java()
     if as_json:
-        print_json({"executable": executable, "version": java_version(executable)})
+        print_json({"executable": executable, "version": read_java_version(executable)})
     else:
-        out.print(f"Java {java_version(executable)} at {executable}", markup=False)
+        out.print(f"Java {read_java_version(executable)} at {executable}", markup=False)
 
 
 def _lines(file: Path) -> list[bytes]:

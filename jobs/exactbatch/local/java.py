@@ -30,13 +30,13 @@ def find_java() -> Path:
     Raises LocalStackError if there is none, or if it is older than version 17.
     """
     java = _candidate()
-    version = java_version(java)
+    version = read_java_version(java)
     if version < MINIMUM:
         raise LocalStackError(f"expected Java {MINIMUM} or newer, found {version} at {java}. {INSTALL}")
     return java
 
 
-def java_version(java: Path) -> int:
+def read_java_version(java: Path) -> int:
     """Return the major version that an executable prints, such as 17; `1.8.0` is version 8."""
     try:
         answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60)

@@ -25,7 +25,7 @@ from psycopg2.extensions import make_dsn
 from exactbatch.local.child_process import HOST, Recorded, spawn, wait_until
 from exactbatch.local.server import NotReady, Server
 from exactbatch.local.stack_error import LocalStackError
-from exactbatch.local.state import new_secret, write_secret
+from exactbatch.local.state import create_secret, write_secret
 
 UNPRIVILEGED = "nobody"
 DATABASE = "exactbatch"
@@ -170,7 +170,7 @@ class Postgres(Server):
 
     def _set_password(self, account: pwd.struct_passwd | None) -> None:
         """Choose the superuser's password, while no server runs."""
-        password = new_secret()
+        password = create_secret()
         answer = subprocess.run(
             as_account(
                 account, [executables() / "postgres", "--single", "-D", self.data_dir.resolve(), SUPERUSER]
@@ -283,7 +283,7 @@ def start_disposable() -> str:
 
     Raises LocalStackError if it cannot start.
     """
-    account, password = postgres_account(), new_secret()
+    account, password = postgres_account(), create_secret()
     folder = Path(mkdtemp(prefix="exactbatch-"))  # with mode 0700
     data_dir = folder / "data"
     data_dir.mkdir(mode=0o700)

@@ -11,7 +11,7 @@ import tenacity
 
 from exactbatch.local.child_process import HOST, Recorded, becomes_free, find_port, is_free, wait_until_ended
 from exactbatch.local.stack_error import LocalStackError
-from exactbatch.local.state import StateFile, new_secret, write_secret
+from exactbatch.local.state import StateFile, create_secret, write_secret
 
 LOG_LINES_SHOWN = 12
 # What Java, Python and Postgres say if another process listens on a port, and what Spark says; in small letters.
@@ -211,7 +211,7 @@ class Server(ABC):
     def _choose_secret(self) -> None:
         """Choose the password, unless an earlier start has."""
         if not self.has_secret:
-            write_secret(self._secret_file, new_secret())
+            write_secret(self._secret_file, create_secret())
 
     def _never_started(self) -> LocalStackError:
         return LocalStackError(

@@ -14,7 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, ClassVar
 
-from exactbatch.batch.engines.connect_server import PORT, TOKEN, server_command, server_environment
+from exactbatch.batch.engines.connect_server import (
+    PORT,
+    TOKEN,
+    build_server_command,
+    build_server_environment,
+)
 from exactbatch.local.airflow_parts import AirflowPart, ApiServer, DagProcessor, Scheduler, stop_parts
 from exactbatch.local.child_process import Recorded, accepts, spawn, wait_until
 from exactbatch.local.java import fetch_jars, find_java, is_complete
@@ -64,8 +69,8 @@ class Connect(Server):
             "spark.sql.warehouse.dir": str(self.data_dir / "warehouse"),
             **self.settings,
         }
-        command = server_command("local[*]", "127.0.0.1", self.port, properties)
-        environment = {**server_environment(), TOKEN: self.token}
+        command = build_server_command("local[*]", "127.0.0.1", self.port, properties)
+        environment = {**build_server_environment(), TOKEN: self.token}
         return spawn(command, log=self.log_file, cwd=self.folder, env=environment)
 
     def _ask(self) -> None:

@@ -77,7 +77,7 @@ class StateFile:
         )
 
 
-def new_secret() -> str:
+def create_secret() -> str:
     """Return a random text of letters, digits, - and _."""
     return secrets.token_urlsafe(24)
 

@@ -46,7 +46,7 @@ class Metric:
         return ".".join([_PREFIX, *(name.replace(".", "__") for name in self.names.values()), self.measure])
 
 
-def ledger_metrics(
+def measure_ledger(
     pipeline: str, last_commit: datetime | None, now: datetime, forwarding: Forwarding | None = None
 ) -> list[Metric]:
     """Return what the ledger alone says about a pipeline. Without a committed advance there is no age of it, and
@@ -59,7 +59,7 @@ def ledger_metrics(
     )
 
 
-def log_metrics(lag: PipelineLag, retention: Mapping[str, Retention]) -> list[Metric]:
+def measure_logs(lag: PipelineLag, retention: Mapping[str, Retention]) -> list[Metric]:
     """Return how far a pipeline is behind its logs, and whether it is overdue; nothing if one of its topics is missing.
 
     `retention` has the topics whose settings the broker shows.
@@ -74,7 +74,7 @@ def log_metrics(lag: PipelineLag, retention: Mapping[str, Retention]) -> list[Me
     )
 
 
-def batch_metrics(
+def measure_batch(
     announced: Iterable[Batch], partly_committed: Sequence[PartlyCommitted] = ()
 ) -> list[Metric]:
     """Return what announced batches add to the counters.
@@ -133,15 +133,15 @@ def measure(connection: Connection, broker: KafkaBroker, pipeline: str) -> Itera
         )
         forwarding = load_forwarding(Streams(connection), pipeline)
     last_commit = advances[0].committed_at if advances else None
-    yield from ledger_metrics(pipeline, last_commit, datetime.now(UTC), forwarding)
+    yield from measure_ledger(pipeline, last_commit, datetime.now(UTC), forwarding)
     (lag,) = load_lag(connection, broker, [pipeline])
     retention = (
         {} if lag.removed_at else broker.retention(sorted({each.log.topic for each in lag.partitions}))
     )
-    yield from log_metrics(lag, retention)
+    yield from measure_logs(lag, retention)
 
 
 def count(connection: Connection, announced: Sequence[Batch]) -> list[Metric]:
     """Return what batches that were announced just now add to the counters of their pipelines."""
     with transaction(connection):
-        return batch_metrics(announced, Ledger(connection).batches.find_partly_committed(announced))
+        return measure_batch(announced, Ledger(connection).batches.find_partly_committed(announced))

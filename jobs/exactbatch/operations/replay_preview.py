@@ -33,7 +33,7 @@ def preview_registered(
 
     Raises ConfigurationError for a sink that this version does not have, and what preview_replay() raises.
     """
-    pipeline = stand_in(definition)
+    pipeline = build_registered_pipeline(definition)
     if not definition.topics:
         with transaction(connection):
             stored = Ledger(connection).plans.read_stored_offsets(pipeline)
@@ -47,7 +47,7 @@ def preview_registered(
         return count_retracted(cursor, pipeline, planned)
 
 
-def stand_in(definition: Definition) -> Pipeline:
+def build_registered_pipeline(definition: Definition) -> Pipeline:
     """Return a pipeline with the name, the topics and the lineage table of a registered one; it decodes nothing.
 
     Raises ConfigurationError for a sink that this version does not have.

@@ -11,7 +11,7 @@ from psycopg2 import sql
 from exactbatch.batch.rows.decode import RangeReader
 from exactbatch.batch.staging.stager import stage_tasks
 from exactbatch.batch.staging.staging_tables import StagingTables, row_schema
-from exactbatch.batch.staging.uncastable import VALUE_CHARACTERS, is_of_a_value, list_rules
+from exactbatch.batch.staging.uncastable import VALUE_CHARACTERS, is_value_error, list_rules
 from exactbatch.columns import LINEAGE, LINEAGE_NAMES, Column
 from exactbatch.errors import ConfigurationError, ExactbatchError, TargetMismatch
 from exactbatch.kafka.broker import KafkaBroker
@@ -234,7 +234,7 @@ def _reasons(
         cursor.execute(_query(rows, columns, rules))
         found = [(row[0], row[1]) for row in cursor.fetchall()]
     except psycopg2.Error as error:
-        if not is_of_a_value(error):
+        if not is_value_error(error):
             raise
         cursor.execute("rollback to savepoint rows")
         if len(rows) == 1 and len(rules) == 1:

@@ -133,7 +133,7 @@ def pg_types(cursor: Cursor, wanted: Iterable[_Pair]) -> dict[_Pair, PgType]:
     return {pair: _type(pair, rows, sql_names) for pair in wanted}
 
 
-def type_named(cursor: Cursor, name: str) -> PgType:
+def find_named_type(cursor: Cursor, name: str) -> PgType:
     """Return a type by its name in a pipeline's schema, such as "numeric(50,2)" or "public.mood".
 
     Raises ConfigurationError if the database does not have the type.

@@ -25,7 +25,7 @@ _HEADER: Final = re.compile(r"[A-Za-z_][\w .-]*")
 _TEXT: Final = Choice("text")
 
 
-def csv_draft(texts: Sequence[str]) -> Draft | None:
+def draft_csv(texts: Sequence[str]) -> Draft | None:
     """Return a draft of Csv if lines have the same number of fields; None for other text."""
     for delimiter in _DELIMITERS:
         lines = [fields for text in texts if (fields := _fields(text, delimiter)) is not None]

@@ -148,7 +148,7 @@ def find_envelope(value: Any) -> Any:
     return value["payload"] if isinstance(value, dict) and value.keys() == {"schema", "payload"} else value
 
 
-def debezium_draft(
+def draft_debezium(
     events: Sequence[ChangeEvent], *, registry: str | None = None, properties: Mapping[str, Any] | None = None
 ) -> Draft:
     """Return a draft of Debezium for events; some may change nothing."""
@@ -349,7 +349,7 @@ def is_flattened(event: ChangeEvent) -> bool:
     return is_row or DELETED in event.envelope or OP in event.envelope
 
 
-def flattened_draft(
+def draft_flattened(
     events: Sequence[ChangeEvent], *, registry: str | None = None, properties: Mapping[str, Any] | None = None
 ) -> Draft:
     """Return a draft of Flattened for events; most of them are flattened.

@@ -22,7 +22,7 @@ _DATA_KEY: Final = re.compile(r"[0-9][0-9.:-]*|[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3
 _UNFINDABLE: Final = re.compile(r'[\\"\x00-\x1f]')
 
 
-def json_draft(
+def draft_json(
     objects: Shape,
     *,
     below: Sequence[str] = (),

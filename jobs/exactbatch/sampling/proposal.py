@@ -12,24 +12,24 @@ from exactbatch.errors import ConfigurationError
 from exactbatch.formats import Raw, Text
 from exactbatch.formats.decoded import Decoded
 from exactbatch.formats.json.spec import Documents, Encoding
-from exactbatch.formats.json.wrapped import unwrapped
+from exactbatch.formats.json.wrapped import unwrap_values
 from exactbatch.pipeline import Pipeline
-from exactbatch.sampling.csv_columns import csv_draft
+from exactbatch.sampling.csv_columns import draft_csv
 from exactbatch.sampling.debezium_columns import (
-    debezium_draft,
-    flattened_draft,
+    draft_debezium,
+    draft_flattened,
     is_change,
     is_flattened,
     json_events,
 )
 from exactbatch.sampling.draft import Draft, DraftColumn, are_most, fit
-from exactbatch.sampling.json_columns import json_draft
+from exactbatch.sampling.json_columns import draft_json
 from exactbatch.sampling.key_and_sink import TopicFacts, decode_changes, destination
 from exactbatch.sampling.registry_columns import (
     RegistryAddress,
     check_other_framing,
+    draft_registry,
     has_schema_id,
-    registry_draft,
 )
 from exactbatch.sampling.value_types import find_shape, parse_json
 
@@ -53,7 +53,7 @@ def recognize(values: Sequence[bytes], registry: RegistryAddress | None) -> Draf
     values = [value for value in values if value != b"null"] or values
     with_ids = list(filter(has_schema_id, values))
     if are_most(len(with_ids), len(values)):
-        return registry_draft(with_ids, registry)
+        return draft_registry(with_ids, registry)
     check_other_framing(values, registry)
     encodings, inside = _without_encodings(values)
     if (draft := _json(inside, encodings)) is not None:
@@ -61,7 +61,7 @@ def recognize(values: Sequence[bytes], registry: RegistryAddress | None) -> Draf
     texts = _texts(values)
     if not are_most(len(texts), len(values)):
         return Draft("bytes", (), lambda _: Raw("bytes"), ("the values are not UTF-8 text: they stay bytes",))
-    return csv_draft(texts) or Draft("lines of text", (), lambda _: Text("line"))
+    return draft_csv(texts) or Draft("lines of text", (), lambda _: Text("line"))
 
 
 def _json(values: Sequence[bytes], encodings: tuple[Encoding, ...]) -> Draft | None:
@@ -69,11 +69,11 @@ def _json(values: Sequence[bytes], encodings: tuple[Encoding, ...]) -> Draft | N
     if not objects:
         return None
     if not encodings and documents == "one" and 2 * sum(map(is_change, objects)) >= len(objects):
-        return debezium_draft(json_events(values))
+        return draft_debezium(json_events(values))
     if not encodings and documents == "one":
         events = json_events(values)
         if 2 * sum(map(is_flattened, events)) >= len(objects):
-            return flattened_draft(events)
+            return draft_flattened(events)
     label = "JSON objects" if documents == "one" else f"JSON objects, several in a value ({documents})"
     if encodings:
         label += f", in {' of '.join(encodings)}"
@@ -82,7 +82,7 @@ def _json(values: Sequence[bytes], encodings: tuple[Encoding, ...]) -> Draft | N
         below = ("payload",)
         objects = [each["payload"] for each in objects if each["payload"] is not None]
         label += ", each the payload next to its schema (Kafka Connect)"
-    return json_draft(find_shape(objects), below=below, encoding=encodings, documents=documents, label=label)
+    return draft_json(find_shape(objects), below=below, encoding=encodings, documents=documents, label=label)
 
 
 def _is_payload_with_schema(value: dict[str, Any]) -> bool:
@@ -127,7 +127,7 @@ def _without_encodings(values: Sequence[bytes]) -> tuple[tuple[Encoding, ...], S
         for value in values:
             if value.startswith(beginning):
                 with suppress(ValueError):
-                    found.append(unwrapped(value, encodings))
+                    found.append(unwrap_values(value, encodings))
         if are_most(len(found), len(values)):
             return encodings, found
     return (), values

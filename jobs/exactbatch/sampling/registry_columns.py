@@ -26,13 +26,13 @@ from exactbatch.formats.registry.wire_format import GUID, GUID_SIZE, SchemaId, p
 from exactbatch.sampling.column_names import OWN
 from exactbatch.sampling.debezium_columns import (
     ChangeEvent,
-    debezium_draft,
-    flattened_draft,
+    draft_debezium,
+    draft_flattened,
     is_flattened,
     list_types,
 )
 from exactbatch.sampling.draft import Draft, DraftColumn, are_most, schema_text
-from exactbatch.sampling.json_columns import json_draft
+from exactbatch.sampling.json_columns import draft_json
 from exactbatch.sampling.value_types import Choice, find_shape, parse_json
 
 _AVRO, _JSON = "AVRO", "JSON"
@@ -62,7 +62,7 @@ def has_schema_id(value: bytes) -> bool:
         return False
 
 
-def registry_draft(values: Sequence[bytes], registry: RegistryAddress | None) -> Draft:
+def draft_registry(values: Sequence[bytes], registry: RegistryAddress | None) -> Draft:
     """Return a draft of Avro, JsonSchema or Debezium for values that begin with the ID of their schema.
 
     Raises ConfigurationError without a registry, and for schemas of a type that is not recognized, and what the
@@ -86,7 +86,7 @@ def registry_draft(values: Sequence[bytes], registry: RegistryAddress | None) ->
         objects = [
             parsed for value in values if isinstance(parsed := _parsed(value[prefix_size(value) :]), dict)
         ]
-        return json_draft(
+        return draft_json(
             find_shape(objects), registry=address, properties=properties, label="JSON Schema, with a registry"
         )
     if found == {_AVRO}:
@@ -155,7 +155,7 @@ def _avro_draft(
                 decoded = known.decode(pa.array([value], pa.binary()))
                 events += [ChangeEvent(event, known.payload) for event in decoded]
     else:
-        draft = debezium_draft if any(map(is_envelope, payloads)) else flattened_draft
+        draft = draft_debezium if any(map(is_envelope, payloads)) else draft_flattened
         return draft(events, registry=registry.address, properties=registry.properties)
     fields: dict[str, list[AvroField]] = {}
     for _, written in schemas.values():

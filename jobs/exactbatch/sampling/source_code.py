@@ -235,7 +235,7 @@ def _note_types(value: Any, used: set[type]) -> None:
             used.add(timezone)
 
 
-def pipeline_module(pipeline: Pipeline, description: str) -> str:
+def write_pipeline_module(pipeline: Pipeline, description: str) -> str:
     """Return the module that defines a pipeline under its name."""
     parts = (pipeline.value, pipeline.sink, *([pipeline.message_key] if pipeline.message_key else []))
     names = sorted({"Pipeline", *(name for part in parts for name in _class_names(part))})
@@ -256,7 +256,7 @@ def pipeline_module(pipeline: Pipeline, description: str) -> str:
     )
 
 
-def dag_file(pipeline: Pipeline, schedule: str, *, separate: bool) -> str:
+def write_dag_file(pipeline: Pipeline, schedule: str, *, separate: bool) -> str:
     """Return the file of a pipeline's DAG.
 
     With `separate`, an empty line is between the imports of exactbatch and of the project, as linters expect it where
@@ -271,7 +271,7 @@ def dag_file(pipeline: Pipeline, schedule: str, *, separate: bool) -> str:
     )
 
 
-def pipeline_test(
+def write_pipeline_test(
     pipeline: Pipeline,
     records: Sequence[tuple[bytes | None, bytes | None, Sequence[tuple[str, bytes]]]],
     rows: Sequence[Mapping[str, Any]],
@@ -279,7 +279,7 @@ def pipeline_test(
     separate: bool,
 ) -> str:
     """Return a test that decodes records, each a value, a key and headers, and expects these rows. `separate` is as
-    dag_file() takes it."""
+    write_dag_file() takes it."""
     name = pipeline.name
     with_key = pipeline.message_key is not None or isinstance(pipeline.value, WithKeyAndHeaders)
     plain = pipeline.value.value if isinstance(pipeline.value, WithKeyAndHeaders) else pipeline.value

@@ -17,7 +17,7 @@ from pyspark.storagelevel import StorageLevel
 from exactbatch.batch.rows.rejected import PendingRejects
 from exactbatch.batch.spark.spark_session import batch_session, spark_session
 from exactbatch.batch.staging.staging_tables import row_schema
-from exactbatch.batch.staging.transformed_rows import storable_rows
+from exactbatch.batch.staging.transformed_rows import keep_storable_rows
 from exactbatch.batch.transform.transform_plan import plan_transform
 from exactbatch.batch.transform.transform_stager import build_failure, planned_rows
 from exactbatch.columns import LINEAGE_NAMES
@@ -92,7 +92,7 @@ def _storable(staged: StagedRecords, rows: pa.Table) -> tuple[pa.Table, dict[Pla
             for name in names
         }
         whole = pa.RecordBatch.from_pydict(columns, schema=pa.schema([schema.field(name) for name in names]))
-        stored.append(storable_rows(whole, batch.schema.names, notes, 0))
+        stored.append(keep_storable_rows(whole, batch.schema.names, notes, 0))
     refused: dict[Place, str] = {}
     for noted in notes.take():
         for note in noted.to_pylist():

@@ -109,7 +109,7 @@ def check_results(connection: Any, pipeline: Pipeline, settings: Settings, expec
         outbox: Any = cursor.fetchone()
     assert stream is not None
     assert (stream.unsent, stream.attempted_sequence, outbox[0]) == (0, None, 0), (stream, outbox)
-    sent.settled_partitions(KafkaBroker(settings.kafka), topic)
+    sent.wait_for_settled_partitions(KafkaBroker(settings.kafka), topic)
     messages = committed(settings.kafka, topic)
     check_once_in_order(messages, stream.last_sequence)
     if pipeline.traits.is_derived:

@@ -16,7 +16,7 @@ from exactbatch.kafka.admin import admin_client
 from exactbatch.local.child_process import HOST
 from exactbatch.local.java import fetch_jars
 from exactbatch.local.kafka_server import Broker
-from exactbatch.local.state import StateFile, new_secret, write_secret
+from exactbatch.local.state import StateFile, create_secret, write_secret
 from support.topics import Topic
 from support.waiting import wait_for
 
@@ -30,7 +30,7 @@ class ThreeBrokers:
 
     def __init__(self, home: Path, name: str) -> None:
         self.folder = home / name
-        password = new_secret()
+        password = create_secret()
         cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         self.brokers = {
             node: Broker(

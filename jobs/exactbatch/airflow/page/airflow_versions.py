@@ -29,7 +29,7 @@ def depend_until_answered(dependency: Callable[..., Any]) -> Any:
     return Depends(dependency)
 
 
-def details_of_dags(dag_ids: Collection[str]) -> dict[str, DagDetails]:
+def read_dag_details(dag_ids: Collection[str]) -> dict[str, DagDetails]:
     """Return what an auth manager is asked about, by the ID of the DAG: the ID, and its team from Airflow 3.1 on.
 
     3.2 and later take one query for all DAGs, 3.1 takes one for each.

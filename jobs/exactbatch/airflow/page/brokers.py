@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from exactbatch.airflow.connections import kafka_properties
-from exactbatch.airflow.page.databases import airflow_connection, error_text
+from exactbatch.airflow.page.databases import airflow_connection, describe_error
 from exactbatch.airflow.page.first_records import FirstRecords, Known, Unprocessed, only_current
 from exactbatch.errors import ExactbatchError
 from exactbatch.kafka.broker import KafkaBroker
@@ -184,7 +184,7 @@ class _Watched:
             with self._changed:
                 self._first = first
         except Exception as error:
-            logger.warning("the ages of unprocessed records are not known: %s", error_text(error))
+            logger.warning("the ages of unprocessed records are not known: %s", describe_error(error))
             with self._changed:
                 self._look_up_after = now + _WANTED
                 # Until then, nothing replaces what was found where a pipeline no longer stands.
@@ -238,7 +238,9 @@ class _Watched:
             return dict.fromkeys(retention), {}
 
 
-def retention_left(state: LogState, stored: Collection[TopicPartition], now: datetime) -> timedelta | None:
+def compute_retention_left(
+    state: LogState, stored: Collection[TopicPartition], now: datetime
+) -> timedelta | None:
     """Return after what time retention may remove the first unprocessed record; None without a limit or lag. Pure."""
     left = [
         written + age - now
@@ -299,7 +301,7 @@ def _ask(
         ends = KafkaBroker(kafka_properties(airflow_connection(conn_id))).ends_at(logs, times)
         found = dict(zip(times, ends, strict=True))
     except Exception as error:
-        logger.warning("the ends of logs are not known: %s", error_text(error))
+        logger.warning("the ends of logs are not known: %s", describe_error(error))
     oldest = datetime.now(UTC) - _KEPT
     with lock:
         known.ends = {at: end for at, end in (known.ends | found).items() if at > oldest}

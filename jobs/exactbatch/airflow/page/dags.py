@@ -150,7 +150,7 @@ class PipelineDags:
         return found | read
 
 
-def task_times(dag_id: str, run_ids: Sequence[str]) -> dict[str, list[TaskTime]]:
+def read_task_times(dag_id: str, run_ids: Sequence[str]) -> dict[str, list[TaskTime]]:
     """Return the task instances of runs that have begun, by run ID, in the order in which they began."""
     columns = (
         TaskInstance.run_id,

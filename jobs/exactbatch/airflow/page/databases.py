@@ -35,7 +35,7 @@ def airflow_connection(conn_id: str) -> AirflowConnection:
         ) from None
 
 
-def error_text(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return a message for the page."""
     return str(error) if isinstance(error, ExactbatchError) else f"{type(error).__name__}"
 

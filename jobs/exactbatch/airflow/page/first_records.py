@@ -92,7 +92,7 @@ class FirstRecords:
         return not is_known and now - known.asked_at >= _AGAIN
 
 
-def oldest_unprocessed(
+def find_oldest_unprocessed(
     logs: Iterable[LogPartition],
     stored: Mapping[TopicPartition, Stored],
     known: Mapping[TopicPartition, FirstRecord],

@@ -24,7 +24,7 @@ from fastapi.responses import JSONResponse
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from exactbatch.airflow.page.airflow_versions import details_of_dags
+from exactbatch.airflow.page.airflow_versions import read_dag_details
 from exactbatch.errors import ExactbatchError
 from exactbatch.planning.request import shown
 
@@ -156,7 +156,7 @@ def with_readable_runs(user: Any, dag_ids: Collection[str]) -> set[str]:
             "access_entity": DagAccessEntity.RUN,
             "details": details,
         }
-        for dag_id, details in details_of_dags(dag_ids).items()
+        for dag_id, details in read_dag_details(dag_ids).items()
     }
     manager = get_auth_manager()
     if manager.batch_is_authorized_dag(list(requests.values()), user=user):
@@ -170,7 +170,7 @@ def with_readable_runs(user: Any, dag_ids: Collection[str]) -> set[str]:
 
 def allowed(user: Any, dag_id: str) -> dict[str, bool]:
     """Return what else a user who may see a pipeline may do with it."""
-    details = details_of_dags([dag_id])[dag_id]
+    details = read_dag_details([dag_id])[dag_id]
 
     def is_authorized(method: Any, entity: DagAccessEntity | None = None) -> bool:
         return get_auth_manager().is_authorized_dag(

@@ -17,8 +17,8 @@ from fastapi.responses import JSONResponse
 from exactbatch.airflow.connections import kafka_properties
 from exactbatch.airflow.page.airflow_versions import browsers_send_session, depend_until_answered
 from exactbatch.airflow.page.brokers import Brokers, LogState, PastEnds
-from exactbatch.airflow.page.dags import PipelineDag, PipelineDags, task_times, with_members
-from exactbatch.airflow.page.databases import Databases, airflow_connection, error_text
+from exactbatch.airflow.page.dags import PipelineDag, PipelineDags, read_task_times, with_members
+from exactbatch.airflow.page.databases import Databases, airflow_connection, describe_error
 from exactbatch.airflow.page.guard import (
     GuardedApp,
     MayEdit,
@@ -35,13 +35,13 @@ from exactbatch.airflow.page.guard import (
     with_readable_runs,
 )
 from exactbatch.airflow.page.views import (
-    batch_view,
-    overview_view,
-    partition_views,
-    pipeline_view,
+    build_batch_view,
+    build_overview_view,
+    build_partition_views,
+    build_pipeline_view,
+    build_record_view,
+    build_strip_view,
     preview_view,
-    record_view,
-    strip_view,
 )
 from exactbatch.errors import ConfigurationError, NotRegistered
 from exactbatch.kafka.broker import KafkaBroker
@@ -140,7 +140,7 @@ def create_app() -> FastAPI:
                     summaries |= load_summaries(connection, [dag.pipeline for dag in of_database])
             except Exception as error:
                 # One ledger that cannot be read does not hide the others.
-                problems[conn_id] = error_text(error)
+                problems[conn_id] = describe_error(error)
             shown += of_database
         found = sorted(shown, key=lambda dag: dag.pipeline)
         for dag in found:
@@ -149,7 +149,7 @@ def create_app() -> FastAPI:
         states = {conn_id: brokers.state(conn_id) for conn_id in sorted({dag.kafka for dag in found})}
         now = datetime.now(UTC)
         rows = [
-            overview_view(
+            build_overview_view(
                 dag, summaries.get(dag.pipeline), states[dag.kafka], problems.get(dag.postgres), now
             )
             for dag in found
@@ -168,7 +168,7 @@ def create_app() -> FastAPI:
             with transaction(connection):
                 forwarding = load_forwarding(Streams(connection), dag_id)
         state = watched(dag, summary)
-        view = pipeline_view(dag, summary, state, forwarding, now)
+        view = build_pipeline_view(dag, summary, state, forwarding, now)
         if view["error"] and "batch_id" in view["error"] and not may["read_logs"]:
             view["error"] = _hidden(view)
         return JSONResponse({**view, "may": may, "now": now.isoformat()})
@@ -187,7 +187,7 @@ def create_app() -> FastAPI:
         with databases.connection(dag.postgres, ends_at) as connection:
             summary = find_summary(connection, dag_id, batches=0)
             positions = summary.positions
-            places = partition_views(positions, watched(dag, summary))
+            places = build_partition_views(positions, watched(dag, summary))
             begin, end = _scale(positions, places, first, until)
             shown = positions[skip : skip + partitions]
             drawn = load_strips(connection, dag_id, shown, begin, end, steps=steps)
@@ -198,7 +198,7 @@ def create_app() -> FastAPI:
                 "all": len(positions),
                 "skip": skip,
                 "strips": [
-                    {**place, **strip_view(strip)}
+                    {**place, **build_strip_view(strip)}
                     for place, strip in zip(places[skip : skip + partitions], drawn, strict=False)
                 ],
             }
@@ -246,11 +246,11 @@ def create_app() -> FastAPI:
         with databases.connection(dag.postgres, ends_at) as connection, transaction(connection):
             listed = OverviewRows(connection).page_of_batches(dag_id, before=before, limit=limit)
         run_ids = sorted({each.batch.run_id for each in listed if each.batch.run_id})
-        times = task_times(dag_id, run_ids)
+        times = read_task_times(dag_id, run_ids)
         return JSONResponse(
             {
                 "batches": [
-                    batch_view(
+                    build_batch_view(
                         each, times, spark_history_url=dag.spark_history_url, may_read_logs=may["read_logs"]
                     )
                     for each in listed
@@ -313,7 +313,7 @@ def create_app() -> FastAPI:
             )
         if record is None:
             raise HTTPException(404, "no such reject: a replay may have replaced it")
-        return JSONResponse(record_view(record))
+        return JSONResponse(build_record_view(record))
 
     @data.post("/{dag_id}/preview", dependencies=[MaySee, MayTrigger])
     def preview(

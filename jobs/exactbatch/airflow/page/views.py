@@ -10,9 +10,9 @@ from datetime import datetime
 from typing import Any
 
 from exactbatch.airflow.connections import application_url
-from exactbatch.airflow.page.brokers import LogState, retention_left
+from exactbatch.airflow.page.brokers import LogState, compute_retention_left
 from exactbatch.airflow.page.dags import PipelineDag, TaskTime
-from exactbatch.airflow.page.first_records import oldest_unprocessed
+from exactbatch.airflow.page.first_records import find_oldest_unprocessed
 from exactbatch.errors.explanation import find_hint
 from exactbatch.kafka.identity import may_be_same
 from exactbatch.ledger.definition import Definition
@@ -26,7 +26,7 @@ from exactbatch.operations.unprocessed import Forwarding, is_overdue
 from exactbatch.planning.freeze_replay import Preview
 
 
-def overview_view(
+def build_overview_view(
     dag: PipelineDag,
     summary: LedgerSummary | None,
     state: LogState | None,
@@ -43,7 +43,7 @@ def overview_view(
     return {**_of_dag(dag), **_summary(dag, summary, state, now)}
 
 
-def pipeline_view(
+def build_pipeline_view(
     dag: PipelineDag, summary: LedgerSummary, state: LogState, forwarding: Forwarding | None, now: datetime
 ) -> dict[str, Any]:
     """Return a pipeline with its registration, partitions in total, and how far its results are sent to a topic."""
@@ -88,12 +88,12 @@ def _summary(dag: PipelineDag, summary: LedgerSummary, state: LogState, now: dat
     is_known = all(topic in state.logs for topic in topics)
     logs = [log for topic in topics for log in state.logs.get(topic, ())]
     lag = find_lag(summary, logs, state.taken_at) if is_known else None
-    left = retention_left(state, summary.stored, now) if lag is not None and lag.lag else None
+    left = compute_retention_left(state, summary.stored, now) if lag is not None and lag.lag else None
     since = None if lag is None else waiting_since(summary, lag)
     newest = summary.committed or summary.newest
     word = find_state(summary, lag, is_paused=dag.is_paused, now=now)
     freshness = summary.definition.freshness
-    oldest = oldest_unprocessed(logs, summary.stored, state.first.get(dag.pipeline, {}))
+    oldest = find_oldest_unprocessed(logs, summary.stored, state.first.get(dag.pipeline, {}))
     return {
         "state": word,
         # What is not known is not overdue: the state says that Kafka does not answer.
@@ -133,7 +133,7 @@ def _error(state: State, summary: LedgerSummary, lag: PipelineLag | None) -> dic
     }
 
 
-def partition_views(positions: Sequence[PartitionPosition], state: LogState) -> list[dict[str, Any]]:
+def build_partition_views(positions: Sequence[PartitionPosition], state: LogState) -> list[dict[str, Any]]:
     """Return for each partition what the ledger and the log have; what the log has is null if it is not known."""
     logs = {log.topic_partition: log for partitions in state.logs.values() for log in partitions}
     views = []
@@ -157,7 +157,7 @@ def partition_views(positions: Sequence[PartitionPosition], state: LogState) -> 
     return views
 
 
-def strip_view(drawn: DrawnStrip) -> dict[str, Any]:
+def build_strip_view(drawn: DrawnStrip) -> dict[str, Any]:
     """Return a strip."""
     return {
         "step": drawn.strip.step,
@@ -182,7 +182,7 @@ def _segment(each: Segment) -> list[Any]:
     ]
 
 
-def batch_view(
+def build_batch_view(
     listed: ListedBatch,
     times: Mapping[str, Sequence[TaskTime]],
     *,
@@ -232,7 +232,7 @@ def _batch(batch: Batch) -> dict[str, Any]:
     }
 
 
-def record_view(record: RejectedRecord) -> dict[str, Any]:
+def build_record_view(record: RejectedRecord) -> dict[str, Any]:
     """Return a rejected record: key and value as text where they are UTF-8, and in base64 otherwise."""
     return {
         "topic": record.topic,

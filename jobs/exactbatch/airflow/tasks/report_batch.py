@@ -17,9 +17,9 @@ from airflow.sdk import Asset
 from exactbatch.airflow.check_batches import (
     check_committed,
     check_own,
-    missed_plans,
     name_beside,
-    named_batches,
+    read_missed_plans,
+    read_named_batches,
 )
 from exactbatch.airflow.connections import Connections
 from exactbatch.airflow.exceptions import airflow_errors
@@ -118,7 +118,7 @@ def report_batch(
     if batches in (None, ""):
         raise AirflowSkipException("plan_batch has left no batches")
     with airflow_errors():
-        own, plans = named_batches(batches), missed_plans(missed)
+        own, plans = read_named_batches(batches), read_missed_plans(missed)
         found, settings = load_object(reference), connections.settings()
         broker = KafkaBroker(settings.kafka)
         beyond = ti.xcom_pull(task_ids=name_beside(ti, "plan_batch"), key="beyond_stored") or []
@@ -242,7 +242,7 @@ def check_tables(name: str, connections: Connections, batches: Any, failed: Any)
         transaction(connection),
     ):
         ledger = Ledger(connection)
-        for named in named_batches(batches):
+        for named in read_named_batches(batches):
             batch = ledger.batches.read(named.batch_id, named.plan_id)
             if ledger.coverage.find_overtaking(batch) is None:
                 check_committed(batch)

@@ -39,10 +39,10 @@ from exactbatch.sinks.writers import find_writer
 @dataclass(frozen=True, slots=True)
 class Committed:
     """What a task attempt did for a range that is committed now: it read `records`, none if another attempt had
-    committed the range before. Compiled code took `taken` of them, which does not matter for the result."""
+    committed the range before. Compiled code took `fast_count` of them, which does not matter for the result."""
 
     records: int
-    taken: int = field(default=0, compare=False)
+    fast_count: int = field(default=0, compare=False)
 
 
 def commit_ranges(tasks: Sequence[RangeTask], attempt: int) -> list[Committed | ExactbatchError]:
@@ -71,7 +71,7 @@ def commit_range(
         if error.retryable and not isinstance(error, StagedRowsDiffer):
             raise
         return error
-    return Committed(copy.reader.records, copy.reader.taken)
+    return Committed(copy.reader.records, copy.reader.fast_count)
 
 
 def commit_batch(

@@ -29,10 +29,10 @@ from pyspark.sql.connect.session import SparkSession
 from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
 from exactbatch.batch.engines.connect_server import ARTIFACT_ISOLATION
-from exactbatch.batch.engines.connect_task import shipped
+from exactbatch.batch.engines.connect_task import build_remote_task
 from exactbatch.batch.engines.connect_url import check_pipeline, find_address
 from exactbatch.batch.spark.pyspark_packages import check_pyspark, find_minor_version
-from exactbatch.batch.spark.spark_errors import LACKS_MODULE, OTHER_VERSION, cause, setting_refused
+from exactbatch.batch.spark.spark_errors import LACKS_MODULE, OTHER_VERSION, cause, find_refused_setting
 from exactbatch.batch.spark.spark_settings import build_variables
 from exactbatch.batch.spark.waiting_jobs import Progress, cancel_waiting_jobs
 from exactbatch.batch.staging.shares import Outcome, Task, distribute, loaded
@@ -157,7 +157,7 @@ class ConnectExecutors:
     ) -> list[Outcome]:
         """Run the tasks on the server. Raises the errors of Executors.run()."""
         shares = [dumps((work, share)) for share in distribute(tasks, limit)]  # type: ignore[no-untyped-call]
-        function = shipped(shares, code_identity(), self._variables)
+        function = build_remote_task(shares, code_identity(), self._variables)
         accepted = self._accepted(function, len(shares), f"a task failed to {verb} its range")
         self._now = Progress((verb,))
         try:
@@ -257,7 +257,7 @@ class ConnectExecutors:
                 f"and its executors need Python {version} with exactbatch, its dependencies and the pipeline's own "
                 f"modules, like this client. Install them there, and restart the server."
             )
-        if isinstance(error, PySparkException) and (refused := setting_refused(error, {})) is not None:
+        if isinstance(error, PySparkException) and (refused := find_refused_setting(error, {})) is not None:
             return refused
         return TasksFailed(
             f"{failed}: {_reason(error)}. The next try reads the same ranges; the log of the server "

@@ -32,7 +32,7 @@ _PROPERTIES: Final[Mapping[str, str]] = {
 }
 
 
-def server_command(master: str, host: str, port: int, properties: Mapping[str, str]) -> list[str]:
+def build_server_command(master: str, host: str, port: int, properties: Mapping[str, str]) -> list[str]:
     """Return the command of a server; `properties` are further Spark properties, which take precedence."""
     conf = {
         "spark.connect.grpc.binding.address": host,
@@ -51,7 +51,7 @@ def server_command(master: str, host: str, port: int, properties: Mapping[str, s
     ]
 
 
-def server_environment() -> dict[str, str]:
+def build_server_environment() -> dict[str, str]:
     """Return the environment of a server: this one, and what Python functions need. The token is inherited."""
     return {
         **os.environ,

@@ -12,7 +12,7 @@ from exactbatch.code_identity import code_identity
 from exactbatch.errors import ConfigurationError, ExactbatchError
 
 
-def shipped(
+def build_remote_task(
     shares: list[bytes], identity: str, variables: Mapping[str, str]
 ) -> Callable[[Iterable[Any]], Iterator[Any]]:
     """Return the function for mapInArrow: it runs the share that each input row names, and returns the outcomes.

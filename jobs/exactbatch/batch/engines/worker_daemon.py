@@ -51,12 +51,12 @@ def main() -> None:
 
     from exactbatch.batch.spark.python_daemon import LOADS_COMPILED_CODE
     from exactbatch.code_identity import code_identity
-    from exactbatch.compiled.availability import is_available, pays
+    from exactbatch.compiled.availability import is_available, is_worth_compiling
     from exactbatch.errors import ConfigurationError
 
     code_identity()  # of the code that was just imported
     with suppress(ConfigurationError):  # each task raises it
-        if os.environ.get(LOADS_COMPILED_CODE) == "1" and pays(sys.maxsize, reload=True):
+        if os.environ.get(LOADS_COMPILED_CODE) == "1" and is_worth_compiling(sys.maxsize, reload=True):
             is_available()
     # Each worker would continue the same random numbers; Python's own module does this by itself.
     os.register_at_fork(after_in_child=np.random.seed)

@@ -86,7 +86,7 @@ class RangeReader:
 
     records: how many records were read
     rows: how many rows they gave
-    taken: how many of these compiled code encoded or decoded
+    fast_count: how many of these compiled code encoded or decoded
     rejects: how many did not decode
     tombstones: how many rightly gave no row: null values, and events that carry none
     dropped: how many decoded and gave no row, because they are of an array without elements
@@ -112,7 +112,7 @@ class RangeReader:
         are those that the task shares with others, if it does. `decoder` decodes the rows of batches()."""
         self._task, self._attempt, self.schema, self._constants = task, attempt, schema, constants
         self._reads, self._decoder = reads, decoder
-        self.records = self.rows = self.taken = self.rejects = self.tombstones = self.dropped = 0
+        self.records = self.rows = self.fast_count = self.rejects = self.tombstones = self.dropped = 0
         self.replaced = 0
         self._several = task.value.gives_several_rows
         self._value = RecordDecoder(task.value)
@@ -149,11 +149,11 @@ class RangeReader:
                 if taken is not None:
                     self.records += taken.rows
                     self.rows += taken.rows
-                    self.taken += taken.rows
+                    self.fast_count += taken.rows
                     offsets = block.offset_array
-                    yield EncodedRows(taken.data, taken.rows, np.delete(offsets, taken.declined))
-                    if len(taken.declined) < len(block):
-                        block = block.take(taken.declined.tolist())
+                    yield EncodedRows(taken.data, taken.rows, np.delete(offsets, taken.declined_indexes))
+                    if len(taken.declined_indexes) < len(block):
+                        block = block.take(taken.declined_indexes.tolist())
                 for records, decoded in self._decode(block):
                     if self.rejects > self._task.max_rejects:
                         return
@@ -178,13 +178,13 @@ class RangeReader:
 
     def _decode(self, block: Records) -> Iterator[tuple[Records, Decoded]]:
         """Decode records in parts, count them, and keep their rejects."""
-        decode = self._strictly
+        decode = self._decode_by_format
         if self._decoder is not None:
-            decode = partial(self._decoder.decode, strict=self._strictly)
+            decode = partial(self._decoder.decode, decode_by_format=self._decode_by_format)
         for records, decoded in self._in_parts.decode(block, decode):
             self.records += len(records)
             self.rows += len(decoded.rows)
-            self.taken += decoded.taken
+            self.fast_count += decoded.fast_count
             self.rejects += len(decoded.rejects)
             self.tombstones += decoded.tombstones
             self.replaced += decoded.replaced
@@ -194,7 +194,7 @@ class RangeReader:
                 self._reject(records, decoded)
             yield records, decoded
 
-    def _strictly(self, records: Records) -> Decoded:
+    def _decode_by_format(self, records: Records) -> Decoded:
         value, changes = self._task.value, self._task.changes
         decoded = decode_replacing(
             self._decode_records,

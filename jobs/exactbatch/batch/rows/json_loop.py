@@ -18,7 +18,7 @@ from exactbatch.formats.bounds import joined
 from exactbatch.formats.decoded import Decoded
 from exactbatch.kafka.records import Records
 
-# To try the loop on a record that it declines costs about a fifth of decoding it strictly.
+# To try the loop on a record that it declines costs about a fifth of decoding it with the decoder of the format.
 _MOST_DECLINED: Final = 0.2
 _TRIED: Final = 2_000  # records, before that share counts
 _FALSE: Final = b"\x00\x00\x00\x01\x00"  # a field with a boolean
@@ -40,7 +40,7 @@ class JsonLoop:
             block.data, block.starts, block.ends, block.present, block.offsets, block.timestamps_ms
         )
         self._tried += len(records)
-        self._declined += len(taken.declined)
+        self._declined += len(taken.declined_indexes)
         return taken
 
 
@@ -95,25 +95,25 @@ class FastDecoder:
     def __init__(self, loop: JsonLoop, schema: pa.Schema) -> None:
         self._loop, self._rows = loop, RowsAsArrow(schema)
 
-    def decode(self, records: Records, strict: Callable[[Records], Decoded]) -> Decoded:
-        """Decode records, those that the loop declines by `strict`."""
+    def decode(self, records: Records, decode_by_format: Callable[[Records], Decoded]) -> Decoded:
+        """Decode records, and by `decode_by_format` the records that the loop declines."""
         taken = self._loop.take(records)
         if taken is None or not taken.rows:
-            return strict(records)
+            return decode_by_format(records)
         rows = self._rows.read(taken.data, taken.rows)
-        if not len(taken.declined):
-            return Decoded(rows, pa.array(np.arange(taken.rows)), taken=taken.rows)
-        others = strict(records.take(taken.declined.tolist()))
-        by_loop = np.delete(np.arange(len(records)), taken.declined)
-        kept = np.concatenate([by_loop, taken.declined[others.kept.to_numpy()]])
+        if not len(taken.declined_indexes):
+            return Decoded(rows, pa.array(np.arange(taken.rows)), fast_count=taken.rows)
+        others = decode_by_format(records.take(taken.declined_indexes.tolist()))
+        by_loop = np.delete(np.arange(len(records)), taken.declined_indexes)
+        kept = np.concatenate([by_loop, taken.declined_indexes[others.kept.to_numpy()]])
         order = np.argsort(kept)
         return Decoded(
             joined([rows, others.rows]).take(pa.array(order)),
             pa.array(kept[order]),
-            tuple((int(taken.declined[index]), reason) for index, reason in others.rejects),
+            tuple((int(taken.declined_indexes[index]), reason) for index, reason in others.rejects),
             others.tombstones,
             replaced=others.replaced,
-            taken=taken.rows,
+            fast_count=taken.rows,
         )
 
 

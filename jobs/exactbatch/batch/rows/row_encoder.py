@@ -13,7 +13,7 @@ import pyarrow as pa
 from exactbatch.batch.rows.copy import ArrowEncoder, EncodedRows
 from exactbatch.batch.rows.decode import ReadTask
 from exactbatch.columns import LINEAGE_NAMES
-from exactbatch.compiled.availability import is_available, pays
+from exactbatch.compiled.availability import is_available, is_worth_compiling
 from exactbatch.compiled.row_frame import copied_names
 from exactbatch.kafka.records import Int64s, Records
 from exactbatch.sinks.staged_rows import CheckedJson
@@ -36,7 +36,7 @@ def decoder_for(task: ReadTask, *, shares_reads: bool) -> "FastDecoder | None":
 def reads_fast(task: ReadTask) -> bool:
     """True if compiled code pays for a range, and works."""
     # A worker loads the code once, and reads several ranges one after the other.
-    return pays(max(len(task.range), task.slot_offsets)) and is_available()
+    return is_worth_compiling(max(len(task.range), task.slot_offsets)) and is_available()
 
 
 class RowEncoder:

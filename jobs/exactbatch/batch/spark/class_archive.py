@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from exactbatch.batch.spark.spark_settings import guarded_ports
+from exactbatch.batch.spark.spark_settings import choose_guarded_ports
 from exactbatch.errors import ConfigurationError
 
 FOLDER: Final = "EXACTBATCH_ARCHIVES"  # the environment variable that names another folder
@@ -134,7 +134,7 @@ def _build(archive: Path) -> None:
     new = archive.with_suffix(".new")
     new.unlink(missing_ok=True)
     settings = {"spark.master": "local[2]"}
-    settings |= guarded_ports(settings)
+    settings |= choose_guarded_ports(settings)
     conf = [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
     arguments = [*conf, "pyspark-shell"]
     environment = {

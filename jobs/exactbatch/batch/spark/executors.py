@@ -7,7 +7,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from exactbatch.batch.spark.python_daemon import load_compiled_code
-from exactbatch.batch.spark.spark_errors import cause, read_settings, setting_refused
+from exactbatch.batch.spark.spark_errors import cause, find_refused_setting, read_settings
 from exactbatch.batch.staging.outcomes import dump
 from exactbatch.batch.staging.shares import Outcome, Task, distribute, loaded, run_share
 from exactbatch.code_identity import code_identity, other_code
@@ -47,7 +47,7 @@ def on_executors(
 
 def tasks_failed(spark: SparkSession, error: PySparkException | Py4JJavaError, verb: str) -> ExactbatchError:
     """Return the error for a Spark job some of whose tasks failed."""
-    return setting_refused(error, read_settings(spark)) or TasksFailed(
+    return find_refused_setting(error, read_settings(spark)) or TasksFailed(
         f"a task failed to {verb} its range: {cause(error)}. The next try reads the same ranges; the log of the "
         f"executors has the traceback."
     )

@@ -48,7 +48,7 @@ def check_pyspark() -> str:
             f"PySpark is {version}, but {len(of_client)} of its files, such as {of_client[0]}, are those of "
             f"pyspark-client {client.version}: both packages write them. {remedy}"
         )
-    jars = jar_versions(Path(str(installed.locate_file("pyspark"))))
+    jars = read_jar_versions(Path(str(installed.locate_file("pyspark"))))
     if jars and jars != {version}:
         raise ConfigurationError(
             f"PySpark is {version}, but its jars are Spark {', '.join(sorted(jars))}. {remedy}"
@@ -56,7 +56,7 @@ def check_pyspark() -> str:
     return f"PySpark {version}" + (f", pyspark-client {client.version}" if client else "")
 
 
-def jar_versions(home: Path) -> set[str]:
+def read_jar_versions(home: Path) -> set[str]:
     """Return the versions of the jars of a Spark installation, usually one; empty if it has none there."""
     names = (path.name for path in (home / "jars").glob("spark-core_*.jar"))
     return {match["version"] for name in names if (match := _JAR.fullmatch(name))}

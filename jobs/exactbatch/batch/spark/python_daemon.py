@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from exactbatch.batch.spark.spark_settings import is_local
-from exactbatch.compiled.availability import pays
+from exactbatch.compiled.availability import is_worth_compiling
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -56,5 +56,5 @@ def load_compiled_code(context: "SparkContext", tasks: "Sequence[HasRange]") -> 
     slot_offsets = sum(len(task.range) for task in tasks) // context.defaultParallelism
     # Another thread may be reading the environment: a variable may change, and none may be added. What is set stays,
     # because Spark starts another daemon for another environment.
-    if LOADS_COMPILED_CODE in context.environment and pays(slot_offsets, reload=True):
+    if LOADS_COMPILED_CODE in context.environment and is_worth_compiling(slot_offsets, reload=True):
         context.environment[LOADS_COMPILED_CODE] = "1"

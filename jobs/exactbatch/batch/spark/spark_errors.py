@@ -82,7 +82,7 @@ def cause(error: PySparkException | Py4JJavaError) -> str:
     return "; ".join(after or lines[:1])
 
 
-def setting_refused(error: Exception, settings: Mapping[str, str]) -> ExactbatchError | None:
+def find_refused_setting(error: Exception, settings: Mapping[str, str]) -> ExactbatchError | None:
     """Return the terminal error that names the setting which makes Spark fail; None if no known setting does.
 
     `settings` are the Spark properties in effect.
@@ -103,7 +103,7 @@ def setting_refused(error: Exception, settings: Mapping[str, str]) -> Exactbatch
     return None
 
 
-def is_of_a_job(error: BaseException | None) -> bool:
+def is_job_error(error: BaseException | None) -> bool:
     """Return True if Spark raised the error while a job ran, and not while a query was planned."""
     if isinstance(error, Py4JJavaError):
         return True
@@ -113,7 +113,7 @@ def is_of_a_job(error: BaseException | None) -> bool:
     return isinstance(error, CapturedException) and not isinstance(error, planning)
 
 
-def may_be_of_a_record(error: PySparkException | Py4JJavaError) -> bool:
+def may_be_record_error(error: PySparkException | Py4JJavaError) -> bool:
     """Return True if a record may be what made a job fail: an error of a Python function or an expression, but
     not of Postgres, Kafka, an executor or a disk."""
     text = cause(error)

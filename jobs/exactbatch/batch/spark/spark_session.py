@@ -19,15 +19,15 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from exactbatch.batch.spark.class_archive import with_archive
-from exactbatch.batch.spark.pyspark_packages import check_pyspark, find_minor_version, jar_versions
+from exactbatch.batch.spark.pyspark_packages import check_pyspark, find_minor_version, read_jar_versions
 from exactbatch.batch.spark.python_daemon import daemon_properties
-from exactbatch.batch.spark.spark_errors import setting_refused
+from exactbatch.batch.spark.spark_errors import find_refused_setting
 from exactbatch.batch.spark.spark_settings import (
     PINNED,
     QUERY_RECORDS_AT_ONCE,
     RECORDS_AT_ONCE,
     build_variables,
-    guarded_ports,
+    choose_guarded_ports,
 )
 from exactbatch.errors import ConfigurationError, ExactbatchError, TasksFailed
 from exactbatch.pipeline import Pipeline
@@ -85,7 +85,7 @@ def spark_session(
     settings = _settings({**own, **({"spark.master": master} if master else {})})
     _check_directories(settings)
     if SparkContext._active_spark_context is None:
-        for name, value in {**daemon_properties(settings), **guarded_ports(settings)}.items():
+        for name, value in {**daemon_properties(settings), **choose_guarded_ports(settings)}.items():
             builder = builder.config(name, value)
     try:
         session = builder.getOrCreate()
@@ -125,7 +125,7 @@ def _check_home() -> None:
             f"SPARK_HOME is {home}, which contains no bin/spark-submit. Unset it to use the Spark of the Python "
             f"package pyspark, or set it to an installation of Spark {pyspark.__version__}."
         )
-    versions = jar_versions(Path(home))
+    versions = read_jar_versions(Path(home))
     if versions and find_minor_version(pyspark.__version__) not in map(find_minor_version, versions):
         raise ConfigurationError(
             f"SPARK_HOME is {home}, which is Spark {', '.join(sorted(versions))}, and the Python package "
@@ -177,7 +177,7 @@ def _can_write(folder: str) -> bool:
 
 def _not_started(error: Exception, settings: Mapping[str, str]) -> ExactbatchError:
     """Return the error for a Spark that does not start."""
-    if (refused := setting_refused(error, settings)) is not None:
+    if (refused := find_refused_setting(error, settings)) is not None:
         return refused
     text = str(error)
     reason = next(

@@ -125,7 +125,7 @@ def is_local(settings: Mapping[str, str]) -> bool:
     return _LOCAL.fullmatch(settings.get("spark.master", "")) is not None
 
 
-def guarded_ports(settings: Mapping[str, str]) -> dict[str, str]:
+def choose_guarded_ports(settings: Mapping[str, str]) -> dict[str, str]:
     """Return Spark properties that keep others from the driver's ports; `settings`, which are all those of the driver,
     take precedence.
 

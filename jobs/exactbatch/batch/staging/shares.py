@@ -38,7 +38,7 @@ Task = TypeVar("Task", bound=HasRange)
 Outcome = TypeVar("Outcome")
 
 
-def spark_tasks_for(tasks: Sequence[HasRange], most: int, parallelism: int) -> int:
+def count_spark_tasks(tasks: Sequence[HasRange], most: int, parallelism: int) -> int:
     """Return among how many Spark tasks to share the tasks of a batch, at most `most`.
 
     A few for each slot of Spark, and more only for more offsets: each connects to Kafka and to Postgres, which takes

@@ -11,7 +11,7 @@ from exactbatch.batch.rows.copy import PostgresAccess, copy_batches, copy_encode
 from exactbatch.batch.rows.decode import RangeReader, pause_garbage_collector, shared_reads
 from exactbatch.batch.rows.rejected import REJECT_SCHEMA, PendingRejects
 from exactbatch.batch.rows.row_encoder import RowEncoder, decoder_for, row_encoder
-from exactbatch.batch.staging.shares import Executors, spark_tasks_for
+from exactbatch.batch.staging.shares import Executors, count_spark_tasks
 from exactbatch.batch.staging.staging_tables import (
     LINEAGE_SCHEMA,
     StagingTables,
@@ -20,7 +20,7 @@ from exactbatch.batch.staging.staging_tables import (
     row_schema,
 )
 from exactbatch.batch.staging.task import Staged, StagedBatch, StageTask
-from exactbatch.batch.staging.transformed_rows import RecordsOfRows, raise_refused_value, storable_rows
+from exactbatch.batch.staging.transformed_rows import RecordsOfRows, keep_storable_rows, raise_refused_value
 from exactbatch.columns import Column
 from exactbatch.errors import ExactbatchError
 from exactbatch.failpoints import failpoint
@@ -150,7 +150,7 @@ def stage_rows(
     def storable() -> Generator[pa.RecordBatch]:
         nonlocal count
         for batch in batches:
-            rows = storable_rows(
+            rows = keep_storable_rows(
                 _completed(batch, schema, constants), batch.schema.names, notes, attempt, constants
             )
             count += len(rows)
@@ -225,7 +225,7 @@ class DirectStager:
 
     def __init__(self, executors: Executors, pipeline: Pipeline, tasks: Sequence[StageTask]) -> None:
         self._executors, self._tasks = executors, tasks
-        self._limit = spark_tasks_for(tasks, pipeline.tuning.max_connections, executors.parallelism)
+        self._limit = count_spark_tasks(tasks, pipeline.tuning.max_connections, executors.parallelism)
         self.columns: tuple[Column, ...] = pipeline.value.columns
 
     def stage_into(self, tables: StagingTables) -> None:

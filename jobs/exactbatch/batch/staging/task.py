@@ -43,7 +43,8 @@ class StageTask:
 @dataclass(frozen=True, slots=True)
 class Staged:
     """What one task attempt staged of a range. `records` = records that gave rows + rejects + tombstones + dropped;
-    `replaced` of them decoded with replaced text. Compiled code took `taken`, which does not matter for the result."""
+    `replaced` of them decoded with replaced text. Compiled code took `fast_count`, which does not matter for the
+    result."""
 
     range: OffsetRange
     attempt: int
@@ -53,7 +54,7 @@ class Staged:
     tombstones: int
     dropped: int = 0
     replaced: int = 0
-    taken: int = field(default=0, compare=False)
+    fast_count: int = field(default=0, compare=False)
 
     @property
     def decoded(self) -> int:
@@ -72,7 +73,7 @@ class Staged:
             reader.tombstones,
             reader.dropped,
             reader.replaced,
-            taken=reader.taken,
+            fast_count=reader.fast_count,
         )
 
 

@@ -27,7 +27,7 @@ from exactbatch.postgres.connection import Connection, transaction
 _LINE: Final = re.compile(r"COPY [^,]+, line (\d+)(?:, column (.+))?")
 
 
-def storable_rows(
+def keep_storable_rows(
     batch: pa.RecordBatch,
     names: Sequence[str],
     pending: PendingRejects,

@@ -187,7 +187,7 @@ def list_rules(
     return [*rules, *check_rules(cursor, columns, pipeline.row_checks, keeps_deletes=keeps_deletes)]
 
 
-def is_of_a_value(error: psycopg2.Error) -> bool:
+def is_value_error(error: psycopg2.Error) -> bool:
     """True for an error that a value of a row may be the cause of, and not the server or the session."""
     return isinstance(error, _VALUE_ERRORS) and not re.search(NOT_OF_A_VALUE, error.pgcode or "")
 
@@ -214,7 +214,7 @@ def note_uncastable(
         cursor.execute(_all_at_once(rules, tables, staged, limit))
         return int(cursor.rowcount)
     except psycopg2.Error as error:
-        if not is_of_a_value(error):
+        if not is_value_error(error):
             raise
         # A check of a domain, or a type of an extension, raises an error where Postgres's own types return false.
         cursor.execute("rollback to savepoint uncastable")

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from exactbatch.batch.spark.spark_errors import cause
-from exactbatch.batch.transform.transform_plan import nested_as_json, plan_transform
+from exactbatch.batch.transform.transform_plan import convert_nested_to_json, plan_transform
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
 
@@ -63,7 +63,7 @@ class FailingRecordSearch:
         self._context.addJobTag(tag)
         try:
             records = self._decoded.where(_are_in(ranges))
-            rows = nested_as_json(plan_transform(self._pipeline, records))
+            rows = convert_nested_to_json(plan_transform(self._pipeline, records))
             rows.write.format("noop").mode("overwrite").save()
         except (PySparkException, Py4JJavaError) as error:
             return None if self._is_over else FailingRecords(ranges, cause(error))

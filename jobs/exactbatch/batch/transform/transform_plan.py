@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from exactbatch.batch.spark.spark_errors import cause, is_of_a_job
+from exactbatch.batch.spark.spark_errors import cause, is_job_error
 from exactbatch.columns import LINEAGE_NAMES, Column
 from exactbatch.errors import ExactbatchError, TransformRefused
 from exactbatch.options import list_values
@@ -100,7 +100,7 @@ def _check_fields(pipeline: Pipeline, name: str, type_: T.DataType) -> None:
         case T.ArrayType():
             _check_fields(pipeline, name, type_.elementType)
         case T.StructType():
-            if repeated := repeated_names(type_.names):
+            if repeated := find_repeated_names(type_.names):
                 raise TransformRefused(
                     f"pipeline {pipeline.name!r}, column {name}: a struct has the fields {repeated}, which are "
                     f"the same name to Spark. Rename or drop one of them.",
@@ -118,7 +118,7 @@ def _check_fields(pipeline: Pipeline, name: str, type_: T.DataType) -> None:
             _check_fields(pipeline, name, type_.valueType)
 
 
-def repeated_names(names: Sequence[str]) -> str:
+def find_repeated_names(names: Sequence[str]) -> str:
     """Return the names that are the same to Spark, which ignores case; empty if all differ."""
     by_lower: dict[str, list[str]] = {}
     for name in names:
@@ -126,7 +126,7 @@ def repeated_names(names: Sequence[str]) -> str:
     return ", ".join(" and ".join(same) for same in by_lower.values() if len(same) > 1)
 
 
-def nested_as_json(transformed: DataFrame) -> DataFrame:
+def convert_nested_to_json(transformed: DataFrame) -> DataFrame:
     """Return the rows with structs and maps as JSON text."""
     if not any(_is_nested(field.dataType) for field in transformed.schema):
         return transformed
@@ -195,7 +195,7 @@ def plan_transform(pipeline: Pipeline, decoded: DataFrame) -> DataFrame:
     try:
         return _transformed(pipeline, decoded)
     except TransformRefused as refused:
-        if (error := refused.__cause__) is not None and is_of_a_job(error):
+        if (error := refused.__cause__) is not None and is_job_error(error):
             raise error from None
         raise
     except (ExactbatchError, PySparkException, Py4JError, ConnectionError):
@@ -248,7 +248,7 @@ def check_query(pipeline: Pipeline, session: SparkSession) -> None:
 
 def check_transform(pipeline: Pipeline, transformed: DataFrame) -> None:
     """Raise TransformRefused unless the sink can use the rows, and a retry computes the same ones."""
-    if repeated := repeated_names(transformed.columns):
+    if repeated := find_repeated_names(transformed.columns):
         raise TransformRefused(
             f"pipeline {pipeline.name!r}: the transform returns the columns {repeated}, which are the same name "
             f"to Spark. Rename or drop one of them."

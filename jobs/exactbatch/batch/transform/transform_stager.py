@@ -17,7 +17,12 @@ from pyspark.sql import functions as F
 from pyspark.storagelevel import StorageLevel
 
 from exactbatch.batch.spark.executors import tasks_failed
-from exactbatch.batch.spark.spark_errors import cause, may_be_of_a_record, read_settings, setting_refused
+from exactbatch.batch.spark.spark_errors import (
+    cause,
+    find_refused_setting,
+    may_be_record_error,
+    read_settings,
+)
 from exactbatch.batch.staging.outcomes import dump
 from exactbatch.batch.staging.shares import attempt_id, distribute, freeze_modules, loaded, partition_id
 from exactbatch.batch.staging.stage import stage_lineage, stage_rows
@@ -39,8 +44,8 @@ from exactbatch.batch.transform.one_pass import (
 )
 from exactbatch.batch.transform.transform_plan import (
     check_transform,
+    convert_nested_to_json,
     find_columns,
-    nested_as_json,
     plan_transform,
 )
 from exactbatch.columns import LINEAGE_NAMES, Column
@@ -322,7 +327,7 @@ def planned_rows(
     cannot have.
     """
     check_transform(pipeline, transformed)
-    rows, is_proven = nested_as_json(transformed), True
+    rows, is_proven = convert_nested_to_json(transformed), True
     if pipeline.traits.needs_lineage:
         is_proven = passes_lineage_through(pipeline.name, transformed, decoded)
     else:  # a row may come from many records: it must not seem to come from one of them
@@ -341,10 +346,10 @@ def build_failure(
 ) -> ExactbatchError:
     """Return the error for a Spark job of a transform that failed; it names the record of these ranges that the
     transform fails for, if there is one."""
-    if (refused := setting_refused(error, read_settings(spark))) is not None:
+    if (refused := find_refused_setting(error, read_settings(spark))) is not None:
         return refused
     message = f"the transform returned no rows: {cause(error)}"
-    if not may_be_of_a_record(error):
+    if not may_be_record_error(error):
         return TasksFailed(
             f"{message}. The next try reads the same ranges; the log of the executors has the traceback."
         )

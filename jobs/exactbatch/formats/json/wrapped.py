@@ -59,7 +59,7 @@ def decode_wrapped(
         if not value.is_valid:
             continue
         try:
-            whole = unwrapped(value.as_py(), encodings).removeprefix(codecs.BOM_UTF8)
+            whole = unwrap_values(value.as_py(), encodings).removeprefix(codecs.BOM_UTF8)
             inside = list(islice(_split_documents(whole, documents), MOST_ROWS + 1))
         except (ValueError, RecursionError) as error:
             refused.append((index, TOO_DEEP if isinstance(error, RecursionError) else str(error)))
@@ -80,7 +80,7 @@ def decode_wrapped(
     return without_values(decoded, refused)
 
 
-def unwrapped(value: bytes, encodings: Sequence[Encoding]) -> bytes:
+def unwrap_values(value: bytes, encodings: Sequence[Encoding]) -> bytes:
     """Undo encodings, the outermost first; raise ValueError for a value that is not encoded so, or is too large."""
     for encoding in encodings:
         if encoding == "base64":

@@ -41,12 +41,17 @@ from exactbatch.formats.postgres_limits import check_rows, find_unstorable
 from exactbatch.formats.protobuf.spec import Protobuf
 from exactbatch.formats.protobuf.ways import Way, find_way, followed
 from exactbatch.formats.protobuf.wire import Memory, varint, widen
-from exactbatch.formats.registry.schemas import Inquiry, cut_prefixes, most_frequent_first, protobuf_files
+from exactbatch.formats.registry.schemas import (
+    Inquiry,
+    cut_prefixes,
+    most_frequent_first,
+    read_protobuf_files,
+)
 from exactbatch.formats.registry.wire_format import SchemaId, prefix_size, read_schema_id, unknown
 
 _MOST_INDEXES: Final = 32  # types inside of types
 _VARINT_BITS: Final = 35
-_Files = list[tuple[str, bytes]]  # of a schema, as protobuf_files() returns them
+_Files = list[tuple[str, bytes]]  # of a schema, as read_protobuf_files() returns them
 
 
 def build_pool(
@@ -166,7 +171,7 @@ class ProtobufDecoder(Decoder[Protobuf]):
 
         @cache
         def find_files(schema_id: SchemaId) -> _Files | None:
-            return protobuf_files(str(self.spec.registry), schema_id, self.spec.properties, inquiry)
+            return read_protobuf_files(str(self.spec.registry), schema_id, self.spec.properties, inquiry)
 
         if self.spec.registry is not None:
             for header in most_frequent_first(cut_prefixes(values.drop_null())):

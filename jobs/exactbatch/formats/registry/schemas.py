@@ -65,7 +65,7 @@ def schema_type(
     return None if schema is None else schema.schema_type or "AVRO"
 
 
-def protobuf_files(
+def read_protobuf_files(
     registry: str, schema_id: SchemaId, properties: Mapping[str, Any], inquiry: Inquiry | None = None
 ) -> list[tuple[str, bytes]] | None:
     """Return the .proto files of a schema, each as its name and a serialized FileDescriptorProto: first those that it

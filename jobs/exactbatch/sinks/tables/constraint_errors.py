@@ -6,7 +6,7 @@ from typing import Final
 import psycopg2
 
 from exactbatch.errors import RefusedRecord, TargetMismatch
-from exactbatch.errors.sqlstates import INSUFFICIENT_PRIVILEGE, is_of_a_row
+from exactbatch.errors.sqlstates import INSUFFICIENT_PRIVILEGE, is_row_error
 from exactbatch.errors.translation import psycopg2_message
 from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.tables.candidates import Candidates
@@ -31,7 +31,7 @@ def constraint_error(
     columns = _columns_of_domain(cursor, target, error)
     where = f", column {' or '.join(columns)}" if columns else ""
     refused: Sequence[RefusedRecord] = ()
-    if candidates is not None and cursor.most_refused and is_of_a_row(error.pgcode):
+    if candidates is not None and cursor.most_refused and is_row_error(error.pgcode):
         refused = find_refused(cursor, target, candidates, sqlstate=error.pgcode, limit=cursor.most_refused)
     first = refused[0] if refused else None
     mismatch = TargetMismatch(

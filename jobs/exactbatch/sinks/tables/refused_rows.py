@@ -17,7 +17,7 @@ import psycopg2
 from psycopg2 import sql
 
 from exactbatch.errors import RefusedRecord
-from exactbatch.errors.sqlstates import UNDEFINED_COLUMN, UNIQUE_VIOLATION, is_of_a_row
+from exactbatch.errors.sqlstates import UNDEFINED_COLUMN, UNIQUE_VIOLATION, is_row_error
 from exactbatch.errors.translation import psycopg2_message
 from exactbatch.postgres.connection import CHECK_CONSTRAINTS, Cursor
 from exactbatch.sinks.tables.candidates import PLACE, Candidates
@@ -88,7 +88,7 @@ def _by_rules(cursor: Cursor, table: TargetTable, candidates: Candidates, limit:
         except psycopg2.Error as error:
             # The login may not read a table that a foreign key refers to, or an expression raises an error for a value:
             # the trial finds these rows.
-            if not is_of_a_row(error.pgcode) and not (error.pgcode or "").startswith("42"):
+            if not is_row_error(error.pgcode) and not (error.pgcode or "").startswith("42"):
                 raise
             cursor.execute("rollback to savepoint rule")
         cursor.execute("release savepoint rule")
@@ -109,7 +109,7 @@ class _Trial:
             records = self._judge(only_sharing=only_sharing)
         except psycopg2.Error as error:
             is_undefined = only_sharing and error.pgcode == UNDEFINED_COLUMN
-            if not is_of_a_row(error.pgcode) and not is_undefined:
+            if not is_row_error(error.pgcode) and not is_undefined:
                 raise
             # Other rows refer to those that are to be replaced, with their places the rows are too wide for a table, or
             # an index has columns that are not written.
@@ -238,7 +238,7 @@ class _Trial:
             left_out = [number for (number,) in cursor.fetchall()] if by_conflict else []
             cursor.execute(CHECK_CONSTRAINTS)
         except psycopg2.Error as error:
-            if not is_of_a_row(error.pgcode) and error.pgcode not in _NOT_ASKED:
+            if not is_row_error(error.pgcode) and error.pgcode not in _NOT_ASKED:
                 raise
             cursor.execute("rollback to savepoint portion; release savepoint portion")
             return error

@@ -10,7 +10,7 @@ from psycopg2 import sql
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError, TargetMismatch
 from exactbatch.postgres.connection import Cursor
-from exactbatch.postgres.types import PgType, is_refused, refusal, refusal_of_null, type_named
+from exactbatch.postgres.types import PgType, find_named_type, is_refused, refusal, refusal_of_null
 from exactbatch.sinks.values.exact_values import (
     INTEGERS,
     TEXT_FORMATS,
@@ -216,7 +216,7 @@ def own_casts(cursor: Cursor, columns: Iterable[Column]) -> Iterator[Cast]:
     for column in columns:
         if column.staged_type == column.type:
             continue
-        type_ = type_named(cursor, column.type)
+        type_ = find_named_type(cursor, column.type)
         cast = Cast(column, type_, refusal_of_null(cursor, type_))
         if not cast.is_possible:
             raise ConfigurationError(
