@@ -31,7 +31,7 @@ begin
             begin
                 execute format('create role %I nologin', name);
             exception when duplicate_object or unique_violation then
-                null; -- the script runs in another database at the same time: roles are those of the whole server
+                null; -- the script runs in another database at the same time: roles belong to the whole server
             end;
         end if;
     end loop;

@@ -14,7 +14,7 @@ from mkdocs.structure.pages import Page
 
 _PROJECT: Final = Path(__file__).parents[2] / "pyproject.toml"
 _NOT_SEARCHED: Final = ("errors/", "value-matrix.md", "evidence/faults.md")
-# A page whose words are those of all others comes after the page that is about them.
+# A page that has the words of all others comes after the page that is about them.
 _BOOSTS: Final = {
     "requirements.md": 4.0,
     "howto/upgrade.md": 2.0,

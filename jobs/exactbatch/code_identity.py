@@ -1,4 +1,5 @@
-"""Which code of exactbatch a process runs: whatever decodes records must run the same as what planned their batch."""
+"""Identify the code of exactbatch that a process runs: whatever decodes records must run the same as what planned their
+batch."""
 
 import hashlib
 from collections.abc import Iterator

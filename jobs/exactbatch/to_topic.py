@@ -73,7 +73,7 @@ class ToTopic:
     def key_columns(self, sink_key: Sequence[str]) -> tuple[str, ...]:
         """Return the columns of the message key for a sink whose rows have this key, or ().
 
-        Raises ConfigurationError if messages of two rows could have one key, or those of one row two.
+        Raises ConfigurationError if messages of two rows could have one key, or messages of one row two.
         """
         key = list_values(self.keyed_by) or tuple(sink_key)
         if sink_key and set(key) != set(sink_key):

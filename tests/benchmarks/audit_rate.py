@@ -89,7 +89,7 @@ def measure(servers: Servers, place: Place, rounds: int, progress: Callable[[str
 
 @contextmanager
 def _cores(number: int) -> Iterator[None]:
-    """Let this process use so many cores: an audit starts a worker for each."""
+    """Let this process use `number` cores: an audit starts a worker for each."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, sorted(before)[:number])
     try:

@@ -91,7 +91,7 @@ def warm(servers: Servers, place: Place, progress: Callable[[str], None]) -> lis
 
 
 def spread_over(partitions: int, servers: Servers, progress: Callable[[str], None]) -> list[float]:
-    """Return the seconds of batches in a warm session, over a topic with so many partitions."""
+    """Return the seconds of batches in a warm session, over a topic with this number of partitions."""
     topic = f"flights_{SPREAD_ROWS}_{partitions}"
     ensure_topic(servers.stack.kafka_properties, topic, SPREAD_ROWS, progress, partitions=partitions)
     try:

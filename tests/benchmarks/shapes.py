@@ -15,7 +15,7 @@ from exactbatch.local.demo.flights import COUNT
 from exactbatch.local.demo.flights import flights as real_flights
 from pipelines.flights import flights as flights_pipeline
 
-_BAD_EVERY = 99  # one record of so many is malformed; odd, so that each of the 4 partitions gets some
+_BAD_EVERY = 99  # one in this number of records is malformed; odd, so that each of the 4 partitions gets some
 _START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -46,7 +46,7 @@ class Shape:
     keys: int = COUNT
 
     def good(self, rows: int) -> int:
-        """Return how many of so many records are not malformed."""
+        """Return how many of `rows` records are not malformed."""
         return rows - (rows + _BAD_EVERY - 1) // _BAD_EVERY if self.bad else rows
 
 
@@ -88,7 +88,7 @@ def nested() -> Iterator[bytes]:
 
 
 def flights_some_bad() -> Iterator[bytes]:
-    """Yield flights, of which 1 % end too early."""
+    """Yield flights; 1 % of them end too early."""
     for number, value in enumerate(real_flights()):
         yield value[:-9] if number % _BAD_EVERY == 0 else value
 

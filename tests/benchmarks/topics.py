@@ -21,7 +21,7 @@ def ensure_topic(
     shape: Shape = FLIGHTS,
     partitions: int = PARTITIONS,
 ) -> int:
-    """Create the topic with so many records, spread evenly over its partitions, unless it is there already.
+    """Create the topic with this number of records, spread evenly over its partitions, unless it is there already.
 
     Returns the bytes of all values. A topic with another number of records is made again.
     """

@@ -259,7 +259,7 @@ def few(_megabytes: int) -> Iterator[bytes]:
 
 
 def cut(task: Any, offsets: int) -> list[Any]:
-    """The same work in ranges of so many offsets."""
+    """The same work in ranges of this number of offsets."""
     whole = task.range
     starts = range(whole.from_offset, whole.until_offset, offsets)
     return [

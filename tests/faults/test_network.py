@@ -113,7 +113,7 @@ class Net:
         self._topics = 0
 
     def pipeline(self, *, records: int = 20, size: int = 1, **changes: Any) -> Pipeline:
-        """A pipeline over a new topic of two partitions with so many records in each."""
+        """A pipeline over a new topic of two partitions with this number of records in each."""
         self._topics += 1
         name = f"{psycopg2.extensions.parse_dsn(self.direct.postgres)['dbname']}-{self._topics}"
         admin = AdminClient(dict(self._properties))
@@ -140,7 +140,7 @@ class Net:
         return pipeline
 
     def produce(self, pipeline: Pipeline, records: int = 20, size: int = 1) -> None:
-        """So many records in each partition."""
+        """Send this number of records to each partition."""
         topic = Topic(pipeline.topic_names[0], dict(self._properties))
         for partition in (0, 1):
             topic.produce(*[record(n, "x" * size) for n in range(records)], partition=partition)

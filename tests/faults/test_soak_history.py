@@ -6,7 +6,7 @@ from soak.history import QUIET_S, Committed, Event, Failed, Fault, Started, trou
 
 
 def working(slot: int, began: float, ended: float, every: float = 2.0) -> list[Event]:
-    """A driver that commits a batch every so many seconds."""
+    """A driver that commits a batch every `every` seconds."""
     count = int((ended - began) / every)
     return [Committed(began + every * number, slot) for number in range(count)]
 

@@ -431,7 +431,7 @@ def test_a_topic_that_is_not_there_is_named_and_not_created(
 
 
 def gain_partition(admin: AdminClient, topic: Topic, records: int) -> None:
-    """Add partition 2 to a topic that has two, with so many records."""
+    """Add partition 2 to a topic that has two, with this number of records."""
     admin.create_partitions([NewPartitions(topic.name, 3)])[topic.name].result(30)
     # By a new producer: the old one does not know of the partition yet. Nor does the admin client.
     replace(topic).produce(*map(record, range(records)), partition=2)

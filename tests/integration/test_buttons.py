@@ -473,7 +473,7 @@ def test_a_run_that_found_nothing_processes_nothing_when_it_is_cleared(buttons, 
         with pytest.raises(AirflowSkipException, match="nothing to process again: when this run was planned"):
             buttons.plan(again)
     assert buttons.states() == [(1, "committed")]
-    # A run that is created anew under its ID moves forward, and so does every other run.
+    # A run that is created again under its ID moves forward, and so does every other run.
     anew = replace(empty, start_date=T0 + 9 * HOUR)
     assert buttons.plan(anew) == "process_batch"
     assert buttons.plan(replace(cleared(anew), clear_number=3)) == "process_batch"

@@ -213,7 +213,7 @@ def test_without_version_delete_goes_with_all_that_it_deleted(world, make_topic,
     topic.produce(change(1, "again"), change(3, "first"))
     world.run(pipeline)
     assert state(world, pipeline) == {1: "again", 2: "b", 3: "first", 4: "other partition"}
-    # Deleted again and compacted again, with a change above that is taken back and written anew.
+    # Deleted again and compacted again, with a change above that is taken back and written again.
     topic.produce(None, key=key_of(1))
     world.run(pipeline)
     topic.produce(change(1, "third life"))

@@ -167,7 +167,7 @@ def guarded() -> Iterator[Guarded]:
 
 @pytest.fixture
 def topic(guarded: Guarded) -> Iterator[Topic]:
-    """Ten records, of which a group has committed the first."""
+    """Ten records; a group has committed the first one."""
     guarded.grant(*NEEDED)
     guarded.admin.create_topics([NewTopic(TOPIC, 1, 1)])[TOPIC].result(30)
     deadline = time.monotonic() + 30

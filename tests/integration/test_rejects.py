@@ -1,4 +1,4 @@
-"""Rejected records: how many there may be, what is told of them, and processing exactly them again."""
+"""Rejected records: how many there may be, what users see of them, and processing exactly them again."""
 
 import json
 import time

@@ -29,7 +29,7 @@ GOOD, BAD = 40, 20
 
 @pytest.fixture
 def topic(make_topic):
-    """60 records, of which each third is bad."""
+    """60 records; each third one is bad."""
     topic = make_topic()
     topic.produce(*(b"bad" if number % 3 == 2 else record(number) for number in range(GOOD + BAD)))
     return topic

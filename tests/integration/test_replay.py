@@ -1,4 +1,4 @@
-"""Replays from end to end: what a range had given is taken back, written anew, and the rest stays."""
+"""Replays from end to end: the rows of a range are taken back and written again, and the rest stays."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
@@ -478,7 +478,7 @@ def test_what_a_dag_run_gets(world, replays, topic, make_pipeline):
     assert (first.kind, first.generation) == ("advance", 0)
     assert planned(run) == first  # an automatic retry keeps its plan
     cleared = replace(run, clear_number=1, started_at=began + HOUR)
-    anew = planned(cleared)  # its batch never committed: it plans anew
+    anew = planned(cleared)  # its batch never committed: it plans again
     assert (anew.kind, anew.generation) == ("advance", 1)
     with pytest.raises(Fenced):
         world.process(pipeline, first.batch_id)

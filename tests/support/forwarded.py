@@ -69,7 +69,8 @@ def committed(properties: Mapping[str, Any], topic: str) -> list[Message]:
 
 
 def check_once_in_order(messages: Sequence[Message], results: int) -> None:
-    """Check that there are so many results, each once, and that those of each key are in order in one partition."""
+    """Check that there are this many results, each once, and that the results of each key are in order in one
+    partition."""
     counts = Counter(each.sequence for each in messages)
     assert counts == Counter(range(1, results + 1)), "a result is missing, or is there twice"
     of_key: dict[bytes | None, list[Message]] = defaultdict(list)

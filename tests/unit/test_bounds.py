@@ -76,7 +76,7 @@ def varint(number: int) -> bytes:
 
 
 def descriptor(fields: int = 1) -> bytes:
-    """message Order { repeated Item items = 1; string note = 2; } with so many fields in an Item."""
+    """message Order { repeated Item items = 1; string note = 2; } with this number of fields in an Item."""
     file = FileDescriptorProto(name="o.proto", package="o", syntax="proto3")
     item = file.message_type.add(name="Item")
     for number in range(1, fields + 1):

@@ -1,4 +1,4 @@
-"""What is told of an error that a task has raised: all of its message, and nothing of the trace."""
+"""The report of an error that a task has raised has all of its message, and nothing of the trace."""
 
 import pytest
 from pyspark.errors import PythonException

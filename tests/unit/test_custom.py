@@ -1,4 +1,4 @@
-"""A user's function makes rows and rejects, and every mistake in it is told, not stored."""
+"""A user's function makes rows and rejects, and every mistake in it is reported, not stored."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -71,7 +71,7 @@ def test_a_directory_in_which_others_can_write_is_not_used(tmp_path, prepared):
 
 
 def test_the_directory_of_machine_code_is_closed_to_others(tmp_path):
-    """Also if whoever starts the process lets its group write."""
+    """Even if whoever starts the process lets its group write."""
     used = (
         "import os; os.umask(0)\nfrom exactbatch.compiled import compiler\nprint(compiler.cache_directory())"
     )

@@ -66,7 +66,7 @@ def compare(
 
 
 def line(chance: random.Random) -> bytes:
-    """A line, of which some fields are bad, or which was changed afterwards."""
+    """A line with some bad fields, or which was changed afterwards."""
     if chance.random() < 0.7:
         good = [["1"], ["2"], ["1.5"], ["2.5"], ["true"], ["2024-02-29"], ["x", '"a,b"', "é", ""]]
         bad = chance.randrange(len(FIELDS))

@@ -55,7 +55,7 @@ class Context:
 
 
 def looks(monkeypatch: pytest.MonkeyPatch, context: Context, number: int) -> Any:
-    """The watch after so many looks, each a second after the one before; 10 seconds are too long."""
+    """The watch after this number of looks, each a second after the one before; 10 seconds are too long."""
     clock = iter(range(10**6))
     monkeypatch.setattr(time, "monotonic", lambda: next(clock) / 2)
     jobs = JobGroup(context, "g")

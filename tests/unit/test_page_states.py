@@ -30,7 +30,7 @@ POSITION = PartitionPosition("p", "t", ID, 0, 0, 100, NOW - timedelta(minutes=1)
 
 
 def batch(number, kind="advance", status="committed", *, minutes=1, error=None, retryable=True):
-    """A batch that was planned so many minutes ago, and has failed with an error."""
+    """A batch that was planned this number of minutes ago, and has failed with an error."""
     at = NOW - timedelta(minutes=minutes)
     is_committed = status == "committed"
     planned = Batch(

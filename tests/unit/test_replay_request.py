@@ -1,4 +1,4 @@
-"""What a user may ask to be processed again, and what is told when it is written wrongly."""
+"""The requests to process offsets again, and the messages about requests that are written wrongly."""
 
 from datetime import UTC, datetime, timedelta, timezone
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""What a run leaves for its tasks, and checks that a task processes the batch of its run.
+"""Read the batches that a run leaves for its tasks, and check that a task processes the batch of its run.
 
 XComs can be edited, removed, or left over.
 """

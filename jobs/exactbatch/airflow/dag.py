@@ -177,8 +177,8 @@ def pipeline_task_group(
 ) -> PipelineTaskGroup:
     """Add the tasks of pipeline_dag to the DAG in whose block this is called, in a group of the pipeline's name.
 
-    The arguments are those of pipeline_dag, and precede the DAG's default_args. If there is nothing new, the tasks of
-    the group are skipped, and with them what follows by Airflow's default trigger rule.
+    The arguments mean the same as for pipeline_dag, and precede the DAG's default_args. If there is nothing new, the
+    tasks of the group are skipped, and with them what follows by Airflow's default trigger rule.
 
     The runs of a backfill process the offsets of their data intervals again, and so does a run whose plan_batch is
     cleared after its batch was committed; what follows the group then runs again, too. The parameters of a run are the

@@ -1,4 +1,4 @@
-"""What the operators of both engines have in common: their fields, which of their batches are left, links, and lineage.
+"""The common part of the operators of both engines: their fields, which of their batches are left, links, and lineage.
 
 The links need no login of their own. Airflow asks for them once a task has ended, in the task's process, and keeps them
 as XComs.

@@ -52,7 +52,8 @@ class SubmitOperator(SparkSubmitOperator):
 
     @property
     def exit_status(self) -> int | None:
-        """The exit status of spark-submit; None if it was not started. In cluster mode, it is not that of the job."""
+        """The exit status of spark-submit; None if it was not started. In cluster mode, it is not the status of the
+        job."""
         return (
             None if self._hook is None or self._hook._submit_sp is None else self._hook._submit_sp.returncode
         )
@@ -112,7 +113,7 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 class ProcessBatchOperator(LaunchesBatches, SubmitOperator):
-    """Run process_batch.py for the planned batch of a pipeline, or for those of many tables.
+    """Run process_batch.py for the planned batch of a pipeline, or for the batches of many tables.
 
     Batches that are done already are left out: a retry processes what is left. A terminal error ends the task at once,
     in client mode.

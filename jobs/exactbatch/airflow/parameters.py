@@ -1,4 +1,4 @@
-"""What a pipeline's DAG takes: the arguments that a user may give, which are merged with its own or refused, its
+"""The inputs of a pipeline's DAG: the arguments that a user may give, which are merged with its own or refused, its
 parameters, and the replay that a run requests with them.
 """
 
@@ -211,7 +211,8 @@ def new_dag(dag_id: str, *, schedule: Any, start_date: datetime, options: Mappin
 
 
 def keep_params_once(dag: DAG) -> None:
-    """Remove the copies of the DAG's parameters that each task has: Airflow merges those of the DAG when a task runs.
+    """Remove the copies of the DAG's parameters that each task has: Airflow merges the parameters of the DAG when a
+    task runs.
 
     Airflow would validate and store each of the copies whenever it has parsed the DAG file.
     """

@@ -34,7 +34,7 @@ def add_tasks(
     """Add the tasks of a pipeline to the DAG, or to the task group, in whose block this is called; return the report.
 
     `pools` has the pool of process_batch and of process_replay, or None for Airflow's default. `default_args` are
-    those of the DAG's author, with the callbacks. `other_parameters` are the names of parameters that are the
+    the arguments of the DAG's author, with the callbacks. `other_parameters` are the names of parameters that are the
     author's. `group` is the ID of the task group.
 
     Raises ConfigurationError for an engine that does not exist or cannot process the pipeline.
@@ -154,7 +154,7 @@ def _plan_task(
 ) -> Any:
     """Return the task plan_batch.
 
-    `reference` names a pipeline if `is_one`, and Tables otherwise. The other arguments are those of add_tasks().
+    `reference` names a pipeline if `is_one`, and Tables otherwise. The other arguments are the same as for add_tasks().
     """
     # Even if there is nothing new, or if batches fail and no report follows.
     send_progress = _gauges_callback("pipelines", connections)

@@ -1,4 +1,5 @@
-"""What differs between the versions of Airflow that exactbatch runs in, 3.0 to 3.3; airflow_versions.py has the page's.
+"""The differences between the versions of Airflow that exactbatch runs in, 3.0 to 3.3; airflow_versions.py has the
+page's.
 
 A name is imported from where the newest version has it. Airflow 3.0 has no `external_views` of plugins: the page has no
 menu entry and no tabs there, only its URL.

@@ -46,7 +46,7 @@ class PartitionAudit:
     duplicated    offsets with more than one row or reject
     unexpected    rows or rejects without a record, at a lost or uncovered offset, or of another batch than the one
                   that covers their offset; and rows of records that give none, as tombstones
-    changed       rows and rejects whose values differ from those of their record; compared with `values` only
+    changed       rows and rejects whose values differ from their record; compared with `values` only
     gaps          offsets that the ledger accounts for neither as processed nor as lost
 
     With lineage="batch", and with a transform, which may give any number of rows for a record, rows are counted

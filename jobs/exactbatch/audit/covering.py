@@ -1,4 +1,4 @@
-"""Which batch covers each offset, according to the ledger: sorted arrays of intervals.
+"""Find the batch that covers each offset, according to the ledger: sorted arrays of intervals.
 
 Of batches that exactbatch prune has folded, the ledger knows the pipelines, and no longer the ranges.
 """

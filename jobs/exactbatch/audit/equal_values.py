@@ -113,10 +113,10 @@ def several_differ(
 ) -> sql.Composable:
     """Return a query for the offsets of records whose rows t in the lineage table differ from their decoded rows e.
 
-    `expected` are the values of e in the types of the table, and `actual` those of t; `batch` is the column of e for
-    the batch that covers the record, and `row_batch` that of t. `without_rows` has offset and batch of records that
-    give no row. With `may_lack_rows`, rows may have been dropped by compaction. Rows are compared by their text, which
-    tells all values of Postgres's types apart.
+    `expected` are the values of e in the types of the table, and `actual` the values of t; `batch` is the column of e
+    for the batch that covers the record, and `row_batch` the column of t. `without_rows` has offset and batch of
+    records that give no row. With `may_lack_rows`, rows may have been dropped by compaction. Rows are compared by their
+    text, which tells all values of Postgres's types apart.
     """
     # A record that would be a reject has no rows at all.
     return sql.SQL(

@@ -24,7 +24,7 @@ Located = tuple[npt.NDArray[np.int32], Offsets, Offsets]
 class LocatedRows:
     """Reads rows and rejects of one topic in one snapshot.
 
-    Leaves out the rows that another pipeline with this target may have written, `sharing`, and those of an earlier
+    Leaves out the rows that another pipeline with this target may have written, `sharing`, and the rows of an earlier
     log of the topic.
     """
 

@@ -53,7 +53,7 @@ _offset, _partition = methodcaller("offset"), methodcaller("partition")
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Some records of a partition: offsets, ascending; those of null values; and the records."""
+    """Some records of a partition: offsets, ascending; the offsets of null values; and the records."""
 
     offsets: Offsets
     nulls: Offsets

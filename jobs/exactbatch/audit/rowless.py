@@ -42,7 +42,8 @@ class RowlessEvents:
     """Knows the events of a Debezium pipeline that have no row."""
 
     def __init__(self, registry: str | None, properties: Mapping[str, Any]) -> None:
-        """`registry` is the address of the schema registry of Avro values, and `properties` those of its client."""
+        """`registry` is the address of the schema registry of Avro values, and `properties` are the properties of its
+        client."""
         self._registry, self._properties = registry, properties
 
     def among(self, offsets: Offsets, records: LogRecords, is_found: Flags) -> Offsets:

@@ -1,4 +1,4 @@
-"""Compare the values of rows with those of their records, which are decoded again.
+"""Compare the values of rows with their records, which are decoded again.
 
 Only decoding gives values their meaning, so that the auditor has to use the pipeline's own format.
 
@@ -157,7 +157,7 @@ class ExpectedValues:
             self._without_rows += [(int(offsets[at]), int(batches[at])) for at in lacking]
 
     def differing(self) -> Differences:
-        """Return the rows whose values differ from those of their records; none if rows do not name their records.
+        """Return the rows whose values differ from their records; none if rows do not name their records.
 
         A row also differs if its record would be a reject: its values were rounded, truncated or misread. Forgets the
         records that were added. The comparison of offsets reports rows and records without a counterpart, and rows of

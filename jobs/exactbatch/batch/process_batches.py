@@ -1,4 +1,4 @@
-"""Process the batch of a pipeline, or those of many tables with one Spark driver, even if one fails."""
+"""Process the batch of a pipeline, or the batches of many tables with one Spark driver, even if one fails."""
 
 import logging
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ class Outcome:
 def process_batches(
     engine: Engine, found: Pipeline | Tables, batches: Sequence[PlannedBatch], settings: Settings
 ) -> list[Outcome]:
-    """Process batches, those of Tables up to `at_a_time` at the same time; return how each ended, in order.
+    """Process batches, and the batches of Tables up to `at_a_time` at the same time; return how each ended, in order.
 
     Each commits in its own transaction, and has its own connections to Postgres: up to the max_connections of its
     pipeline for the tasks, and three for the driver.

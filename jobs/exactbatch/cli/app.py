@@ -75,7 +75,7 @@ def load_command(name: str) -> Any:
 
 
 class _Commands(Group):
-    """The commands, of which only the chosen one is loaded."""
+    """The commands; only the chosen one is loaded."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the name, the command and the arguments of what was typed."""

@@ -20,7 +20,7 @@ def boundaries(
     limit: Annotated[int, typer.Option(min=1, metavar="N", help="How many to list, the latest first.")] = 100,
     forget: Annotated[
         tuple[str, str] | None,
-        typer.Option(metavar="START END", help="Forget those of the times from START to END, both included."),
+        typer.Option(metavar="START END", help="Forget the times from START to END, both included."),
     ] = None,
     dry_run: DryRun = False,
     yes: Yes = False,

@@ -1,4 +1,4 @@
-"""What the shell completes besides commands and options: the names of pipelines."""
+"""Complete the names of pipelines in the shell."""
 
 from exactbatch.discovery import module_names
 

@@ -1,4 +1,4 @@
-"""How a command prints results, asks questions, and reports errors."""
+"""Print the results of a command, ask questions, and report errors."""
 
 import io
 import json

@@ -1,4 +1,5 @@
-"""Where the files of a new pipeline go: in this repository's layout, or in that of a project of your own."""
+"""Choose the folders for the files of a new pipeline: in this repository's layout, or in the layout of a project of
+your own."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

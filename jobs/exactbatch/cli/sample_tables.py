@@ -1,4 +1,4 @@
-"""What `exactbatch new` and `exactbatch try` show of a sample: columns, rows, and records that are rejected."""
+"""Show a sample in `exactbatch new` and `exactbatch try`: columns, rows, and records that are rejected."""
 
 from collections.abc import Mapping
 from itertools import islice

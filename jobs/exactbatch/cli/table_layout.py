@@ -1,4 +1,4 @@
-"""What all tables on a terminal have in common: their layout, and how places, times and durations are written."""
+"""The layout of all tables on a terminal, and the formats of places, times and durations."""
 
 from collections.abc import Sequence
 from datetime import datetime

@@ -1,4 +1,4 @@
-"""What all commands have in common: `-h`, and help that shows no type for flags, which take no value."""
+"""The common part of all commands: `-h`, and help that shows no type for flags, which take no value."""
 
 from collections.abc import Callable
 from typing import Any

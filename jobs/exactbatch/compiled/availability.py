@@ -1,4 +1,5 @@
-"""Whether the fast path works in this process, and for which ranges it pays. Importing this does not import numba."""
+"""Decide whether the fast path works in this process, and for which ranges it is worthwhile. Importing this does not
+import numba."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""How numba compiles the loops, and where it keeps the machine code for the next process."""
+"""Compile the loops with numba, and keep the machine code for the next process."""
 
 import hashlib
 import logging

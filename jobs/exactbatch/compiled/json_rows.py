@@ -27,7 +27,7 @@ from exactbatch.compiled.json_nested import after_literal, after_nested, is_pass
 from exactbatch.compiled.numbers import MOST_DIGITS, nearest_double, nearest_real_bits, read_number
 from exactbatch.compiled.strings import end_of_string, has_unicode_escape, is_utf8
 
-# The parts of a column, after those of binary_rows. Columns are data: one machine code serves every schema.
+# The parts of a column, after the parts in binary_rows. Columns are data: one machine code serves every schema.
 READER: Final = 2  # what the column takes: one of the next constants
 LOW: Final = 3  # of an integer: its limits
 HIGH: Final = 4
@@ -75,7 +75,7 @@ MOST_CHECKED: Final = 16 * 1024 * 1024
 POWERS_OF_TEN: Final = np.array([float(10**power) for power in range(23)])
 
 
-# What is remembered of each field of the last record: those of the next probably have the same names.
+# What is remembered of each field of the last record: the fields of the next one probably have the same names.
 _NAME_AT: Final = 0  # the position of its name
 _NAME_LENGTH: Final = 1  # in bytes; -1 if there was no such field
 _NAME_COLUMN: Final = 2  # its column, or -1

@@ -159,7 +159,7 @@ def _read_header(at_index: Any, headers: Any, index: Any, place: Any) -> Any:
 
 @entry
 def add_keys_and_headers(messages: Any, of_message: Any, at_index: Any, place: Any, sizes: Any) -> None:
-    """Add to `sizes` the bytes of each message's key and headers. The arguments are those of find_headers()."""
+    """Add to `sizes` the bytes of each message's key and headers. The arguments are the same as for find_headers()."""
     for i in range(len(messages)):
         if _load(messages[i], _KEY) != 0:
             sizes[i] += np.int64(_load(messages[i], _KEY_LEN))

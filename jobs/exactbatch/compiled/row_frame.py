@@ -1,4 +1,4 @@
-"""What compiled code and its callers agree on: how a row begins, and how values of Arrow types are written.
+"""The agreement between compiled code and its callers: how a row begins, and how values of Arrow types are written.
 
 A row begins with the number of its fields, and the columns that say where it comes from. This module does not import
 numba: the driver need not load it.

@@ -230,8 +230,9 @@ class UnexpectedError(RetryableError):
 
 
 class TablesFailed(ExactbatchError):
-    """The batches of some tables failed, and a retry helps none of them. Those of the other tables are committed."""
+    """The batches of some tables failed, and a retry helps none of them. The batches of the other tables are
+    committed."""
 
 
 class TablesUnfinished(RetryableError):
-    """The batches of some tables failed, and a retry may help. Those of the other tables are committed."""
+    """The batches of some tables failed, and a retry may help. The batches of the other tables are committed."""

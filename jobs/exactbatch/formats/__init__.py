@@ -1,4 +1,4 @@
-"""How value bytes become columns: the specifications, which DAG files import. decoders.py has what decodes."""
+"""The specifications of formats, which DAG files import; decoders.py lists their decoders."""
 
 from exactbatch.formats.avro.spec import Avro
 from exactbatch.formats.csv.spec import Csv

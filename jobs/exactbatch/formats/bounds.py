@@ -1,4 +1,4 @@
-"""What a record may become: its rows have bounds, in every format, and a record beyond them is a reject.
+"""Bound the rows that a record may become, in every format; a record beyond the bounds is a reject.
 
 A small record may become any number of bytes: decompressed, as a row for each of its documents or elements, which
 repeats what is around them, or by values that take no bytes. Arrow's arrays of text end at 2 GiB, and a worker's memory

@@ -1,4 +1,4 @@
-"""What decodes the values of a format, and the decoding in blocks that formats share."""
+"""The interface of decoders, and the decoding in blocks that formats share."""
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What a format says about its values: a specification, as DAG files declare it. decoders.py has what decodes them."""
+"""The specification of a format, as DAG files declare it; decoders.py lists the decoders."""
 
 from typing import ClassVar
 

@@ -86,7 +86,7 @@ def epoch_starts(epochs: Sequence[Mapping[TopicPartition, int]], partition: Topi
 
 def with_epochs(changes: Decoded, offsets: pa.Int64Array, starts: Sequence[int]) -> Decoded:
     """Add the column for the epoch of positions: how many of the offsets in `starts`, which ascend, a change has
-    reached; null for none. `offsets` are those of the n records."""
+    reached; null for none. `offsets` are the offsets of the n records."""
     reached = np.searchsorted(np.array(starts, np.int64), offsets.take(changes.kept).to_numpy(), side="right")
     epochs = pa.array(reached, pa.int32())
     epochs = pc.if_else(pc.equal(epochs, 0), pa.scalar(None, pa.int32()), epochs)

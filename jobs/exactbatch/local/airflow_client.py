@@ -1,4 +1,4 @@
-"""What the commands, the demo and the tests ask of an Airflow through its REST API."""
+"""Ask an Airflow through its REST API, for the commands, the demo and the tests."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

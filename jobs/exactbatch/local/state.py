@@ -1,5 +1,5 @@
-"""What a stack keeps between commands: state.json, and the passwords of its servers, each in a file that only this user
-can read.
+"""Keep the state of a stack between commands: state.json, and the passwords of its servers, each in a file that only
+this user can read.
 """
 
 import json

@@ -72,7 +72,7 @@ def load_batches(
 ) -> list[PastBatch]:
     """Return the newest batches of a registered pipeline with an ID below `before`, newest first.
 
-    Only those of a kind or in a status, if one is given. Raises NotRegistered and PostgresUnavailable.
+    Only batches of a kind or in a status, if one is given. Raises NotRegistered and PostgresUnavailable.
     """
     with transaction(connection):
         ledger = Ledger(connection)

@@ -1,4 +1,4 @@
-"""Which batch covers which offsets of a pipeline's partitions, merged to what can be drawn.
+"""Draw which batch covers which offsets of a pipeline's partitions, merged into a few hundred steps.
 
 A strip has a few hundred steps. Where a step stands for several rows of coverage, it shows the first of them, and
 neighbouring steps are merged. Losses, replays, rejects and what is in flight are found by indexes of their own and

@@ -1,4 +1,4 @@
-"""How far pipelines are behind their logs: in offsets, in time, and against retention.
+"""Measure how far pipelines are behind their logs: in offsets, in time, and against retention.
 
 `exactbatch lag` and `status`, doctor, metrics and the page all put it together here.
 """
@@ -187,7 +187,7 @@ def measure_lag(broker: KafkaBroker, definition: Definition, stored: Sequence[St
 
 
 def _known(lag: PipelineLag) -> PipelineLag:
-    """Return a lag of which nothing but a missing topic keeps anything from being known, or raise what does."""
+    """Return a lag that is known except for missing topics, or raise the error that keeps it from being known."""
     for error in (*lag.errors, *((lag.denied,) if lag.denied else ())):
         if not isinstance(error, TopicMissing):
             raise error

@@ -1,4 +1,4 @@
-"""Which metrics describe a pipeline and its batches, with which values, as the ledger and the brokers report them now.
+"""Measure the metrics of a pipeline and its batches, as the ledger and the brokers report them now.
 
 airflow/tasks/report_batch.py sends them.
 """

@@ -1,5 +1,5 @@
-"""What pipelines have not processed yet: the age of the first such record, whether it has waited for longer than the
-pipeline's `freshness`, logs that contradict stored offsets, and how far results are sent to their topic.
+"""Measure what pipelines have not processed yet: the age of the first such record, whether it has waited for longer
+than the pipeline's `freshness`, logs that contradict stored offsets, and how far results are sent to their topic.
 """
 
 from collections.abc import Iterable, Mapping, Set

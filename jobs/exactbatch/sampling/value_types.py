@@ -1,4 +1,4 @@
-"""What the values of a JSON member are, how many of each kind, and the types of columns that hold all of them.
+"""Count the kinds of values of a JSON member, and choose the types of columns that hold all of them.
 
 The best type comes first, then wider ones.
 """

@@ -1,4 +1,4 @@
-"""Where the rows of a pipeline go: the sinks that a user writes, and the writers that store their rows.
+"""The destinations of the rows of a pipeline: the sinks that a user writes, and the writers that store their rows.
 
 The sinks are options alone; writers.py has the table of their writers.
 """

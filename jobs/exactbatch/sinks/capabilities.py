@@ -1,4 +1,5 @@
-"""What some writers offer besides SinkWriter. Callers ask for a capability: `isinstance(writer, Compacts)`."""
+"""The capabilities that some writers offer besides SinkWriter. Callers ask for a capability: `isinstance(writer,
+Compacts)`."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -93,7 +94,7 @@ class PartitionStaging(Protocol):
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """The columns that are copied, those of the lineage included; their types are the target's."""
+        """The columns that are copied, including the lineage; their types are the target's."""
         ...
 
     def create(self, cursor: Cursor, table: sql.Identifier) -> None:

@@ -1,4 +1,4 @@
-"""What a user writes for where rows go, and the facts that follow from it. Nothing here runs a statement.
+"""The sinks that a user declares, and the facts that follow from them. Nothing here runs a statement.
 
 A sink is a frozen dataclass of options: Append, Upsert and Aggregate. The writer that stores its rows is built from its
 traits by writers.py.
@@ -148,7 +148,7 @@ class SinkTraits:
 
     @property
     def ordering_columns(self) -> tuple[str, ...]:
-        """The columns that order the changes of a key, that of the epoch included; () if their offsets do."""
+        """The columns that order the changes of a key, including the epoch; () if their offsets do."""
         return (*(column.name for column in self.epoch), *self.version_columns)
 
     def with_epochs(self, epochs: Sequence[Mapping[TopicPartition, int]]) -> Self:

@@ -1,4 +1,5 @@
-"""What stores the rows of batches: a writer, which writers.py builds from the traits of a pipeline's sink.
+"""The interface of a writer, which stores the rows of batches, and which writers.py builds from the traits of a
+pipeline's sink.
 
 A writer has the members of SinkWriter, and of the protocols in capabilities.py those that it offers.
 tests/integration/test_fourth_sink.py has a complete example.

@@ -1,4 +1,4 @@
-"""Which writer stores the rows of which sink."""
+"""Find the writer that stores the rows of a sink."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -31,7 +31,7 @@ WRITERS: Final[Mapping[type, Callable[[Any, SinkTraits], SinkWriter]]] = {
 def find_writer(traits: SinkTraits, epochs: Sequence[Mapping[TopicPartition, int]] = ()) -> SinkWriter:
     """Return the writer of a pipeline's sink, whose traits these are.
 
-    `epochs` are those of its positions in the ledger. Whatever writes or compares changes needs them.
+    `epochs` are the epochs of its positions in the ledger. Whatever writes or compares changes needs them.
     """
     traits = traits.with_epochs(epochs)
     parts = tuple(WRITERS[type(part.sink)](part.sink, part) for part in traits.parts)

@@ -139,7 +139,7 @@ def by_place(rejects: Iterable[Reject]) -> tuple[Reject, ...]:
 
 
 def in_order(rows: pa.Table) -> pa.Table:
-    """Return rows by topic, partition and offset; those of one record stay in their order."""
+    """Return rows by topic, partition and offset; rows of one record stay in their order."""
     order = pc.sort_indices(
         rows.append_column("exactbatch_row", pa.array(range(len(rows)), pa.int64())),
         sort_keys=[(name, "ascending") for name in (*LINEAGE_NAMES[:3], "exactbatch_row")],

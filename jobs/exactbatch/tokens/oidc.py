@@ -83,7 +83,7 @@ def request_oidc_token(properties: Mapping[str, Any]) -> Token:
 
 
 def _verification(properties: Mapping[str, Any]) -> Any:
-    """Return the authorities to trust: those of a file, or else the system's."""
+    """Return the authorities to trust: from a file, or else from the system."""
     location = properties.get(AUTHORITY)
     try:
         return ssl.create_default_context(cafile=location)

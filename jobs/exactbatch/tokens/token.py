@@ -1,4 +1,4 @@
-"""What a provider of tokens returns."""
+"""The token that a provider returns."""
 
 import math
 from collections.abc import Callable, Mapping

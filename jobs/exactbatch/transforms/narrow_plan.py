@@ -1,4 +1,4 @@
-"""Whether Spark computes the rows of a transform task by task, as it reads the records, and from which columns."""
+"""Find out whether Spark computes the rows of a transform task by task as it reads, and from which columns."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -53,7 +53,7 @@ class Pair:
         )
 
     def attach(self, *, synchronous: bool) -> None:
-        """Make the replica anew from the primary, and wait until it follows."""
+        """Make the replica again from the primary, and wait until it follows."""
         self.detach()
         shutil.rmtree(self.replica.data_dir, ignore_errors=True)
         self.replica.data_dir.mkdir(parents=True, mode=0o700)

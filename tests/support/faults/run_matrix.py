@@ -68,7 +68,7 @@ def run(spark: Any, chosen: Sequence[Combination]) -> Outcomes:
                 outcome = them.run(each)
                 outcomes[each] = outcome.first
                 said = f"{outcome.first} after {outcome.seconds:.1f} s; then exact"
-            except Exception as error:  # whatever it was: it is told, and counts as not exact
+            except Exception as error:  # whatever it was: it is reported, and counts as not exact
                 outcomes[each] = NOT_EXACT
                 said = f"NOT EXACT: {type(error).__name__}: {error}"
                 them.mend(each)

@@ -269,7 +269,7 @@ class Victims:
 
         if moment.place in ("postgres", "kafka"):
             proxy = self.postgres if moment.place == "postgres" else self.kafka
-            # A COMMIT is told by what came before it.
+            # What came before a COMMIT identifies it.
             inject = partial(
                 proxy.inject, combination.on_the_wire, when=b"" if fault == NO_ANSWER else moment.seen
             )

@@ -52,7 +52,7 @@ def capture(
     truncates: bool = False,
     writes_commits: bool = False,
 ) -> Captured:
-    """Run so many random workloads, and those that have names; the connector begins after some of them."""
+    """Run this number of random workloads, and those that have names; the connector begins after some of them."""
     chance = random.Random(seed)
     with _sessions(server) as sessions:
         source, names = sessions.source, dict[int, str]()

@@ -57,7 +57,7 @@ class Event:
     source: dict[str, Any]
 
     def partition(self, count: int) -> int:
-        """Return the partition of the key among so many."""
+        """Return the partition of the key among this number of partitions."""
         return zlib.crc32(str(self.key).encode()) % count
 
     def record(self, *, has_schema: bool) -> tuple[bytes | None, bytes | None]:

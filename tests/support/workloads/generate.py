@@ -31,7 +31,7 @@ class Workload:
         self._inserted: set[tuple[int, int]] = set()
 
     def run(self, sessions: Sessions, steps: int) -> None:
-        """Run so many steps and end all transactions."""
+        """Run this number of steps, and end all transactions."""
         for _ in range(steps):
             free = sessions.idle()
             if not free or self.chance.random() < 0.02:

@@ -132,6 +132,6 @@ def _change(event: Event) -> tuple[Any, ...]:
 
 
 def _cuts(count: int, parts: int, chance: random.Random) -> list[tuple[int, int]]:
-    """Cut so many events into at most so many batches."""
+    """Cut `count` events into at most `parts` batches."""
     bounds = sorted({0, count, *(chance.randrange(1, count) for _ in range(parts - 1))})
     return list(pairwise(bounds))

@@ -1,4 +1,4 @@
-"""What differs for the page between the versions of Airflow: see exactbatch.airflow.versions."""
+"""The differences between versions of Airflow that concern the page: see exactbatch.airflow.versions."""
 
 from collections.abc import Callable, Collection
 from inspect import signature

@@ -1,4 +1,4 @@
-"""What Kafka reports to the page: threads ask, and an answer is shown for seconds.
+"""Ask Kafka for the page: threads ask, and the page shows an answer for seconds.
 
 Where a log ended at a past time never changes: it is kept while somebody looks.
 """

@@ -135,7 +135,7 @@ def _of_topics(logs: Iterable[LogPartition], topics: Collection[str]) -> list[Lo
 def _found(
     needed: Collection[tuple[TopicPartition, FirstOffset]], look_up: LookUp
 ) -> dict[tuple[TopicPartition, FirstOffset], datetime | None]:
-    """Look up timestamps; those of partitions that do not answer are missing."""
+    """Look up timestamps; timestamps of partitions that do not answer are missing."""
     found: dict[tuple[TopicPartition, FirstOffset], datetime | None] = {}
     for is_held_back in (False, True):
         waiting = [(place, at) for place, at in sorted(needed) if at.is_held_back == is_held_back]

@@ -1,4 +1,4 @@
-"""What holds for every request to the page and every answer of it: how many run at a time, and who may see and do what.
+"""Guard every request to the page, and every answer: how many run at a time, and who may see and do what.
 
 Airflow's own routes need threads, too. Airflow's auth manager decides:
 
@@ -145,7 +145,7 @@ def readable_dags(user: Any) -> set[str]:
 
 
 def with_readable_runs(user: Any, dag_ids: Collection[str]) -> set[str]:
-    """Return those of the DAGs whose runs a user may read: what the routes of one pipeline need, too.
+    """Return the DAGs whose runs a user may read: what the routes of one pipeline need, too.
 
     One call covers all DAGs, because some auth managers answer over the network. Only if it is refused is each DAG
     checked by itself.

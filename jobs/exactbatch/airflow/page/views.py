@@ -1,4 +1,4 @@
-"""What the page is sent: summaries, strips and batches as JSON. Pure.
+"""Build the JSON that the page receives: summaries, strips and batches. Pure.
 
 A strip has lists instead of objects, because there are hundreds of them: a segment is [from, until, kind, batch, last
 batch, merged].

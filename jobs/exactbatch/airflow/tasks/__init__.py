@@ -1,1 +1,1 @@
-"""What the tasks of a DAG do, one module for each task. A task imports its module when it runs, a DAG file none."""
+"""The work of the tasks of a DAG, one module for each task. A task imports its module when it runs, a DAG file none."""

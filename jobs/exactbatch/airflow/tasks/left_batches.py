@@ -1,4 +1,4 @@
-"""What a task that processes batches asks of the ledger before it launches them."""
+"""Ask the ledger about batches before a task launches them."""
 
 from typing import Any
 

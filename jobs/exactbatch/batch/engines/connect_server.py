@@ -1,4 +1,4 @@
-"""How to start a Spark Connect server that can run batches: its command line and its environment."""
+"""Build what starts a Spark Connect server that can run batches: its command line and its environment."""
 
 import os
 import sys

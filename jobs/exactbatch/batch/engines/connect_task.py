@@ -1,4 +1,4 @@
-"""What a Spark Connect server runs for a batch: tasks over ranges, each in a Python worker of its own."""
+"""The work of a Spark Connect server for a batch: tasks over ranges, each in a Python worker of its own."""
 
 import os
 import pickle

@@ -55,7 +55,7 @@ class RowEncoder:
         return None if self._loop is None else self._loop.take(records)
 
     def encode(self, batch: pa.RecordBatch, offsets: Int64s) -> EncodedRows:
-        """Encode decoded rows with their lineage; `offsets` are those of their records."""
+        """Encode decoded rows with their lineage; `offsets` are the offsets of their records."""
         for name, type_ in self._checked.items():
             batch = batch.append_column(name, pa.nulls(len(batch), type_))
         return self._arrow.encode(batch, offsets)

@@ -1,4 +1,4 @@
-"""Whether the installed PySpark is one that batches run with: of a supported version, and all of one version.
+"""Check that batches can run with the installed PySpark: of a supported version, and all of one version.
 
 The packages pyspark and pyspark-client write the same files, and Airflow's Spark provider requires pyspark-client,
 which has fewer releases. Of two versions, some files are those of one, some those of the other: whichever was written

@@ -1,4 +1,5 @@
-"""Which Python daemon forks the workers of a driver: by default one that has loaded exactbatch, where it can."""
+"""Choose the Python daemon that forks the workers of a driver: by default one that has loaded exactbatch, where it
+can."""
 
 import os
 import shutil
@@ -23,7 +24,7 @@ PROPERTIES: Final[Mapping[str, str]] = {PROPERTY: MODULE, f"spark.executorEnv.{L
 
 
 def daemon_properties(settings: Mapping[str, str]) -> Mapping[str, str]:
-    """Return PROPERTIES, with the value of the variable that `settings` has; `settings` are all those of the driver.
+    """Return PROPERTIES, with the value of the variable that `settings` has; `settings` are all settings of the driver.
 
     Return nothing if they name a daemon, or if workers may have another Python or other packages than the driver: on a
     cluster, with --py-files and with another PYSPARK_PYTHON.

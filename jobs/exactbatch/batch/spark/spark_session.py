@@ -135,7 +135,7 @@ def _check_home() -> None:
 
 
 def _settings(own: Mapping[str, str]) -> dict[str, str]:
-    """Return the properties that Spark will have, including those of its files and of spark-submit; start the
+    """Return the properties that Spark will have, including the properties of its files and of spark-submit; start the
     JVM."""
     conf = SparkConf(loadDefaults=False)
     for name, value in own.items():

@@ -1,4 +1,5 @@
-"""What tasks return to the driver: data, so that whoever answers instead of a task can run no code on the driver."""
+"""The data that tasks return to the driver: no code, so that whoever answers instead of a task can run no code on the
+driver."""
 
 from typing import Any, Final, TypeVar
 

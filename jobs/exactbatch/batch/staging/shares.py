@@ -1,5 +1,5 @@
-"""How the tasks of a batch are shared among Spark tasks, what these return to the driver, and the interface of what
-runs them: the Spark driver of this process, or a Spark Connect server.
+"""Share the tasks of a batch among Spark tasks, whose outcomes return to the driver, through the interface of an
+engine: the Spark driver of this process, or a Spark Connect server.
 """
 
 import gc

@@ -1,4 +1,4 @@
-"""Read, decode and stage: the work of Spark tasks, on executors, each of which does it for its range in one pass."""
+"""Read, decode and stage: the work of Spark tasks on executors; each task does it for its range in one pass."""
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace

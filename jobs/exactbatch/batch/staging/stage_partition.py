@@ -34,7 +34,7 @@ _LINE: Final = re.compile(r"COPY [^,]+, line (\d+)")
 
 @dataclass(frozen=True, slots=True)
 class PartitionTask:
-    """A task whose rows go into the future partition. `columns` are those of the target, with its lineage."""
+    """A task whose rows go into the future partition. `columns` are the columns of the target, with its lineage."""
 
     stage: StageTask
     columns: tuple[Column, ...]
@@ -47,7 +47,8 @@ class PartitionTask:
 
 
 class PartitionStager:
-    """The Stager of rows that become a partition of the target. `columns` are those of a row without its lineage."""
+    """The Stager of rows that become a partition of the target. `columns` are the columns of a row without its
+    lineage."""
 
     def __init__(
         self, executors: Executors, pipeline: Pipeline, tasks: Sequence[StageTask], staging: PartitionStaging

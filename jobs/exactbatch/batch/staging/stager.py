@@ -23,7 +23,7 @@ _FEWEST_TRANSFORMED: Final = 8
 
 
 class Stager(Protocol):
-    """Stages the ranges of a batch on executors. `columns` are those of a row without its lineage."""
+    """Stages the ranges of a batch on executors. `columns` are the columns of a row without its lineage."""
 
     columns: tuple[Column, ...]
 
@@ -44,8 +44,8 @@ def stage_tasks(
 ) -> list[StageTask]:
     """Return one task for each range, or for each split of a large one.
 
-    `traits` are those of the writer, with the epochs of positions. `epochs` maps (topic, partition) to the leader epoch
-    up to which its log was processed. The input of a transform is cut in the same way on any cluster.
+    `traits` are the traits of the writer, with the epochs of positions. `epochs` maps (topic, partition) to the leader
+    epoch up to which its log was processed. The input of a transform is cut in the same way on any cluster.
     """
     offsets = sum(map(len, ranges))
     transformed = max(_FEWEST_TRANSFORMED, offsets // _TRANSFORMED_SPLIT)

@@ -20,7 +20,7 @@ class StageTask:
     travel in its closure, secrets included.
 
     `leader_epoch` is the epoch up to which the log was processed at the start of the range, if it is known;
-    `columns` are those of a staged row without its lineage; `cluster_id` is the Kafka cluster of the plan.
+    `columns` are the columns of a staged row without its lineage; `cluster_id` is the Kafka cluster of the plan.
     Timeouts are in seconds; `slot_offsets` is how many offsets of the batch each slot of Spark reads.
     """
 

@@ -110,7 +110,7 @@ def reject_refused(
     cluster_id: str | None = None,
 ) -> StagedBatch:
     """Move staged rows whose records the target has refused, and what needs their values, into the staged rejects;
-    return what is staged then. `limit` and the errors are those of reject_uncastable()."""
+    return what is staged then. `limit` and the errors are the same as for reject_uncastable()."""
     with target_transaction(connection, pipeline) as cursor:
         _note_refused(cursor, tables, staged, refused)
         note_unavailable(cursor, writer, tables, staged, columns, limit=limit)

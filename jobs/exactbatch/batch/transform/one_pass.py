@@ -215,7 +215,7 @@ class RecordsInOrder:
     """
 
     def __init__(self, ranges: Sequence[OffsetRange]) -> None:
-        """`ranges` are those of the task, in the order in which it reads them."""
+        """`ranges` are the ranges of the task, in the order in which it reads them."""
         self._ranges = ranges
         self._range, self._offset = 0, -1  # the last row's range, and its offset
         self._records = 0
@@ -241,7 +241,7 @@ class RecordsInOrder:
                 start = self._add_of_a_range(place, numbers, start, end)
 
     def _add_of_a_range(self, place: tuple[str, int], offsets: Any, start: int, end: int) -> int:
-        """Add rows of one partition that are in one range; return where those of the next range start."""
+        """Add rows of one partition that are in one range; return where the rows of the next range start."""
         first = int(offsets[start])
         for index in range(self._range, len(self._ranges)):
             range_ = self._ranges[index]

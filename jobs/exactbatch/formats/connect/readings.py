@@ -1,4 +1,4 @@
-"""How the values of a field become those of a column: by the schema that Kafka Connect gives the field."""
+"""Convert the values of a field to the type of its column, by the schema that Kafka Connect gives the field."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

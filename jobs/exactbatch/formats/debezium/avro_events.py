@@ -103,7 +103,7 @@ def avro_images(
 
 
 def read_as(reading: Reading, values: list[Any]) -> pa.Array:
-    """Return values of Avro in the Arrow type of a reading; raise ValueError for those of another type."""
+    """Return values of Avro in the Arrow type of a reading; raise ValueError for values of another type."""
     if reading.read is None:
         return write_json(values, "json")
     if not pa.types.is_primitive(reading.read):
@@ -132,7 +132,7 @@ def _as_in_json(value: Any) -> Any:
 
 
 def build_array(values: list[Any], type_: pa.DataType) -> pa.Array:
-    """Return values in an Arrow type, exactly; raise ValueError for those of another type."""
+    """Return values in an Arrow type, exactly; raise ValueError for values of another type."""
     try:
         if pa.types.is_decimal(type_):
             return parse_decimals(

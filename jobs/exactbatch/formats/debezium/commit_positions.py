@@ -1,4 +1,4 @@
-"""Which fields of an event's source prove the order of changes, for each connector of Debezium.
+"""The fields of an event's source that prove the order of changes, for each connector of Debezium.
 
 Transactions that change one row wait for each other, so the position of the commit orders their changes. The position
 of a change does not: an insert is logged before its key is checked, and the check can wait for a transaction whose

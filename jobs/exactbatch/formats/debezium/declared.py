@@ -1,4 +1,4 @@
-"""What a pipeline declares about events without a schema: units of times, decimals, and bytes in text."""
+"""The declarations of a pipeline about events without a schema: units of times, decimals, and bytes in text."""
 
 import json
 import re

@@ -60,7 +60,7 @@ def _is_json(column: Column) -> bool:
 
 
 def with_rows(values: pa.BinaryArray, fields: Sequence[Field]) -> pa.BinaryArray:
-    """Return events of MongoDB as those of a table, whose columns are the fields of a document.
+    """Return events of MongoDB as events of a table, whose columns are the fields of a document.
 
     A value in extended JSON becomes one of JSON: numbers, dates as ISO text, object IDs and UUIDs as text, bytes as
     base64. Objects stay as they are, and so do values that no JSON can hold, those of json columns, fields that are no

@@ -1,4 +1,4 @@
-"""What Debezium's events say, in arrays: the operation, the row before and after, and fields of the source."""
+"""The content of Debezium's events in arrays: the operation, the row before and after, and fields of the source."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -55,8 +55,8 @@ def json_images(
 ) -> Images:
     """Read events that are JSON objects, bare or as the payload of an object.
 
-    `readings` are those of the columns, and `source` the types of fields of the source. Raises ValueError for text
-    that is not such an object, and for a field of another type.
+    `readings` are the readings of the columns, and `source` the types of fields of the source. Raises ValueError for
+    text that is not such an object, and for a field of another type.
     """
     raw = raw_fields(text, readings)
     row = pa.struct([(name, reading.read) for name, reading in readings.items() if name not in raw])
@@ -98,7 +98,7 @@ def raw_fields(text: pa.StringArray, readings: Mapping[str, Reading]) -> list[st
 
 
 def of_json_text(reading: Reading, written: pa.StringArray) -> pa.Array:
-    """Return JSON texts in the Arrow type of a reading; raise ValueError for those of another type."""
+    """Return JSON texts in the Arrow type of a reading; raise ValueError for texts of another type."""
     if reading.read is not None:
         return floats_of_json(written, reading.read)
     return written if reading.of_json is None else reading.of_json(written)

@@ -1,4 +1,4 @@
-"""Why Debezium's JSON events are refused, for many at once.
+"""Find the reasons why Debezium's JSON events are refused, for many at once.
 
 Python's parser reads them, and finds those in which a field does not have the type that its column reads. What the
 column makes of the value is left to Arrow, for the values of all events together.

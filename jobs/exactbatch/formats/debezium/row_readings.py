@@ -1,4 +1,4 @@
-"""How the columns of a row are read from Debezium's events, by the schema of their envelope."""
+"""Choose how to read the columns of a row from Debezium's events, by the schema of their envelope."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache

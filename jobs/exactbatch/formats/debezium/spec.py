@@ -139,7 +139,7 @@ class Debezium(Format):
 
     @cached_property
     def columns(self) -> tuple[Column, ...]:
-        """The columns of the row, and those of the version."""
+        """The columns of the row and of the version."""
         return (*(each.column for each in self.fields), *version_columns(self.position))
 
     @property

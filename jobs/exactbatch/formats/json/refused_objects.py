@@ -1,4 +1,4 @@
-"""Why JSON objects are refused, for many at once.
+"""Find the reasons why JSON objects are refused, for many at once.
 
 Decoding one object takes Arrow about a thousand times as long as one of a block. So if a block fails, Python's parser
 reads its objects one by one and finds those that are surely refused; Arrow decodes the rest.

@@ -22,7 +22,7 @@ class RecordDecoder:
     """Decodes the records of a format of values, or of WithKeyAndHeaders, its `spec`."""
 
     def __init__(self, spec: Format, values: Decoder[Any] | None = None) -> None:
-        """`values` decodes the values, if it is another decoder than that of the spec."""
+        """`values` decodes the values; without it, the decoder of the spec does."""
         self.spec = spec
         self._key: Decoder[Any] | None = None
         self._headers: dict[str, Decoder[Any]] = {}
@@ -91,5 +91,5 @@ def _joined(decoded: Decoded, what: str, decoder: Decoder[Any], values: Framed) 
 
 
 def _without(decoded: Decoded, refused: Sequence[tuple[int, str]]) -> Decoded:
-    """Return the rows without those of records that have a refused row: these records become rejects."""
+    """Return the rows of records without a refused row; the other records become rejects."""
     return without_values(decoded, [(decoded.kept[row].as_py(), reason) for row, reason in refused])

@@ -1,4 +1,4 @@
-"""WithKeyAndHeaders: columns from the key and the headers of a record, next to those of its value."""
+"""WithKeyAndHeaders: columns from the key and the headers of a record, next to the columns of its value."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

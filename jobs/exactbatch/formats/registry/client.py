@@ -50,7 +50,7 @@ _WHOLE: Final = "exactbatch:schema"  # Avro does not allow this name, so that no
 
 
 class _Limits(threading.local):
-    """Those of the request that this thread sends: when it ends, on the monotonic clock, and the bytes left."""
+    """The limits of the request that this thread sends: when it ends, on the monotonic clock, and the bytes left."""
 
     ends = float("inf")
     bytes_left = MOST_BYTES

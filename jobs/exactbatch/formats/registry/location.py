@@ -1,4 +1,4 @@
-"""Where schemas are: what the option `registry` of a format may be, and what it means.
+"""Find the registry of schemas that the option `registry` of a format names.
 
     http(s)://host:port                                Confluent's registry, or one that answers as it does
     glue://eu-west-1                                   AWS Glue, in this region

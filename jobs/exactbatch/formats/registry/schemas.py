@@ -90,7 +90,7 @@ def cut_prefixes(values: pa.BinaryArray) -> pa.BinaryArray:
 
 
 def most_frequent_first(headers: pa.BinaryArray) -> list[bytes]:
-    """Return the different headers of a block, so that a registry is asked first for those of most records."""
+    """Return the different headers of a block, so that a registry is asked first for the schemas of most records."""
     counts = pc.value_counts(headers)
     order = pc.array_sort_indices(counts.field("counts"), order="descending")
     different: list[bytes] = counts.field("values").take(order).to_pylist()

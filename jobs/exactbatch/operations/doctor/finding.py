@@ -1,4 +1,4 @@
-"""What a check has found, and how checks run: none hangs, and none that cannot run is left out."""
+"""Run checks and return their findings: no check hangs, and a check that cannot run is a finding, too."""
 
 import threading
 from collections.abc import Callable, Iterable, Sequence

@@ -164,7 +164,7 @@ class Aggregate:
             function.find_type(values)
 
     def aggregated_columns(self, columns: Sequence[Column]) -> tuple[Column, ...]:
-        """Return the columns of a result: those of its group, and the aggregates."""
+        """Return the columns of a result: the columns of its group, and the aggregates."""
         values = staged_values(columns)
         return (
             *(group.start if isinstance(group, Window) else values[group] for group in self.groups),
@@ -172,7 +172,7 @@ class Aggregate:
         )
 
     def result_columns(self, columns: Sequence[Column]) -> tuple[Column, ...]:
-        """Return the columns of a group, its aggregates, and with allowed_lateness those of its finality."""
+        """Return the columns of a group, its aggregates, and with allowed_lateness the columns of its finality."""
         return (*self.aggregated_columns(columns), *self.finality_columns)
 
     @property

@@ -81,7 +81,7 @@ class Watermark:
         )
 
     def known_topics(self, cursor: Cursor, topics: Sequence[str]) -> list[str]:
-        """Return those of the topics that have event times."""
+        """Return the topics that have event times."""
         cursor.execute(
             sql.SQL(
                 "select t.topic from unnest({topics}::text[]) t (topic) "

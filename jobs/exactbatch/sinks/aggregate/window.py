@@ -21,7 +21,7 @@ class Window:
     width     "1 hour", "15 minutes", "1 day", …, or a timedelta
     name      the name of the column with the start of the window; `<column>_window` by default
 
-    Windows begin at 1970-01-01 00:00 UTC plus multiples of the width: hours and days are those of UTC. Windows of whole
+    Windows begin at 1970-01-01 00:00 UTC plus multiples of the width: hours and days are in UTC. Windows of whole
     weeks begin on Mondays.
     """
 

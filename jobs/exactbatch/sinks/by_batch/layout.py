@@ -1,4 +1,4 @@
-"""How an Append stores batches as partitions: which batch gets one to itself, and what a replay drops."""
+"""Store the batches of an Append as partitions: which batch gets one to itself, and what a replay drops."""
 
 import logging
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ from exactbatch.sinks.tables.target import TargetTable
 
 logger = logging.getLogger(__name__)
 
-# How many batch IDs an open partition covers. The IDs are those of all pipelines of the ledger.
+# How many batch IDs an open partition covers. All pipelines of the ledger share the IDs.
 OPEN_PARTITION: Final = 100
 _DROP_TRIES: Final = 2
 # Bytes of an open partition that may be scanned while nobody else uses the target: some 20 ms.

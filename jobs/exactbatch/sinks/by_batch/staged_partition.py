@@ -56,7 +56,7 @@ where x.indrelid = %s::regclass order by i.oid desc limit 1
 
 @dataclass(frozen=True)
 class StagedPartition:
-    """The rows of a batch on their way to become a partition of `target`. `columns` include those of the lineage."""
+    """The rows of a batch on their way to become a partition of `target`. `columns` include the lineage."""
 
     target: TargetTable
     batch_id: int
