@@ -1,17 +1,19 @@
 """The writer of a sink without a pipeline."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from exactbatch.sinks import FormatFacts, Sink
+from exactbatch.sinks.several import find_traits
 from exactbatch.sinks.writer import SinkWriter
 from exactbatch.sinks.writers import find_writer
 
 
-def writer_of(sink: Sink, facts: FormatFacts = FormatFacts()) -> SinkWriter:  # noqa: B008  # frozen
-    """Return the writer of a sink, for a format of which these facts are known."""
-    return find_writer(sink.find_traits(facts))
+def writer_of(sink: Sink | Sequence[Sink], facts: FormatFacts = FormatFacts()) -> SinkWriter:  # noqa: B008  # frozen
+    """Return the writer of a sink, or of several, for a format of which these facts are known."""
+    return find_writer(find_traits(sink if isinstance(sink, Sequence) else [sink], facts))
 
 
-def table_of(sink: Sink, connection: Any) -> str:
+def table_of(sink: Sink | Sequence[Sink], connection: Any) -> str:
     """Return the target of a sink as statements write it."""
     return writer_of(sink).tables[-1].identifier.as_string(connection)
