@@ -38,8 +38,8 @@ class LatestComparison:
 class LatestTables:
     """The tables that are compared: the fold and the keys with ties in it, the target and the markers of deleted keys.
 
-    `names` are the columns of the pipeline, `types` those of the target's columns and of the fold's, and `marker_types`
-    those of the markers' columns. `row_batch` is an expression for the batch of a row t.
+    `names` are the columns of the pipeline; `types` has the types of the columns of the target and the fold, and
+    `marker_types` the types of the markers' columns. `row_batch` is an expression for the batch of a row t.
     """
 
     fold: sql.Composable

@@ -29,7 +29,7 @@ from exactbatch.sinks.values.null_safe_groups import column_list
 from exactbatch.sinks.writer import SinkWriter
 
 _FOLD: Final = sql.Identifier("pg_temp", "exactbatch_fold")
-_CHANGES: Final = sql.Identifier("pg_temp", "exactbatch_changes")  # those of one window
+_CHANGES: Final = sql.Identifier("pg_temp", "exactbatch_changes")  # the changes of one window
 # Keys whose changes in two partitions had the same version when the second one was folded, and where these are.
 _TIES: Final = sql.Identifier("pg_temp", "exactbatch_ties")
 _POSITIONS: Final = sql.Identifier("pg_temp", "exactbatch_positions")  # of all changes in one partition

@@ -28,7 +28,8 @@ from exactbatch.formats.registry.wire_format import SchemaId
 
 _TRANSACTION_BOUNDARY: Final = ("BEGIN", "END")  # transaction metadata
 _PREFIXES: Final = {0: 5, 1: 17}  # the bytes of a prefix by its first one: 0 and an ID, or 1 and a GUID
-# What the JSON of each change of a row has, and that of an event without one never: within strings, quotes are escaped.
+# The JSON of each change of a row has this, and the JSON of an event without a row never has: quotes in strings are
+# escaped.
 _CHANGE: Final = r'"op"\s*:\s*"[^m"]"'
 _NULL_PAYLOAD: Final = r'"payload"\s*:\s*null'
 _HEARTBEAT: Final = frozenset({"ts_ms", "ts_us", "ts_ns"})

@@ -361,7 +361,7 @@ class _Identified(TypedDict):
 
 
 def _identify_logs(launch: _Launch, broker: KafkaBroker) -> _Identified:
-    """Return what the logs are, after the last record was read: if they are those of the plan now, they were all along.
+    """Identify the logs after the last record was read: if they are the plan's logs now, they were all along.
 
     Raises TopicRecreated and LogTruncated for a topic without an ID that is another one.
     """

@@ -366,7 +366,7 @@ def _set_text(cells: Any, column: Any, start: Any, stop: Any, state: Any) -> Non
 
 @inlined
 def _set_document(cells: Any, column: Any, start: Any, stop: Any, is_checked: Any) -> None:
-    """Set a text that jsonb, json or numeric takes; that of a document that is checked goes into the next column."""
+    """Set a text that jsonb, json or numeric takes; the text of a checked document goes into the next column."""
     if is_checked and stop - start <= _U(MOST_CHECKED):
         cells[column, STATE] = NULL
         _set_text(cells, column + 1, start, stop, VALUE)

@@ -36,8 +36,8 @@ def as_changes(
     With `keeps_unavailable`, add a column as well that lists the columns of each row's unavailable values. A row
     that stands for a truncate is a delete whose key columns are null.
 
-    `values` are those of the n records `messages`, whose keys and headers are read only where a null value deletes.
-    `key` decodes the keys; None if the pipeline has no format for them. A tombstone's row has the columns of its
+    `values` are the values of the n records `messages`, whose keys and headers are read only where a null value
+    deletes. `key` decodes the keys; None if the pipeline has no format for them. A tombstone's row has the columns of its
     decoded key, and null elsewhere. A key that cannot be decoded, and a row whose key is null, are rejects.
     """
     deleted = (

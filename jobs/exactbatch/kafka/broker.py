@@ -288,7 +288,7 @@ class KafkaBroker:
         }
 
     def compacted(self, topics: Sequence[str]) -> set[str]:
-        """Return those of the topics whose cleanup.policy lets the broker remove records in the middle of the log.
+        """Return the topics whose cleanup.policy lets the broker remove records in the middle of the log.
 
         Raises ConfigurationError if an ACL denies it: kafka-python then returns no entry, and no error.
         """

@@ -176,5 +176,5 @@ def _token_callback(properties: Mapping[str, Any]) -> dict[str, TokenSource]:
 
 
 def _of_clients(properties: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the properties that clients use, without those of the schema registry."""
+    """Return the properties that clients use, without the schema registry's."""
     return allowed({name: value for name, value in properties.items() if not name.startswith(PREFIX)})

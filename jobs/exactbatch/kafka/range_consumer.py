@@ -50,7 +50,7 @@ class RangeConsumer(ClusterClient, Protocol):
         ...
 
     def fetch(self, count: int, timeout: float) -> Sequence[Fetched]:
-        """Return up to `count` records and events, those of a partition in their order.
+        """Return up to `count` records and events, in the order of each partition.
 
         Waits until there are `count` or `timeout` seconds have passed. Calls the callbacks that are due.
         """

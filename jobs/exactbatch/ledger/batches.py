@@ -153,7 +153,7 @@ class Batches(Store):
         return tuple(range_ for range_ in self.read_ranges(batch_id) if range_ not in committed)
 
     def find_partly_committed(self, batches: Sequence[Batch]) -> tuple[PartlyCommitted, ...]:
-        """Return those of the batches that are not committed, although some of their ranges are."""
+        """Return the batches that are not committed although some of their ranges are."""
         ids = [batch.batch_id for batch in batches]
         rows = _QUERIES.partly_committed(self._connection, batch_ids=ids)
         return tuple(read_rows(PartlyCommitted, rows))
@@ -241,7 +241,7 @@ class Batches(Store):
         return tuple(read_rows(Failing, rows))
 
     def find_folded(self, pipeline: Pipeline, batch_ids: Iterable[int]) -> set[int]:
-        """Return those of the batches that belong to the pipeline and are folded."""
+        """Return the batches that belong to the pipeline and are folded."""
         rows = _QUERIES.folded_batches(self._connection, pipeline=pipeline.name, batch_ids=sorted(batch_ids))
         return {row.batch_id for row in rows}
 

@@ -71,7 +71,7 @@ class CoveredOffsets(Store):
         _QUERIES.restore_coverage(self._connection, pipeline=batch.pipeline, **columns(rest, *_COVERED))
 
     def find_batches(self, pipeline: Pipeline, batch_ids: Sequence[int]) -> list[int]:
-        """Return those of the batches whose results stand for any offset."""
+        """Return the batches whose results stand for any offset."""
         rows = _QUERIES.coverage_of_batches(
             self._connection, pipeline=pipeline.name, batch_ids=list(batch_ids)
         )

@@ -147,7 +147,7 @@ def check_identity(own: Definition, registered: Definition) -> None:
 
 
 def sharing(own: Definition, others: Iterable[Definition]) -> list[Definition]:
-    """Return those of the other pipelines that write to any table of this one."""
+    """Return the other pipelines that write to any table of this one."""
     tables = own.tables
     return [other for other in others if not tables.isdisjoint(other.tables)]
 

@@ -59,7 +59,7 @@ class ReasonGroup:
 
 @dataclass(frozen=True, slots=True)
 class RejectedRecord:
-    """A rejected record; key, value and headers may be cut, the two lengths are those of the whole."""
+    """A rejected record; key, value and headers may be cut, the two lengths are from before the cut."""
 
     topic: str
     topic_id: UUID

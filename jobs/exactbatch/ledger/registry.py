@@ -164,7 +164,7 @@ class Registry(Store):
     def check_one_log(self, pipeline: Pipeline) -> None:
         """Raise ConfigurationError if offsets order the changes of a target, and a topic's are from several logs.
 
-        Each log begins at offset 0: that of a topic which was deleted and created again, and that of another cluster.
+        Each log begins at offset 0, whether the topic was deleted and created again or is another cluster's.
         """
         own = build_definition(pipeline)
         self._check_one_log(pipeline, own, self._others(own))

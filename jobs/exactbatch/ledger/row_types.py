@@ -192,7 +192,7 @@ class TimeBoundary:
 
 @dataclass(frozen=True, slots=True)
 class NearbyTimeBoundaries:
-    """The offset that a time is pinned to in a partition, and those of its nearest pinned neighbours in time.
+    """The offset that a time is pinned to in a partition, and the offsets of its nearest pinned neighbours in time.
 
     Each is None if there is none.
     """

@@ -20,7 +20,7 @@ class TimeBoundaries(Store):
     def read_nearby(
         self, pipeline: Pipeline, partitions: Sequence[LogPartition], at: datetime
     ) -> dict[TopicPartition, NearbyTimeBoundaries]:
-        """Return the offset that a time is pinned to in each partition, and those of the times around it."""
+        """Return the offset that a time is pinned to in each partition, and the offsets of the times around it."""
         rows = _QUERIES.nearby_time_boundaries(
             self._connection, pipeline=pipeline.name, at=at, **columns(partitions, *_PARTITION)
         )

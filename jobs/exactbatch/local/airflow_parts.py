@@ -163,7 +163,7 @@ class _Worker(AirflowPart):
         health = self._api_server.health()[self.health_name]
         recorded = self._state.read(self.name).process
         beat = health[f"latest_{self.health_name}_heartbeat"]
-        # A heartbeat from before the start is that of an earlier process.
+        # A heartbeat from before the start came from an earlier process.
         if beat is None or recorded is None or datetime.fromisoformat(beat).timestamp() < recorded.started:
             raise NotReady("it has not sent a heartbeat yet")
         if health["status"] != "healthy":

@@ -164,7 +164,7 @@ def look_for_gaps(
 ) -> SearchedForGaps:
     """Look for offsets between the beginning of a pipeline and its stored offsets that no row of coverage covers.
 
-    Reads at most `rows` rows: those of the first partition from the offset `first` on, then those of the next ones.
+    Reads at most `rows` rows: the first partition's from the offset `first` on, then the next ones'.
     There is no gap unless the ledger was changed by hand. Each partition has at most 100 in an answer.
     """
     found: list[Gap] = []

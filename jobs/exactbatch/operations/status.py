@@ -181,7 +181,7 @@ def load_status(
 ) -> PipelineStatus:
     """Query ledger and broker.
 
-    `logs` are those of the pipeline's topics, if they are known. The timestamps of unprocessed records are only read
+    `logs` are the logs of the pipeline's topics, if they are known. The timestamps of unprocessed records are only read
     for a pipeline with a freshness. What needs the ACL Read is left out without it, and `not_known` says so.
 
     Raises NotRegistered, IdentityChanged, PostgresUnavailable, KafkaUnavailable, TopicMissing, with a freshness

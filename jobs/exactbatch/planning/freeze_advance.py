@@ -34,7 +34,7 @@ class Observed:
     partitions  the logs of its topics, which reach the stored offsets
     start       where topics without any stored offset start
     started     what says so: "earliest", "latest", a time, "group:NAME" or "offsets"
-    first       first records of what is planned, in partitions of which neither an ID nor a record is known
+    first       first records of what is planned, in partitions without a known ID or record
     """
 
     stored: tuple[StoredOffset, ...]

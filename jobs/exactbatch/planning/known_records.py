@@ -37,7 +37,7 @@ def known_logs(
 
 
 def processed(stored: Iterable[StoredOffset], partitions: Iterable[LogPartition]) -> list[LogPartition]:
-    """Return the partitions of which anything was processed."""
+    """Return the partitions with processed offsets."""
     known = {offset.topic_partition for offset in stored if offset.next_offset}
     return [partition for partition in partitions if partition.topic_partition in known]
 
@@ -67,7 +67,7 @@ def check_records(
 
 
 def warn_of_unknown(compared: ComparedRecords, partitions: Iterable[LogPartition]) -> None:
-    """Log a warning about compared partitions of which nothing is known: neither a topic ID nor a record."""
+    """Log a warning about compared partitions without a known topic ID or record."""
     named = {each.topic_partition for each in partitions if is_named(each.topic, each.topic_id)}
     if unknown := [each for each in compared.unknown if each in named]:
         logger.warning(

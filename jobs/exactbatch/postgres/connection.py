@@ -61,7 +61,7 @@ class WrittenRows:
     ) -> sql.Composable:
         """Return a statement that does the same, notes each row that it writes or deletes, and returns their number.
 
-        `queries` are those of its `with`. Rows that they write or delete are not noted.
+        `queries` are the queries of its `with`. Rows that they write or delete are not noted.
         An insert or update must write a table without an alias or with the alias t, a delete must name its table t.
         """
         return sql.SQL(

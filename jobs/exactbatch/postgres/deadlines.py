@@ -44,7 +44,7 @@ class Deadlines:
 
     @contextmanager
     def paused(self, deadline: Deadline) -> Iterator[None]:
-        """Do not count the time of this block, within that of the deadline; after it, the whole time begins again."""
+        """Do not count the time of this block against the deadline; after it, the whole time begins again."""
         self._end(deadline)
         try:
             yield

@@ -117,7 +117,7 @@ _RESERVED: Final = frozenset(
         "with",
     }
 )
-# Columns that tables have in addition to those of the pipeline.
+# Columns that tables have in addition to the pipeline's.
 OWN: Final = frozenset(
     {*LINEAGE_NAMES, "batch_id", "deleted", UNAVAILABLE_COLUMNS, POSITION_EPOCH}
     | {"tableoid", "ctid", "xmin", "cmin", "xmax", "cmax"}

@@ -88,7 +88,7 @@ _EXTENDED: Final = {
     "$numberDecimal": ("numeric",),
     "$binary": ("bytea",),
 }
-# The name of the schema of a row, after that of its topic.
+# The name of a row's schema, after the name of its topic.
 _ROW: Final = ".Value"
 
 

@@ -32,7 +32,7 @@ _PAYLOAD: Final = "payload"  # where Kafka Connect writes a value next to its sc
 class TopicFacts:
     """What is known of a topic besides its values.
 
-    `keys`, `values` and `partitions` are those of the n sampled records.
+    `keys`, `values` and `partitions` belong to the n sampled records.
     """
 
     keys: pa.BinaryArray

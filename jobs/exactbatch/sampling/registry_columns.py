@@ -109,7 +109,7 @@ def draft_registry(values: Sequence[bytes], registry: RegistryAddress | None) ->
 
 
 def check_other_framing(values: Sequence[bytes], registry: RegistryAddress | None) -> None:
-    """Raise ConfigurationError for values of which most are framed by another registry than the given one's."""
+    """Raise ConfigurationError if another registry than the given one framed most of the values."""
     found = [suggestion for value in values if (suggestion := suggest_registry(value)) is not None]
     if found and are_most(len(found), len(values)):
         raise ConfigurationError(

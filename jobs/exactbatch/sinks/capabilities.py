@@ -235,8 +235,8 @@ class ComparesTarget(Protocol):
     ) -> Comparison:
         """Compare a derived target with what its lineage table makes of it.
 
-        `columns` are those of the pipeline; None if a transform defines them. The types, by column, are those of
-        the two tables. This must not share code with what derives the target. Raises TargetMismatch if the
+        `columns` are the pipeline's columns; None if a transform defines them. The types, by column, are the types
+        in the two tables. This must not share code with what derives the target. Raises TargetMismatch if the
         target lacks a column.
         """
         ...

@@ -19,7 +19,7 @@ from exactbatch.offsets import TopicPartition
 # The origin that a row names: one record, or only the batch.
 Lineage = Literal["record", "batch"]
 
-# The columns of a staged change, after those of the pipeline.
+# The columns of a staged change, after the pipeline's columns.
 DELETED: Final = Column("deleted", "boolean")
 UNAVAILABLE: Final = Column(UNAVAILABLE_COLUMNS, "text[]")
 # How many times the positions of the source had begun again when a change was made; null before the first time.
@@ -47,9 +47,9 @@ class SinkKind:
     """A kind of sink, by the name under which the ledger registers it.
 
     `companions` are the suffixes of the target's name that may name its other tables, whether or not each exists; the
-    first one of a derived target is that of its lineage table. With `keeps_every_row`, the lineage table keeps the rows
+    first suffix of a derived target names its lineage table. With `keeps_every_row`, the lineage table keeps the rows
     of every record until they are retracted or compacted; otherwise only those of the latest record of each key. Then
-    nothing can be retracted, and the staged rows of a replay replace those of its ranges.
+    nothing can be retracted, and the staged rows of a replay replace the rows of its ranges.
     """
 
     name: str

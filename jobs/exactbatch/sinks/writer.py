@@ -54,7 +54,7 @@ class SinkWriter(Protocol):
     ) -> list[RejectRule]:
         """Return rules for staged rows that the tables cannot hold. Their records become rejects.
 
-        With `evolve`, the rules are those of a batch to come, without any that depend on what is loaded before it:
+        With `evolve`, the rules are for a batch to come, without any that depend on what is loaded before it:
         tables and columns that its prepare() would add count as it adds them."""
         ...
 

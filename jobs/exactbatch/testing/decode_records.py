@@ -65,9 +65,9 @@ def _message(record: Record) -> Message:
 class StagedRecords:
     """What a batch has staged.
 
-    columns  those of a row, without its lineage and without what the sink adds
+    columns  the columns of a row, without its lineage and without what the sink adds
     rows     with the columns that the sink stages, and LINEAGE_NAMES, by topic, partition and offset
-    ranges   those of the batch
+    ranges   the ranges of the batch
     records  all records of the test, by their offsets
     """
 

@@ -25,8 +25,8 @@ def insert_rows(
 ) -> int:
     """Count the staged rows of a batch, and insert them; return how many arrived.
 
-    `columns` are those of a row without its lineage. `repeats` are records that repeat earlier ones, and `replaced` is
-    what a replay replaces (see StagedRows).
+    `columns` are the columns of a row without its lineage. `repeats` are records that repeat earlier ones,
+    and `replaced` is what a replay replaces (see StagedRows).
 
     Raises StagedRowsDiffer unless each attempt has staged exactly the rows that it reported, and TargetMismatch
     when the target refuses rows.

@@ -145,7 +145,7 @@ def noting(
 ) -> Iterator[Outbox | None]:
     """Note in the block what the sink changes in its target; yield None if the pipeline forwards nothing.
 
-    `columns` are those of a row without its lineage. The target exists, and its definition is locked. Raises
+    `columns` are the columns of a row without its lineage. The target exists, and its definition is locked. Raises
     ConfigurationError if the topic's key or value names other columns, or a key column of a type whose equal values
     can look different: messages of one row would have several keys.
     """

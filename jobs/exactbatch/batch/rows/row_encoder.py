@@ -73,7 +73,7 @@ def row_encoder(
 
     `constants` are the values of bigint columns of the schema that are the same for all rows. `checked` are columns
     that the rows may also have: the compiled loop fills them. `shares_reads` is True if the range shares reads with
-    others, which the loop cannot take; the encoder is then that of all of them.
+    others, which the loop cannot take; the encoder then takes all of them.
     """
     if shares_reads or not reads_fast(task) or not set(LINEAGE_NAMES).issubset(schema.names):
         return RowEncoder(schema)

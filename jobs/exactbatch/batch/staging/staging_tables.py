@@ -68,7 +68,7 @@ class StagingTables:
 
     @staticmethod
     def parse_launch(table: str) -> int | None:
-        """Return the launch that a staging table belongs to; None if the name is not that of a staging table."""
+        """Return the launch that a staging table belongs to; None if the name is no staging table's."""
         match = _NAME.fullmatch(table)
         return int(match[1], 16) if match else None
 

@@ -81,7 +81,7 @@ class Staged:
 class StagedBatch:
     """All that the accepted task attempts of a batch did.
 
-    The ranges of `splits` are together those of the batch. `rows` and `rejects` hold how many each task attempt
+    The ranges of `splits` are together the ranges of the batch. `rows` and `rejects` hold how many each task attempt
     has staged. `dropped` counts the records that decoded and gave no row, or for which the transform returned none.
     """
 

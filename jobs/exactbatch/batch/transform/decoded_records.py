@@ -47,7 +47,7 @@ def decoded_in_one_pass(
 ) -> DataFrame:
     """Return the columns of decoded rows that go through the JVM, with numbers for names.
 
-    The workers leave everything else to those of the same tasks that stage.
+    The workers leave everything else to the workers of the same tasks that stage.
     """
     decoded = decoded_schema(shares[0][0].columns)
     identity, used = code_identity(), one_pass.used

@@ -466,7 +466,7 @@ class DebeziumDecoder(Decoder[Debezium]):
             for column in row_columns
         ]
         columns, unavailable = self._without_placeholders(row_columns, columns, deleted)
-        # An insert lacks values if an update has changed the key: they are those of another key's row.
+        # An insert lacks values if an update has changed the key: they belong to another key's row.
         if pc.any(pc.and_not(unavailable.is_valid(), pc.equal(images.op, UPDATE))).as_py():
             raise ValueError("the source left out a value of a new row, which no older change of its key has")
         columns = [

@@ -81,7 +81,7 @@ def fields_as_text(
 ) -> list[pa.Array]:
     """Return, for each column, the text of each object's field; null for a missing field and for a JSON null.
 
-    `names` are those of the fields, if they are not the columns'. `objects` are valid JSON, one object in each. Raises
+    `names` are the fields' names, if they are not the columns'. `objects` are valid JSON, one object in each. Raises
     ValueError for a field given twice, a field that is not of its column's type, an escaped U+0000 in a jsonb, and
     nesting too deep for Python and Postgres to read safely.
     """

@@ -38,7 +38,7 @@ from exactbatch.formats.refused_text import (
 from exactbatch.member_paths import Step
 
 _BLANKS: Final = " \t\r\n"
-_LARGE: Final = 100_000  # bytes of a value; the time that a larger one takes is that of its bytes
+_LARGE: Final = 100_000  # bytes of a value; the time that a larger one takes grows with its bytes
 _MOST_ELEMENTS: Final = 1_000  # of an array: the bound of rows counts those of more
 _FEW_DIGITS: Final = 300  # of a number
 # rapidjson refuses such an exponent of a number with few digits, whatever they are: GenericReader::ParseNumber.

@@ -277,7 +277,7 @@ def _find_json_writer(field: Any, *, is_repeated: bool) -> Convert:
     put: Callable[[Any, FieldDescriptor, Any], None] = _put_entries if is_map(field) else _put_elements
 
     def text(value: Any) -> str:
-        # The rules of JSON are those of the field, so that a message of this field alone is written.
+        # JSON's rules are the field's, so that a message of this field alone is written.
         message = parent()
         if not field.is_repeated:
             setattr(message, name, (narrow(field) or _same)(value))

@@ -76,7 +76,7 @@ def check_packages() -> Iterator[Finding]:
 
 
 def check_spark() -> Iterator[Finding]:
-    """Compare the version of PySpark with those that are supported, and with those of its files and jars."""
+    """Compare the version of PySpark with the supported versions, and with the versions of its files and jars."""
     yield Finding("spark", "ok", check_pyspark())
 
 

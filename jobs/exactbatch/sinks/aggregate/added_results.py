@@ -29,7 +29,7 @@ class AddedResults:
         """True if adding results gives the same rows as merging all partial results. Ask before they are inserted.
 
         It does not if the transaction has retracted results, if the order of the results decides, if a trigger may
-        alter what is written, or if the target's types are not those of the partial results.
+        alter what is written, or if the target and the partial results differ in their types.
         """
         target, partials = self.groups.target, self.groups.partials
         values, results = staged_values(columns), partials.sink.aggregated_columns(columns)

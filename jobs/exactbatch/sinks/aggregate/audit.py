@@ -35,7 +35,7 @@ def compare_with_partials(
     types: Mapping[str, str],
     partial_types: Mapping[str, str],
 ) -> Comparison:
-    """Compare the target with the merged partial results. `types` are those of the target's columns.
+    """Compare the target with the merged partial results. `types` has the types of the target's columns.
 
     Raises TargetMismatch if the target lacks a column.
     """

@@ -72,7 +72,7 @@ _NOT_NULL: Final = """
 select attname::text from pg_attribute
 where attrelid = %s::regclass and attnum > 0 and not attisdropped and attnotnull order by attnum
 """
-# The bounds of the partitions that hold rows, with those of the tables above them.
+# The bounds of the partitions that hold rows, and of the tables above them.
 _BOUNDS: Final = """
 select pg_get_partition_constraintdef(p.relid) from pg_partition_tree(%s::regclass) p
 where p.isleaf and p.level > 0 limit %s
@@ -81,7 +81,7 @@ where p.isleaf and p.level > 0 limit %s
 
 @dataclass(frozen=True, slots=True)
 class ExclusiveIndex:
-    """A unique index, or that of an exclusion constraint.
+    """A unique index, or the index of an exclusion constraint.
 
     expressions   what is compared, with its collation, as Postgres writes it
     operators     by which two rows are in each other's way

@@ -263,7 +263,7 @@ class LineageTable:
         """Yield one condition for each part with batches: true of the rows that these have written for its range.
 
         Rows must name their records. A row lies in a range only if its batch covers it. `batch_id` tells these
-        rows from those of another pipeline, and from those of an earlier topic of the same name.
+        rows from the rows of another pipeline, and of an earlier topic of the same name.
         """
         for range_, ids in parts:
             if ids:

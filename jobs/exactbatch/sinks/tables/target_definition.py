@@ -40,8 +40,8 @@ def prepare_table(
     """Create a table if it is missing, and otherwise check its columns; return whether it was missing.
 
     In a new table the `required` columns may not be null, and `key`, if any, is the primary key. With
-    evolve="add", `columns` that an older table lacks are added to it; never those of the lineage. With `exact`, no
-    column may need a cast. `partition_by` is the clause with which a new table is created.
+    evolve="add", `columns` that an older table lacks are added to it; never lineage. With `exact`, no column
+    may need a cast. `partition_by` is the clause with which a new table is created.
 
     Raises TargetMismatch, which names the column and both types.
     """

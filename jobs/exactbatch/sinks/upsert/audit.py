@@ -76,7 +76,7 @@ def compare_with_changes(
             sql.SQL(", ").join(_with_older(name, changes, key, order) for name in types), latest
         )
     expected = sql.SQL("select {values} from ({latest}) latest").format(
-        # The target's types may be narrower than those of the changes.
+        # The target's types may be narrower than the types of the changes.
         values=sql.SQL(", ").join(
             [
                 *(

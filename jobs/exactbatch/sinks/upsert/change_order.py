@@ -173,7 +173,7 @@ class ChangeOrder:
         return True
 
     def forget_older(self, cursor: Cursor, staged: sql.Identifier) -> None:
-        """Keep the latest change of each key in a table that has those of each key and partition."""
+        """Keep the latest change of each key in a table that has the latest of each key and partition."""
         cursor.execute(
             sql.SQL(
                 "delete from {staged} t using (select {key}, {place}, "
@@ -305,7 +305,7 @@ def check_ties(
 ) -> bool:
     """Return whether a key has changes in several partitions, among the latest staged ones and `stored`.
 
-    `values` are those of a staged change, as it is compared with others, and `spec` names the target. Raises
+    `values` are the values of a staged change, as it is compared with others, and `spec` names the target. Raises
     KeyOnTwoPartitions if the order of the latest changes of a key is unknown.
     """
     changes = sql.SQL("select {ordered}, {place}, null::oid as {table}, {row} from {staged}").format(

@@ -55,7 +55,7 @@ _KEYS_LOOKED_UP: Final = 1_000
 class ChangeStore:
     """The table of changes, and what is known before a batch is recorded there.
 
-    columns          those of the pipeline
+    columns          the pipeline's columns
     casts            how a staged change becomes one that is stored
     affected         the table of the keys that are affected besides those of staged changes
     newest_truncate  a table with the version of the newest truncate; None if there is no truncate

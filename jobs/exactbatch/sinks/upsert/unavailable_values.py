@@ -241,7 +241,7 @@ class UnavailableValues:
             "exists (select from {affected} a where {of_affected} and a.{by_truncate} is null)"
         ).format(affected=affected, of_affected=same_values(self.key, "a", "k"), by_truncate=BY_TRUNCATE)
         # A delete or truncate that arrived late leaves the row its value. But once a replay has retracted changes of
-        # the key, it ends the search: the value before it was that of another row. Only truncates that are older than
+        # the key, it ends the search: the value before it was another row's. Only truncates that are older than
         # the latest change are left to look at.
         older = sql.SQL(
             'select found."exactbatch value" from (select {versions} c.{column} as "exactbatch value", c.deleted '

@@ -36,7 +36,7 @@ class UpsertStore(Protocol):
 
     @property
     def casts(self) -> Sequence[Cast]:
-        """How staged changes become those of the lineage table."""
+        """How staged changes become changes of the lineage table."""
         ...
 
     def keep_latest(self, cursor: Cursor) -> Latest:

@@ -193,7 +193,7 @@ class Cast:
 
     @property
     def _staged(self) -> str:
-        """The staged type, or that of its elements, under its name in pg_type, without a modifier."""
+        """The staged type, or the type of its elements, under its name in pg_type, without a modifier."""
         staged = self.column.staged_type.removesuffix("[]")
         return "numeric" if _DECIMAL.fullmatch(staged) else _STAGED[staged]
 
