@@ -37,8 +37,8 @@ def as_changes(
     that stands for a truncate is a delete whose key columns are null.
 
     `values` are the values of the n records `messages`, whose keys and headers are read only where a null value
-    deletes. `key` decodes the keys; None if the pipeline has no format for them. A tombstone's row has the columns of its
-    decoded key, and null elsewhere. A key that cannot be decoded, and a row whose key is null, are rejects.
+    deletes. `key` decodes the keys; None if the pipeline has no format for them. A tombstone's row has the columns of
+    its decoded key, and null elsewhere. A key that cannot be decoded, and a row whose key is null, are rejects.
     """
     deleted = (
         decoded.deleted if decoded.deleted is not None else pa.repeat(pa.scalar(False), len(decoded.rows))
