@@ -267,9 +267,14 @@ class SchemaReader:
     def _connect(self, properties: Mapping[str, Any]) -> Schemas:
         match find_location(self._registry):
             case Glue(region):
-                # boto3 takes a third of a second to import: only its users wait.
-                from exactbatch.formats.registry.glue import GlueSchemas
-
+                try:
+                    # It imports boto3, which its users install.
+                    from exactbatch.formats.registry.glue import GlueSchemas
+                except ModuleNotFoundError as error:
+                    raise ConfigurationError(
+                        f"AWS Glue's registry needs the Python package boto3, and {error.name} is not installed here. "
+                        f"Install it on the driver and on every executor."
+                    ) from error
                 return GlueSchemas(region)
             case Apicurio() as location:
                 client = self._connect_over_http(location.url, properties)

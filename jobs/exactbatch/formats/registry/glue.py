@@ -4,6 +4,15 @@ from http import HTTPStatus
 from typing import Any, Final
 from uuid import UUID
 
+import boto3
+from botocore.config import Config
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    ConnectionError,
+    CredentialRetrievalError,
+    HTTPClientError,
+)
 from confluent_kafka.schema_registry import Schema, SchemaReference
 
 from exactbatch.errors import ConfigurationError, RegistryUnavailable
@@ -18,14 +27,6 @@ class GlueSchemas:
     """Requests schemas by boto3, for the identity that the machine has at AWS."""
 
     def __init__(self, region: str) -> None:
-        try:
-            import boto3  # installed by its users
-            from botocore.config import Config  # as above
-        except ModuleNotFoundError as error:
-            raise ConfigurationError(
-                f"AWS Glue's registry needs the Python package boto3, and {error.name} is not installed here. Install "
-                f"it on the driver and on every executor."
-            ) from error
         retries: Any = {"total_max_attempts": _TRIES, "mode": "standard"}
         config = Config(connect_timeout=_TIMEOUT, read_timeout=_TIMEOUT, retries=retries)
         self._client = boto3.client("glue", region_name=region, config=config)
@@ -36,14 +37,6 @@ class GlueSchemas:
 
         Raises RegistryUnavailable if AWS does not answer or asks for patience, and ConfigurationError if it refuses.
         """
-        from botocore.exceptions import (  # it is there, as __init__() found
-            BotoCoreError,
-            ClientError,
-            ConnectionError,
-            CredentialRetrievalError,
-            HTTPClientError,
-        )
-
         what = f"schema version {schema_id} of AWS Glue in {self._region}"
         try:
             answer = self._client.get_schema_version(SchemaVersionId=str(schema_id))
