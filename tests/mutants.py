@@ -2029,7 +2029,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a password goes to a registry over http",
-        "formats/registry/addresses.py",
+        "formats/registry/registry_properties.py",
         '    return parts.scheme == "http" and ',
         '    return parts.scheme == "gopher" and ',
         (f"{_REGISTRY}::test_a_password_is_sent_over_http_to_this_machine_alone",),

@@ -21,7 +21,7 @@ from exactbatch.errors import ConfigurationError, RegistryUnavailable
 from exactbatch.formats import Avro, Text, WithKeyAndHeaders
 from exactbatch.formats.decoders import find_decoder
 from exactbatch.formats.postgres_limits import EARLIEST_TIMESTAMP
-from exactbatch.formats.registry.addresses import with_registry
+from exactbatch.formats.registry.registry_properties import with_registry
 from support.certificates import Authority
 from support.decoding import decode, reason, rows
 from support.registry import registry_server

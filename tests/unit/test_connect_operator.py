@@ -10,8 +10,8 @@ from pyspark.sql.connect.client.core import DefaultChannelBuilder
 
 from exactbatch.airflow import pipeline_dag
 from exactbatch.airflow.connect_operator import ProcessBatchOnServerOperator
-from exactbatch.airflow.tasks import left_batches as launch
 from exactbatch.airflow.tasks import process_on_server as module
+from exactbatch.airflow.tasks import uncommitted_batches as launch
 from exactbatch.airflow.tasks.process_on_server import server_url
 from exactbatch.airflow.versions import AirflowFailException, BaseHook
 from exactbatch.errors import BatchLost, ConfigurationError, TasksFailed

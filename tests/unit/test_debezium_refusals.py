@@ -15,7 +15,7 @@ from exactbatch.errors import ConfigurationError
 from exactbatch.formats.connect.types_of_schema import from_avro
 from exactbatch.formats.debezium import avro_events
 from exactbatch.formats.decoders import find_decoder
-from exactbatch.formats.registry.addresses import with_registry
+from exactbatch.formats.registry.registry_properties import with_registry
 from support.connect_avro import avro_body, avro_schema
 from support.debezium_types import (
     CONNECTORS,

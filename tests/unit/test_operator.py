@@ -15,7 +15,7 @@ from airflow.sdk import Connection
 
 from exactbatch.airflow.check_batches import check_committed, check_own, read_named_batches
 from exactbatch.airflow.operator import ProcessBatchOperator, search_path
-from exactbatch.airflow.tasks import left_batches as launch
+from exactbatch.airflow.tasks import uncommitted_batches as launch
 from exactbatch.airflow.versions import AirflowException, AirflowFailException, BaseHook
 from exactbatch.batch.spark.class_archive import archive_file
 from exactbatch.errors.exit_status import TERMINAL

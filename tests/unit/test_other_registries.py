@@ -15,8 +15,8 @@ import pytest
 from exactbatch import Append, Avro, Debezium, Json, JsonSchema, Pipeline, Protobuf, Upsert
 from exactbatch.errors import ConfigurationError, RegistryUnavailable, TokenUnavailable
 from exactbatch.formats.bounds import TooLarge
-from exactbatch.formats.registry.addresses import with_registry
 from exactbatch.formats.registry.frames import reframe, unframe
+from exactbatch.formats.registry.registry_properties import with_registry
 from exactbatch.sampling.key_and_sink import TopicFacts
 from exactbatch.sampling.proposal import propose
 from exactbatch.sampling.registry_columns import RegistryAddress, as_sent, with_schema_ids

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats import JsonSchema, Protobuf
-from exactbatch.formats.registry.addresses import with_registry
+from exactbatch.formats.registry.registry_properties import with_registry
 from support.decoding import decode, reason, rows
 from support.protobuf_schema import SCALARS, shop_class, shop_descriptors, shop_file
 from support.registry import registry_with

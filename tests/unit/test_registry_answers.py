@@ -16,7 +16,7 @@ import pytest
 
 from exactbatch.errors import ConfigurationError, RegistryUnavailable
 from exactbatch.formats import Avro, Debezium, Flattened, JsonSchema, Protobuf
-from exactbatch.formats.registry.addresses import with_registry
+from exactbatch.formats.registry.registry_properties import with_registry
 from support.decoding import decode
 from support.protobuf_schema import shop_class, shop_file
 from support.registry import registry_server

@@ -16,7 +16,7 @@ from exactbatch.airflow import operator as module
 from exactbatch.airflow import operator as operator_module
 from exactbatch.airflow.check_batches import read_missed_plans, read_named_batches
 from exactbatch.airflow.parameters import find_tables
-from exactbatch.airflow.tasks import left_batches as launch
+from exactbatch.airflow.tasks import uncommitted_batches as launch
 from exactbatch.airflow.versions import AirflowException, AirflowFailException
 from exactbatch.errors import ConfigurationError
 from exactbatch.errors.exit_status import TERMINAL

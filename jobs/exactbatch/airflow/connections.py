@@ -12,7 +12,7 @@ from psycopg2.extensions import make_dsn
 
 from exactbatch.airflow.versions import BaseHook
 from exactbatch.errors import ConfigurationError
-from exactbatch.formats.registry.addresses import find_token_provider
+from exactbatch.formats.registry.registry_properties import find_token_provider
 from exactbatch.kafka.properties import TOKEN_METHOD, uses_tokens
 from exactbatch.operations.airflow_api import airflow_api, airflow_url, pool_slots
 from exactbatch.options import names_options

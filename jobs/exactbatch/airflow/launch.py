@@ -136,7 +136,7 @@ class LaunchesBatches(BatchLineage):
         Raises AirflowFailException without batches, and what done_already() raises.
         """
         # Parsing a DAG file, which needs no ledger, imports this module.
-        from exactbatch.airflow.tasks.left_batches import done_already
+        from exactbatch.airflow.tasks.uncommitted_batches import done_already
 
         batches = read_named_batches(self.batches)
         done = done_already(settings, batches, ti)

@@ -154,7 +154,7 @@ class ProcessBatchOperator(LaunchesBatches, SubmitOperator):
             if not left:
                 return
             # Parsing a DAG file, which needs no ledger, imports this module.
-            from exactbatch.airflow.tasks.left_batches import planned_offsets
+            from exactbatch.airflow.tasks.uncommitted_batches import planned_offsets
 
             offsets = planned_offsets(settings, left)
         self.application_args = ["--pipeline", self.pipeline, "--batches", *map(str, left)]

@@ -19,7 +19,7 @@ from exactbatch.errors.printable import printable
 from exactbatch.formats.decoders import find_decoder
 from exactbatch.formats.message.decoder import RecordDecoder
 from exactbatch.formats.message.record_headers import UNREADABLE, Unreadable, headers_as_json
-from exactbatch.formats.registry.addresses import with_registry
+from exactbatch.formats.registry.registry_properties import with_registry
 from exactbatch.offsets import TopicPartition
 from exactbatch.pipeline import Pipeline
 from exactbatch.sinks.sink import SinkTraits

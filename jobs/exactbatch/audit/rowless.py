@@ -21,8 +21,8 @@ from exactbatch.audit.log_records import LogRecords
 from exactbatch.audit.offset_sets import Flags
 from exactbatch.formats import Debezium, Flattened, Format, Json, WithKeyAndHeaders
 from exactbatch.formats.avro.bodies import bounded, read
-from exactbatch.formats.registry.addresses import with_registry
 from exactbatch.formats.registry.frames import unframe
+from exactbatch.formats.registry.registry_properties import with_registry
 from exactbatch.formats.registry.schemas import writer_schema
 from exactbatch.formats.registry.wire_format import SchemaId
 

@@ -25,7 +25,7 @@ from exactbatch.errors import ConfigurationError
 from exactbatch.formats.decoded import Decoded
 from exactbatch.formats.decoders import find_decoder
 from exactbatch.formats.message.decoder import RecordDecoder
-from exactbatch.formats.registry.addresses import with_registry
+from exactbatch.formats.registry.registry_properties import with_registry
 from exactbatch.model import Evolve
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Cursor, transaction

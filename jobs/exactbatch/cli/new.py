@@ -17,7 +17,7 @@ from exactbatch.cli.load_pipeline import load_settings
 from exactbatch.cli.progress import counting
 from exactbatch.cli.project_files import Project, check_new, project_at, write_new
 from exactbatch.errors import ConfigurationError, ExactbatchError
-from exactbatch.formats.registry.addresses import registry_properties
+from exactbatch.formats.registry.registry_properties import registry_properties
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.kafka.sample import Bounds, Sample, sample
 from exactbatch.sampling.column_names import module_name

@@ -11,7 +11,7 @@ from typing import Any, Final
 from confluent_kafka import Consumer, KafkaException
 
 from exactbatch.errors import ConfigurationError
-from exactbatch.formats.registry.addresses import PREFIX, registry_properties
+from exactbatch.formats.registry.registry_properties import PREFIX, registry_properties
 from exactbatch.kafka.properties import FIXED, OVERRIDDEN, PRODUCING, SHARED, allowed
 from exactbatch.kafka.token_source import TokenSource, find_token_source
 

@@ -21,7 +21,7 @@ from exactbatch.errors.sqlstates import is_refusal
 from exactbatch.errors.translation import psycopg2_message
 from exactbatch.failpoints import failpoint
 from exactbatch.formats import Format
-from exactbatch.formats.registry.addresses import with_registry
+from exactbatch.formats.registry.registry_properties import with_registry
 from exactbatch.kafka.reader import SharedReads
 from exactbatch.ledger import bind_transaction
 from exactbatch.model import Fingerprint

@@ -8,7 +8,7 @@ from exactbatch.batch.rows.decode import Changes
 from exactbatch.batch.staging.staging_tables import StagingTables
 from exactbatch.batch.staging.task import StagedBatch, StageTask
 from exactbatch.columns import Column
-from exactbatch.formats.registry.addresses import with_registry
+from exactbatch.formats.registry.registry_properties import with_registry
 from exactbatch.formats.upsert_changes import epoch_starts
 from exactbatch.offsets import OffsetRange, split_ranges
 from exactbatch.pipeline import Pipeline

@@ -24,9 +24,14 @@ from fastavro.repository.base import AbstractSchemaRepository
 from fastavro.schema import load_schema
 
 from exactbatch.errors import ConfigurationError, RegistryUnavailable
-from exactbatch.formats.registry.addresses import PREFIX, TOKEN, find_token_provider, sends_password_openly
 from exactbatch.formats.registry.apicurio import ApicurioSchemas
 from exactbatch.formats.registry.location import Apicurio, Confluent, Glue, find_location
+from exactbatch.formats.registry.registry_properties import (
+    PREFIX,
+    TOKEN,
+    find_token_provider,
+    sends_password_openly,
+)
 from exactbatch.formats.registry.schemas import Inquiry
 from exactbatch.formats.registry.wire_format import SchemaId
 from exactbatch.tokens.providers import forget_tokens, get_token

@@ -18,7 +18,7 @@ from exactbatch.errors import ConfigurationError
 Ids = Literal["contentId", "globalId"]
 
 _GLUE: Final = "glue://"
-_APICURIO: Final = "apicurio+"
+APICURIO: Final = "apicurio+"
 _REGION: Final = re.compile(r"[a-z]{2}(-[a-z]+)+-\d")
 # The width of IDs before values: Default4ByteIdHandler and Legacy8ByteIdHandler of io.apicurio.registry.serde.
 _ID_BYTES: Final = {"4": 4, "8": 8}
@@ -74,7 +74,7 @@ def find_location(registry: str) -> Location:
                 f"schema by a UUID, so that no name of a registry is needed."
             )
         return Glue(region)
-    if not registry.startswith(_APICURIO):
+    if not registry.startswith(APICURIO):
         return Confluent(registry)
     asked = parse_qs(parts.query, keep_blank_values=True)
     ids = next((each for each in _IDS if asked.get("ids") == [each]), None)
@@ -85,7 +85,7 @@ def find_location(registry: str) -> Location:
             f"apicurio+https://host/apis/registry/v3?ids=contentId&bytes=4, with the producers' "
             f"apicurio.registry.use-id (contentId or globalId), and 8 bytes for their Legacy8ByteIdHandler."
         )
-    return Apicurio(parts._replace(query="").geturl().removeprefix(_APICURIO), ids, id_bytes)
+    return Apicurio(parts._replace(query="").geturl().removeprefix(APICURIO), ids, id_bytes)
 
 
 def check_address(registry: str | None) -> None:

@@ -17,7 +17,7 @@ from psycopg2.extensions import parse_dsn
 
 from exactbatch.batch.tested_versions import of_postgres
 from exactbatch.errors import ExactbatchError, TokenUnavailable
-from exactbatch.formats.registry.addresses import list_registries, sends_password_openly
+from exactbatch.formats.registry.registry_properties import list_registries, sends_password_openly
 from exactbatch.kafka.admin import admin_client, describe_cluster
 from exactbatch.operations.airflow_api import airflow_api, airflow_url, pool_slots
 from exactbatch.operations.doctor.finding import Finding

@@ -1,4 +1,4 @@
-"""The addresses of schema registries, and the properties with which their client asks them."""
+"""The properties of the client of schema registries: which there are, and where they would send a secret."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,6 +12,7 @@ from exactbatch.formats.format import Format
 from exactbatch.formats.json.spec import JsonSchema
 from exactbatch.formats.message.spec import WithKeyAndHeaders
 from exactbatch.formats.protobuf.spec import Protobuf
+from exactbatch.formats.registry.location import APICURIO
 from exactbatch.tokens.token import LOOPBACK
 
 PREFIX: Final = "schema.registry."
@@ -88,7 +89,7 @@ def check_provider(name: str | None) -> None:
 
 def is_open(address: str) -> bool:
     """True for an address whose requests, and the passwords in them, others in the network can read."""
-    parts = urlsplit(address.removeprefix("apicurio+"))
+    parts = urlsplit(address.removeprefix(APICURIO))
     return parts.scheme == "http" and parts.hostname not in LOOPBACK
 
 
