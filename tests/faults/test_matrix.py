@@ -131,4 +131,4 @@ def test_the_page_tells_what_was_not_exact():
     assert NOT_EXACT not in page(outcomes)
     outcomes[next(combinations())] = NOT_EXACT
     assert f"**{len(outcomes) - 1} exact**" in page(outcomes)
-    assert f"| plan.before_commit | append | {NOT_EXACT} |" in page(outcomes)
+    assert f"| plan.before_commit | append | **{NOT_EXACT}**: SIGKILL. **done**: " in page(outcomes)

@@ -39,7 +39,7 @@ SHORT: Final = {
 PAGE: Final = DOCS / "evidence" / "faults.md"
 # What was seen last of each combination: a run of some of them leaves the others as they were.
 SEEN: Final = HOME / "faults.json"
-NOT_EXACT: Final = "**NOT EXACT**"
+NOT_EXACT: Final = "NOT EXACT"
 NOT_RUN: Final = "not run"
 Outcomes = dict[Combination, str]
 
