@@ -1797,7 +1797,7 @@ MUTANTS: Final = (
     Mutant(
         "a registry is asked for IDs that none has",
         "formats/registry/wire_format.py",
-        "    if schema_id > _MOST:\n",
+        "    if schema_id > MOST:\n",
         "    if False:\n",
         (f"{_REGISTRY}::test_bytes_that_are_no_id_of_a_schema_are_a_reject_and_the_registry_is_not_asked",),
     ),
@@ -1905,15 +1905,15 @@ MUTANTS: Final = (
     Mutant(
         "a header with the other kind of Apicurio's IDs is ignored",
         "formats/registry/frames.py",
-        "            elif index in of_other:\n",
-        "            elif False:\n",
+        "        if index in of_other:\n",
+        "        if False:\n",
         (f"{_OTHER_REGISTRIES}::test_headers_of_apicurio_name_the_schemas_of_bare_values",),
     ),
     Mutant(
         "Avro as JSON of Apicurio is read as bytes",
         "formats/registry/frames.py",
-        "            if encodings.get(index, _BINARY) != _BINARY:\n",
-        "            if False:\n",
+        "        if encodings.get(index, _BINARY) != _BINARY:\n",
+        "        if False:\n",
         (f"{_OTHER_REGISTRIES}::test_headers_of_apicurio_name_the_schemas_of_bare_values",),
     ),
     Mutant(

@@ -13,14 +13,13 @@ from exactbatch.formats.decoders import find_decoder
 from exactbatch.formats.json.blocks import with_nulls
 from exactbatch.formats.message.decoder import RecordDecoder
 from exactbatch.formats.message.record_headers import Header
-from exactbatch.formats.registry.frames import reframe
 from exactbatch.formats.upsert_changes import as_changes
 from exactbatch.member_paths import Path, Step
 from exactbatch.sampling.column_names import quoted_if_needed
 from exactbatch.sampling.debezium_columns import find_envelope
 from exactbatch.sampling.draft import Draft, DraftColumn, EventKey, Fitted, decode, list_epochs, schema_text
 from exactbatch.sampling.json_columns import find_columns
-from exactbatch.sampling.registry_columns import RegistryAddress, avro_names, has_schema_id
+from exactbatch.sampling.registry_columns import RegistryAddress, as_produced, avro_names, has_schema_id
 from exactbatch.sampling.value_types import find_shape, parse_json
 from exactbatch.sinks import Append, FormatFacts, Sink, SinkTraits, Upsert
 
@@ -281,14 +280,7 @@ def decode_changes(proposal: Destination, facts: TopicFacts) -> Decoded:
 
 def _as_framed(values: pa.BinaryArray, registry: RegistryAddress | None) -> pa.BinaryArray:
     """Return values, or keys, as their producers frame them."""
-    address = None if registry is None else registry.address
-    return pa.array(
-        [
-            reframe(address, value) if value is not None and has_schema_id(value) else value
-            for value in values.to_pylist()
-        ],
-        pa.binary(),
-    )
+    return pa.array([as_produced(value, registry) for value in values.to_pylist()], pa.binary())
 
 
 @dataclass(frozen=True, slots=True)

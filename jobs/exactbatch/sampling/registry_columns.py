@@ -245,6 +245,13 @@ def are_json(values: pa.BinaryArray) -> bool:
     return all(value.lstrip().startswith(_JSON_BEGINS) for value in values.drop_null().to_pylist())
 
 
+def as_produced(value: bytes | None, registry: RegistryAddress | None) -> bytes | None:
+    """Return a value, or key, in the frame in which its producer sent it, if it names a schema."""
+    if value is None or registry is None or not has_schema_id(value):
+        return value
+    return reframe(registry.address, value)
+
+
 def as_sent(
     value: bytes | None, key: bytes | None, registry: RegistryAddress | None
 ) -> tuple[bytes | None, bytes | None, list[tuple[str, bytes]]]:
@@ -253,8 +260,7 @@ def as_sent(
     headers: list[tuple[str, bytes]] = []
     parts: list[bytes | None] = []
     for name, part in ((VALUE_HEADER, value), (KEY_HEADER, key)):
-        if part is not None and has_schema_id(part) and registry is not None:
-            part = reframe(registry.address, part)
+        part = as_produced(part, registry)
         size = prefix_size(part or b"")
         if part is not None and part.startswith(GUID) and len(part) >= size:
             headers.append((name, part[:size]))

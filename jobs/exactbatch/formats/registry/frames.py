@@ -8,26 +8,26 @@ Apicurio: byte 0 and an ID of 4 or 8 bytes, or a header of the record that has t
 """
 
 import zlib
+from collections.abc import Callable
 from typing import Final, Literal
 
 import pyarrow as pa
 
 from exactbatch.formats.bounds import check_size
 from exactbatch.formats.format import Format
+from exactbatch.formats.json.wrapped import MOST_BYTES
 from exactbatch.formats.message.record_headers import UNREADABLE, Header, Messages, Unreadable
 from exactbatch.formats.protobuf.spec import Protobuf
 from exactbatch.formats.registry.location import Apicurio, Confluent, Glue, find_location
 from exactbatch.formats.registry.schema_id_headers import Framed, with_prefixes
-from exactbatch.formats.registry.wire_format import GUID, ID_SIZE
+from exactbatch.formats.registry.wire_format import GUID, ID_SIZE, MOST
 
 Part = Literal["value", "key"]
 
 _PLAIN: Final = b"\3\0"
 _ZLIB: Final = b"\3\5"
 _GLUE_SIZE: Final = 18  # bytes before a body
-_MOST_BYTES: Final = 64 * 1024 * 1024  # that a body may decompress to
 _HEADER_BYTES: Final = 8
-_MOST: Final = 2**31 - 1  # as in Confluent's frames
 _BINARY: Final = b"BINARY"
 
 
@@ -71,11 +71,24 @@ def reframe(registry: str | None, value: bytes | None) -> bytes | None:
 
 def suggest_registry(value: bytes) -> str | None:
     """Return what `registry` may be for a value that another registry than Confluent's framed; None for others."""
-    if is_of_glue(value):
+    if _is_of_glue(value):
         return "glue://REGION"
     if value.startswith(b"\0" * ID_SIZE) and len(value) > 1 + _HEADER_BYTES:
         return "'apicurio+https://host/apis/registry/v3?ids=globalId&bytes=8'"
     return None
+
+
+def _unframe_each(values: pa.BinaryArray, unframe_one: Callable[[int, bytes], bytes]) -> Framed:
+    """Unframe n values that are not null, each with its index; one for which ValueError is raised is refused."""
+    found: list[bytes | None] = []
+    refused: dict[int, str] = {}
+    for index, value in enumerate(values.to_pylist()):
+        try:
+            found.append(None if value is None else unframe_one(index, value))
+        except ValueError as error:
+            refused[index] = str(error)
+            found.append(b"")
+    return Framed(pa.array(found, pa.binary()), refused)
 
 
 def _unframe_glue(values: pa.BinaryArray) -> Framed:
@@ -83,27 +96,25 @@ def _unframe_glue(values: pa.BinaryArray) -> Framed:
 
     Raises TooLarge if several of them decompress to more than a record may become.
     """
-    found: list[bytes | None] = []
-    refused: dict[int, str] = {}
     size = 0
-    for index, value in enumerate(values.to_pylist()):
-        try:
-            found.append(None if value is None else _by_guid(value))
-        except ValueError as error:
-            refused[index] = str(error)
-            found.append(b"")
-        size += len(found[-1] or b"")
+
+    def unframe_one(_index: int, value: bytes) -> bytes:
+        nonlocal size
+        unframed = _by_guid(value)
+        size += len(unframed)
         check_size(0, size)
-    return Framed(pa.array(found, pa.binary()), refused)
+        return unframed
+
+    return _unframe_each(values, unframe_one)
 
 
-def is_of_glue(value: bytes) -> bool:
+def _is_of_glue(value: bytes) -> bool:
     """True if a value begins as Glue's serializers write it."""
     return value[:2] in (_PLAIN, _ZLIB) and len(value) >= _GLUE_SIZE
 
 
 def _by_guid(value: bytes) -> bytes:
-    if not is_of_glue(value):
+    if not _is_of_glue(value):
         shown = value[:_GLUE_SIZE].hex(" ") or "nothing"
         raise ValueError(
             f"expected byte 3, a byte 0 or 5 and the 16 bytes of a schema version's UUID, as AWS Glue's serializers "
@@ -118,12 +129,12 @@ def _by_guid(value: bytes) -> bytes:
 def _decompress(body: bytes) -> bytes:
     stream = zlib.decompressobj()
     try:
-        data = stream.decompress(body, _MOST_BYTES + 1)
+        data = stream.decompress(body, MOST_BYTES + 1)
     except zlib.error as error:
         raise ValueError(f"the value cannot be decompressed by zlib: {error}") from None
-    if len(data) > _MOST_BYTES:
+    if len(data) > MOST_BYTES:
         raise ValueError(
-            f"the value decompresses by zlib to more than {_MOST_BYTES} bytes, which is the limit"
+            f"the value decompresses by zlib to more than {MOST_BYTES} bytes, which is the limit"
         )
     if not stream.eof or stream.unused_data:
         raise ValueError("the value's zlib stream does not end where the value does")
@@ -139,30 +150,22 @@ def _unframe_apicurio(location: Apicurio, part: Part, values: pa.BinaryArray, me
     other = "globalId" if location.ids == "contentId" else "contentId"
     of_other = messages.last_headers(f"apicurio.{part}.{other}")
     encodings = messages.last_headers(f"apicurio.{part}.encoding")
-    found: list[bytes | None] = []
-    refused: dict[int, str] = {}
-    for index, value in enumerate(values.to_pylist()):
-        try:
-            if value is None:
-                found.append(None)
-                continue
-            if encodings.get(index, _BINARY) != _BINARY:
-                raise ValueError(
-                    f"header 'apicurio.{part}.encoding': expected BINARY, found {encodings[index]!r}"
-                )
-            if index in ids:
-                found.append(_by_id(_header_id(f"apicurio.{part}.{location.ids}", ids[index]), value))
-            elif index in of_other:
-                raise ValueError(
-                    f"header 'apicurio.{part}.{other}': expected one with the {location.ids}, as the pipeline's "
-                    f"registry says with ids={location.ids}"
-                )
-            else:
-                found.append(_without_header(value, location.id_bytes))
-        except ValueError as error:
-            refused[index] = str(error)
-            found.append(b"")
-    return Framed(pa.array(found, pa.binary()), refused)
+
+    def unframe_one(index: int, value: bytes) -> bytes:
+        if encodings.get(index, _BINARY) != _BINARY:
+            raise ValueError(
+                f"header 'apicurio.{part}.encoding': expected BINARY, found {encodings[index]!r}"
+            )
+        if index in ids:
+            return _by_id(_header_id(f"apicurio.{part}.{location.ids}", ids[index]), value)
+        if index in of_other:
+            raise ValueError(
+                f"header 'apicurio.{part}.{other}': expected one with the {location.ids}, as the pipeline's "
+                f"registry says with ids={location.ids}"
+            )
+        return _without_header(value, location.id_bytes)
+
+    return _unframe_each(values, unframe_one)
 
 
 def _header_id(name: str, header: Header) -> int:
@@ -183,6 +186,6 @@ def _without_header(value: bytes, id_bytes: int) -> bytes:
 
 
 def _by_id(schema_id: int, body: bytes) -> bytes:
-    if not 0 < schema_id <= _MOST:
-        raise ValueError(f"expected an ID of Apicurio from 1 to {_MOST}, found {schema_id}")
+    if not 0 < schema_id <= MOST:
+        raise ValueError(f"expected an ID of Apicurio from 1 to {MOST}, found {schema_id}")
     return b"\0" + schema_id.to_bytes(ID_SIZE - 1, "big") + body

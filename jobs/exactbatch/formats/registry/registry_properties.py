@@ -68,7 +68,7 @@ def registry_properties(properties: Mapping[str, Any]) -> dict[str, Any]:
             raise ConfigurationError(
                 f"Property {name} of the Kafka connection: expected {expected}, found {type(value).__name__}."
             )
-    check_provider(find_token_provider(own))
+    _check_provider(find_token_provider(own))
     return own
 
 
@@ -78,7 +78,7 @@ def find_token_provider(properties: Mapping[str, Any]) -> str | None:
     return token.removeprefix(_PROVIDER) if token.startswith(_PROVIDER) else None
 
 
-def check_provider(name: str | None) -> None:
+def _check_provider(name: str | None) -> None:
     """Raise ConfigurationError for a provider that has no tokens for a registry."""
     if name is not None and ":" not in name and name != "gcp":
         raise ConfigurationError(

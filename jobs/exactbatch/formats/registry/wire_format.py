@@ -13,7 +13,7 @@ ID_SIZE: Final = 5  # bytes of a prefix with an ID
 GUID_SIZE: Final = 17
 _ID: Final = b"\0"
 GUID: Final = b"\1"  # with which a prefix with a GUID begins
-_MOST: Final = 2**31 - 1  # registries count in a signed integer
+MOST: Final = 2**31 - 1  # registries count in a signed integer
 
 
 def read_schema_id(value: bytes) -> SchemaId:
@@ -23,8 +23,8 @@ def read_schema_id(value: bytes) -> SchemaId:
     if len(value) < ID_SIZE or value[:1] != _ID:
         raise ValueError(no_id(value))
     schema_id = int.from_bytes(value[1:ID_SIZE], "big")
-    if schema_id > _MOST:
-        raise ValueError(f"expected a schema ID of at most {_MOST}, found {schema_id}")
+    if schema_id > MOST:
+        raise ValueError(f"expected a schema ID of at most {MOST}, found {schema_id}")
     return schema_id
 
 
