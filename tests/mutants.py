@@ -49,6 +49,7 @@ _REFUSALS: Final = "tests/faults/test_refusals.py"
 _PARTITION: Final = "tests/integration/test_partition_commit.py"
 _FAILOVER: Final = "tests/faults/test_failover.py"
 _BUTTONS: Final = "tests/integration/test_buttons.py"
+_ROUTE: Final = "tests/integration/test_route.py"
 _TOGETHER: Final = "tests/integration/test_together.py"
 _PATTERNS: Final = "tests/integration/test_topic_patterns.py"
 _TABLES: Final = "tests/integration/test_tables_of_topics.py"
@@ -384,8 +385,8 @@ MUTANTS: Final = (
     Mutant(
         "an audit does not know checks",
         "audit/values.py",
-        "            *violations(columns, self._pipeline.checks, keeps_deletes=traits.keeps_deletes),\n",
-        "",
+        "pipeline.value.columns, self._pipeline.row_checks, keeps_deletes=",
+        "pipeline.value.columns, (), keeps_deletes=",
         (f"{_CHECKS}::test_an_audit_finds_a_row_that_a_check_would_have_rejected",),
     ),
     Mutant(
@@ -1462,8 +1463,8 @@ MUTANTS: Final = (
     Mutant(
         "the markers of folded batches are forgotten",
         "ledger/ledger.py",
-        "    tables = [writer.lineage_table, *([writer.markers] if isinstance(writer, KeepsLatest) else [])]\n",
-        "    tables = [writer.lineage_table]\n",
+        "    tables += [writer.markers] if isinstance(writer, KeepsLatest) else []\n",
+        "",
         ("tests/integration/test_prune.py::test_markers_of_folded_batches_are_replaced_and_compacted",),
     ),
     Mutant(
@@ -2719,15 +2720,15 @@ MUTANTS: Final = (
     Mutant(
         "a replay retracts from one of several targets",
         "sinks/several_writer.py",
-        "return [part.retract(cursor, parts) for part in self.parts][-1]",
-        "return self.parts[-1].retract(cursor, parts)",
+        "[part.retract(cursor, parts) for part in self.parts]",
+        "[part.retract(cursor, parts) for part in self.parts[-1:]]",
         (f"{_TOGETHER}::test_a_replay_retracts_from_both_targets",),
     ),
     Mutant(
         "a value that one of several targets cannot hold is not looked for",
         "sinks/several_writer.py",
-        "for part in self.parts\n            for rule in part.reject_rules(",
-        "for part in self.parts[-1:]\n            for rule in part.reject_rules(",
+        "        for part in self.parts:\n            of_part = part.reject_rules(",
+        "        for part in self.parts[-1:]:\n            of_part = part.reject_rules(",
         (f"{_TOGETHER}::test_a_value_that_one_target_cannot_hold_rejects_the_record_for_both[_raw]",),
     ),
     Mutant(
@@ -2743,6 +2744,104 @@ MUTANTS: Final = (
         "ledger.coverage.read_horizons(pipeline) if isinstance(writer, Compacts) else {}",
         "ledger.coverage.read_horizons(pipeline)",
         (f"{_TOGETHER}::test_compacting_the_upsert_leaves_the_append_and_its_audit",),
+    ),
+    Mutant(
+        "what one target of a Route cannot hold is a reject in all",
+        "sinks/several_writer.py",
+        'sql.SQL("case when {} then {} else false end").format(_is_for(route), rule.condition)',
+        "rule.condition",
+        (f"{_ROUTE}::test_a_value_that_its_target_cannot_hold_rejects_only_its_record",),
+    ),
+    Mutant(
+        "a record without a target is not looked for",
+        "sinks/several_writer.py",
+        "[_reject_unrouted(routes), *rules] if routes and not routes[0].has_rest else rules",
+        "rules",
+        (f"{_ROUTE}::test_a_record_without_a_target_is_a_reject",),
+    ),
+    Mutant(
+        "a row without a target is left out",
+        "sinks/several_writer.py",
+        "        if lost := counts.pop(_NO_TARGET, None):\n",
+        "        if (lost := counts.pop(_NO_TARGET, None)) and False:\n",
+        (f"{_ROUTE}::test_a_row_without_a_target_is_never_left_out",),
+    ),
+    Mutant(
+        "a key of a Route may be null",
+        "sinks/several_writer.py",
+        "_limit_rules([*_key_rules(part.traits), *of_part], route)",
+        "_limit_rules(of_part, route)",
+        (f"{_ROUTE}::test_a_value_that_its_target_cannot_hold_rejects_only_its_record",),
+    ),
+    Mutant(
+        "a target that gets no row keeps what a replay has retracted",
+        "sinks/several_writer.py",
+        "            if rows or staged.replaced:\n",
+        "            if rows:\n",
+        (f"{_ROUTE}::test_a_replay_takes_away_rows_of_targets_that_get_none",),
+    ),
+    Mutant(
+        "the temporary tables of one target stay for the next",
+        "sinks/several_writer.py",
+        "sorted(_list_temporary(cursor) - before)",
+        "sorted(before - before)",
+        (f"{_ROUTE}::test_each_record_is_in_its_target_alone",),
+    ),
+    Mutant(
+        "all targets of a transaction share their affected keys",
+        "sinks/tables/affected_keys.py",
+        'sql.Identifier(f"exactbatch_affected_{own}")',
+        'sql.Identifier("exactbatch_affected")',
+        (f"{_ROUTE}::test_a_replay_retracts_from_all_targets",),
+    ),
+    Mutant(
+        "an audit takes a record without a target for one of another target",
+        "sinks/sink.py",
+        "return self.has_rest and not self.takes_rest and value not in self.values",
+        "return not self.takes_rest and value not in self.values",
+        (f"{_ROUTE}::test_an_audit_finds_a_record_that_no_target_has",),
+    ),
+    Mutant(
+        "an audit does not know which records a target lacks rightly",
+        "audit/rowless.py",
+        "routed = [] if traits.route is None else",
+        "routed = [] if True else",
+        (f"{_ROUTE}::test_each_record_is_in_its_target_alone",),
+    ),
+    Mutant(
+        "the rows of folded batches stay in all targets but one",
+        "ledger/ledger.py",
+        "[part.lineage_table for part in writer.parts]",
+        "[writer.lineage_table]",
+        (f"{_ROUTE}::test_folded_batches_are_replayed_in_all_targets",),
+    ),
+    Mutant(
+        "a preview counts the rows of one target of a Route",
+        "planning/freeze_replay.py",
+        "[part.lineage_table for part in writer.parts] if pipeline.traits.is_routed else",
+        "[writer.parts[0].lineage_table] if pipeline.traits.is_routed else",
+        (f"{_ROUTE}::test_a_replay_retracts_from_all_targets",),
+    ),
+    Mutant(
+        "the routes of a pipeline may change unnoticed",
+        "ledger/definition.py",
+        "*([identity.routes] if identity.routes else [])",
+        "*([True] if identity.routes else [])",
+        (f"{_ROUTE}::test_other_routes_are_another_identity",),
+    ),
+    Mutant(
+        "one Upsert of a Route is compacted",
+        "operations/compact.py",
+        "for part in writer.parts if isinstance(part, Compacts)]",
+        "for part in writer.parts[-1:] if isinstance(part, Compacts)]",
+        (f"{_ROUTE}::test_compaction_drops_old_changes_of_all_upserts",),
+    ),
+    Mutant(
+        "a field of an event's source may be anything",
+        "formats/debezium/refused_events.py",
+        "    types |= dict.fromkeys(source_columns, pa.string())\n",
+        "",
+        ("tests/unit/test_debezium_source.py::test_a_field_that_is_no_text_is_a_reject",),
     ),
     Mutant(
         "a topic that joins later starts at the end of its log",

@@ -16,7 +16,7 @@ from exactbatch.formats import (
 from exactbatch.model import Limits
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
-from exactbatch.sinks import Aggregate, Append, Count, Max, Min, Sum, Upsert, Window
+from exactbatch.sinks import Aggregate, Append, Count, Max, Min, Route, Sum, Upsert, Window
 from exactbatch.tables import Tables, TableTopic
 from exactbatch.to_topic import ToTopic
 from exactbatch.topic_pattern import TopicPattern
@@ -40,6 +40,7 @@ __all__ = [
     "Pipeline",
     "Protobuf",
     "Raw",
+    "Route",
     "Sum",
     "TableTopic",
     "Tables",

@@ -307,3 +307,8 @@ def _carried_decimal(type_: str) -> tuple[int, int] | None:
     if (match := re.fullmatch(r"numeric\((\d+),(\d+)\)", type_)) and int(match[1]) <= _MAX_PRECISION:
         return int(match[1]), int(match[2])
     return None
+
+
+def key_is_null(column: str) -> str:
+    """Return the reason of a reject whose row lacks a part of its key."""
+    return f"column {column!r}: the key is null"

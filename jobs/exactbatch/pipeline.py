@@ -13,6 +13,7 @@ from exactbatch.formats import Format, WithKeyAndHeaders
 from exactbatch.formats.cleaned_text import why_not_replaced
 from exactbatch.model import Evolve, Limits, OnLoss, StoredOffset
 from exactbatch.options import check_types, list_values, names_options
+from exactbatch.sinks.route import Route
 from exactbatch.sinks.several import find_traits
 from exactbatch.sinks.sink import FormatFacts, Sink, SinkTraits
 from exactbatch.time_text import Duration, parse_duration, read_time
@@ -55,8 +56,8 @@ class Pipeline:
     sink           where the rows go: an Append, an Upsert or an Aggregate. A list of Appends and at most one Upsert
                    stores the rows of each batch in several targets, in one transaction: in all of them or in none. A
                    record with a value that one target cannot hold is a reject for all. Next to an Upsert, an Append has
-                   a row for each change, deletes included, with the column `deleted`. No other pipeline may write to
-                   any of several targets
+                   a row for each change, deletes included, with the column `deleted`. A Route stores each row in one
+                   of several targets. No other pipeline may write to any of several targets
     message_key    the format of message keys; an Upsert deletes the row with this key when a value is null
     forward        the topic to which the committed results go back, exactly once: ToTopic("late_flights"); None: they
                    stay in Postgres
@@ -93,7 +94,7 @@ class Pipeline:
     name: str
     topics: str | tuple[str, ...] | TopicPattern
     value: Format
-    sink: Sink | Sequence[Sink]
+    sink: Sink | Sequence[Sink] | Route
     message_key: Format | None = None
     forward: ToTopic | None = None
     start: str | Mapping[str, Mapping[int, int]] = "earliest"
@@ -149,6 +150,8 @@ class Pipeline:
             self._check_truncates()
         _ = self.traits
         self._check_transform()
+        if self.traits.is_routed:
+            self._check_route()
         if self.message_key is not None:
             self._check_message_key(self.message_key)
         if self.forward is not None:
@@ -240,8 +243,7 @@ class Pipeline:
     @cached_property
     def traits(self) -> SinkTraits:
         """What the sink asks of those who plan, stage, replay and audit batches."""
-        sinks = self.sink if isinstance(self.sink, Sequence) else (self.sink,)
-        return find_traits(sinks, self._format_facts)
+        return find_traits(self.sink, self._format_facts)
 
     @property
     def _format_facts(self) -> FormatFacts:
@@ -324,6 +326,19 @@ class Pipeline:
                     f"the columns {other!r} and {column.name!r} that the transform gets have one name in Spark, "
                     f"which ignores case. Rename " + ("the value's." if other in own else "one of them.")
                 )
+
+    def _check_route(self) -> None:
+        """Raise ConfigurationError for rows whose target an audit could not tell from their record alone."""
+        if not self.has_row_per_record:
+            raise self._error(
+                "a Route needs one row for each record, and none that a transform makes. Route the records by a column "
+                "of the value, or use two pipelines."
+            )
+        if self.message_key is not None:
+            raise self._error(
+                "a tombstone has no value that says which target its key is in. Leave out message_key: a tombstone "
+                "then is a reject. Or use a topic for each table."
+            )
 
     def _check_versions(self) -> None:
         unordered = self.value.unordered_columns

@@ -106,6 +106,7 @@ ONE_OR_SEVERAL = (
     (lambda value: ToTopic("t", keyed_by=value).key_columns(()), "carrier"),
     (lambda value: ToTopic("t", value=value).value_columns, "carrier"),
     (lambda value: Json("id int", encoding=value).encodings, "gzip"),
+    (lambda value: tuple(Debezium("id int", source=value).source_columns), "table"),
 )
 
 
@@ -122,11 +123,13 @@ def test_every_option_that_takes_several_values_takes_one():
         for each in public
         if is_dataclass(each)
         for field in fields(each)
-        if {tuple, Sequence} & {get_origin(part) for part in (field.type, *get_args(field.type))}
+        if field.init
+        and {tuple, Sequence} & {get_origin(part) for part in (field.type, *get_args(field.type))}
     }
     assert found == {
         "Aggregate.group_by",
         "Append.cascade",
+        "Debezium.source",
         "Json.encoding",
         "Pipeline.allow_nondeterministic",  # tests/integration/test_transform.py, with Spark
         "Pipeline.checks",

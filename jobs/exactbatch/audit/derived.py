@@ -70,7 +70,7 @@ def find_stale_rows(snapshot: Snapshot, pipeline: Pipeline, writer: SinkWriter) 
     if not isinstance(writer, ComparesTarget):
         return 0
     comparison = writer.compare_target(
-        None if pipeline.is_transformed else pipeline.value.columns,
+        None if pipeline.is_transformed else writer.traits.own_columns(pipeline.value.columns),
         snapshot.list_types(writer.tables[-1].identifier),
         snapshot.list_types(writer.lineage_table.identifier),
     )

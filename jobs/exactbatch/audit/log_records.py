@@ -130,7 +130,8 @@ def _decode(
         values,
         records,
         key,
-        tuple(name for name in traits.key_columns if name in names),
+        # The rules of a Route look for keys that are null: a record goes to one target, and has no key of others.
+        tuple(name for name in traits.key_columns if name in names and traits.route is None),
         tombstones_delete=pipeline.value.tombstone_deletes,
         keeps_unavailable=traits.keeps_unavailable,
     )

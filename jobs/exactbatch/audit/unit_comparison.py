@@ -97,7 +97,10 @@ class _UnitComparison:
         )
         self._coverings = {slice_: self._located.covering(slice_) for slice_ in unit.slices}
         self._rowless = find_rowless(
-            audited.pipeline.value, audited.settings.kafka, with_nulls=audited.null_is_tombstone
+            audited.pipeline,
+            audited.writer.traits,
+            audited.settings.kafka,
+            with_nulls=audited.null_is_tombstone,
         )
         self._rejected = (
             None
@@ -176,9 +179,9 @@ class _UnitComparison:
             is_record[block.offsets - part.start] = True
             if self._audited.null_is_tombstone:
                 rowless.append(block.nulls)
-            if self._rowless is not None:
-                is_found = found.is_found[block.offsets - part.start]
-                rowless.append(self._rowless.among(block.offsets, block.records, is_found))
+            is_found = found.is_found[block.offsets - part.start]
+            for finder in self._rowless:
+                rowless.append(finder.among(block.offsets, block.records, is_found))
             if self._expected is not None:
                 batches = covering.at(block.offsets)
                 self._expected.add(self._unit.topic, part.partition, block.offsets, block.records, batches)

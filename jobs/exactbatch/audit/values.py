@@ -7,6 +7,7 @@ cast is needed, this process compares the values first, and Postgres only sees t
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import pyarrow as pa
@@ -79,7 +80,11 @@ class ExpectedValues:
                 ("kafka_timestamp", pa.timestamp("us", "UTC")),
                 ("kafka_topic", pa.string()),
                 (_BATCH, pa.int64()),
-                *((column.name, column.arrow_type) for column in self._columns),
+                # Checks see all columns of a record, also those that only other targets of a Route have.
+                *(
+                    (column.name, column.arrow_type)
+                    for column in replace(traits, route=None).staged_columns(pipeline.value.columns)
+                ),
             ]
         )
         # Offset and batch of records that are rejects, until they are compared.
@@ -134,7 +139,12 @@ class ExpectedValues:
         decoded: Decoded,
         window: OffsetWindow,
     ) -> None:
-        """Keep what records of the window were decoded to."""
+        """Keep what records of the window were decoded to, if the target has it."""
+        if (route := self._writer.traits.route) is not None:
+            is_here = pa.array(
+                [not route.goes_elsewhere(each.as_py()) for each in decoded.rows.column(route.by)]
+            )
+            decoded = replace(decoded, rows=decoded.rows.filter(is_here), kept=decoded.kept.filter(is_here))
         n = len(decoded.rows)
         lineage = [
             pa.repeat(pa.scalar(window.partition, pa.int32()), n),
@@ -297,14 +307,16 @@ class ExpectedValues:
 
     def _unstorable(self, cursor: Cursor) -> list[sql.Composable]:
         """Return conditions for records whose values the columns cannot hold unchanged."""
-        columns = self._pipeline.value.columns
         traits = self._writer.traits
+        columns = traits.own_columns(self._pipeline.value.columns)
         # Without the rule for late rows, which depends on what was loaded before each batch.
         evolve: Evolve | None = None if traits.lineage == "record" else "refuse"
         rules = self._writer.reject_rules(cursor, columns, batch_id=0, evolve=evolve)
         return [
             *(sql.SQL("coalesce({}, false)").format(rule.condition) for rule in rules),
-            *violations(columns, self._pipeline.checks, keeps_deletes=traits.keeps_deletes),
+            *violations(
+                self._pipeline.value.columns, self._pipeline.row_checks, keeps_deletes=traits.keeps_deletes
+            ),
         ]
 
     def _rows_of_refused(self, lineage_table: sql.Composable, window: "OffsetWindow") -> sql.Composable:

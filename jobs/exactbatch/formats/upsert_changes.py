@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from exactbatch.columns import POSITION_EPOCH, UNAVAILABLE_COLUMNS
+from exactbatch.columns import POSITION_EPOCH, UNAVAILABLE_COLUMNS, key_is_null
 from exactbatch.formats.decoded import Decoded
 from exactbatch.formats.decoder import Decoder, without_values
 from exactbatch.formats.message.record_headers import Messages
@@ -123,5 +123,5 @@ def _without_null_keys(changes: Decoded, key_columns: tuple[str, ...]) -> Decode
         if changes.truncated is not None:
             lacking = pc.and_not(lacking, changes.truncated)
         positions = changes.kept.filter(lacking).to_pylist()
-        refused += [(position, f"column {name!r}: the key is null") for position in positions]
+        refused += [(position, key_is_null(name)) for position in positions]
     return without_values(changes, refused)

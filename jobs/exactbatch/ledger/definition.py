@@ -25,7 +25,8 @@ class Definition:
     `version` is None and `topics` is empty if the pipeline was registered before the ledger had these columns. With a
     `topic_pattern`, a regular expression, `topics` is empty, too: the topics that have joined have stored offsets.
     With `shares_topics`, it may load topics that another pipeline loads into the same target. `freshness` is not part
-    of its identity. `other_targets` are those that each batch writes in the same transaction, as JSON, or "".
+    of its identity. `other_targets` are those that each batch writes in the same transaction, as JSON, or "": each is
+    [target, sink, key, version], and with a Route a fifth element says which rows go to which target.
     """
 
     name: str
@@ -61,7 +62,18 @@ class Definition:
     @property
     def others(self) -> list[str]:
         """The other targets."""
-        return [target for target, *_ in json.loads(self.other_targets or "[]")]
+        return [target for target, _ in self.sinks[1:]]
+
+    @property
+    def sinks(self) -> list[tuple[str, str]]:
+        """Each target with the name of its kind of sink, that of `target` first."""
+        others = json.loads(self.other_targets or "[]")
+        return [(self.target, self.sink), *((target, sink) for target, sink, *_ in others)]
+
+    @property
+    def is_routed(self) -> bool:
+        """True if each row goes to one of the targets, and not to all of them."""
+        return any(len(other) > 4 for other in json.loads(self.other_targets or "[]"))
 
     @property
     def table(self) -> tuple[str, str]:
@@ -126,7 +138,16 @@ def build_definition(pipeline: Pipeline, *, shares_topics: bool = False) -> Defi
         shares_topics=shares_topics,
         freshness=pipeline.fresh_for,
         other_targets=json.dumps(
-            [[other.target, other.sink, other.key, other.version] for other in identity.others]
+            [
+                [
+                    other.target,
+                    other.sink,
+                    other.key,
+                    other.version,
+                    *([identity.routes] if identity.routes else []),
+                ]
+                for other in identity.others
+            ]
         )
         if identity.others
         else "",

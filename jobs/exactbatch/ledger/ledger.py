@@ -56,7 +56,8 @@ def find_parts(
         return parts
     over_folded = [ranges[position] for position in positions]
     writer = find_writer(pipeline.traits)
-    tables = [writer.lineage_table, *([writer.markers] if isinstance(writer, KeepsLatest) else [])]
+    tables = [part.lineage_table for part in writer.parts]
+    tables += [writer.markers] if isinstance(writer, KeepsLatest) else []
     with_rows = zip(*(table.batches_in(cursor, over_folded) for table in tables), strict=True)
     ledger = Ledger(cursor.connection)
     with_rejects = ledger.rejects.find_batches(pipeline, over_folded)

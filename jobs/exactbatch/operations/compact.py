@@ -71,14 +71,14 @@ def preview_compaction(
 
     Without a change to drop there is nothing to do, and the horizons stay.
     """
-    compactor, ledger = _find_compactor(connection, pipeline), Ledger(connection)
+    compactors, ledger = _find_compactors(connection, pipeline), Ledger(connection)
     situation = _observe(connection, broker, pipeline, before)
     with transaction(connection) as cursor:
         cursor.execute("set transaction read only")  # also for what the tables call
         refuse_code_of_others(cursor, find_writer(pipeline.traits).tables, writes=True)
         previous = ledger.coverage.read_horizons(pipeline)
-        below = _below(cursor, ledger, pipeline, compactor, situation, previous)
-        done = _compaction(below, previous, compactor.preview(cursor, below))
+        below = _below(cursor, ledger, pipeline, compactors, situation, previous)
+        done = _compaction(below, previous, [each.preview(cursor, below) for each in compactors])
     if done.dropped:
         return done
     return Compaction(tuple(replace(each, horizon=each.previous_horizon) for each in done.partitions))
@@ -97,16 +97,16 @@ def compact_changes(
     and, with `before`, KafkaUnavailable, TopicMissing, and TopicRecreated, PartitionGone or
     StoredOffsetBeyondLog if the log is not the one that was processed.
     """
-    compactor, ledger = _find_compactor(connection, pipeline), Ledger(connection)
+    compactors, ledger = _find_compactors(connection, pipeline), Ledger(connection)
     situation = _observe(connection, broker, pipeline, before)
     with target_transaction(connection, pipeline) as cursor:
         ledger.registry.lock(pipeline)
         refuse_code_of_others(cursor, find_writer(pipeline.traits).tables, writes=True)
         previous = ledger.coverage.read_horizons(pipeline)
-        below = _below(cursor, ledger, pipeline, compactor, situation, previous)
+        below = _below(cursor, ledger, pipeline, compactors, situation, previous)
         for range_, _ in below:
             ledger.coverage.raise_horizon(pipeline, range_)
-        done = _compaction(below, previous, compactor.compact(cursor, below))
+        done = _compaction(below, previous, [each.compact(cursor, below) for each in compactors])
         failpoint("compact.before_commit")
     return done
 
@@ -120,12 +120,11 @@ def compute_horizon(stored: int, previous: int, *since: int | None) -> int:
     return max(previous, min([stored, *(offset for offset in since if offset is not None)]))
 
 
-def _find_compactor(connection: Connection, pipeline: Pipeline) -> Compactor:
+def _find_compactors(connection: Connection, pipeline: Pipeline) -> list[Compactor]:
     with transaction(connection):
         writer = find_writer(pipeline.traits, Ledger(connection).registry.read_epochs(pipeline))
-    for part in writer.parts:
-        if isinstance(part, Compacts):
-            return part.compactor
+    if found := [part.compactor for part in writer.parts if isinstance(part, Compacts)]:
+        return found
     raise ConfigurationError(
         f"pipeline {pipeline.name!r} has a sink of type {type(pipeline.traits.sink).__name__}, and only an Upsert "
         f"has old changes to drop. There is nothing to compact."
@@ -151,17 +150,19 @@ def _below(
     cursor: Cursor,
     ledger: Ledger,
     pipeline: Pipeline,
-    compactor: Compactor,
+    compactors: Sequence[Compactor],
     situation: _Situation,
     previous: Mapping[PartitionKey, int],
 ) -> list[Part]:
     """Return the offsets below the new horizon of each partition, with the batches that cover them."""
     coverage = ledger.coverage.read_all(pipeline)
-    changes_since: Mapping[TopicPartition, int] = {}
+    changes_since: dict[TopicPartition, int] = {}
     if situation.before is not None:
         heads = {offset.key: offset.next_offset for offset in situation.stored}
         processed = find_parts(cursor, pipeline, _ranges(heads), coverage)
-        changes_since = compactor.first_since(cursor, processed, situation.before)
+        for compactor in compactors:
+            for key, offset in compactor.first_since(cursor, processed, situation.before).items():
+                changes_since[key] = min(offset, changes_since.get(key, offset))
     horizons = {
         offset.key: compute_horizon(
             offset.next_offset,
@@ -184,19 +185,19 @@ def _ranges(ends: Mapping[PartitionKey, int]) -> list[OffsetRange]:
 
 
 def _compaction(
-    below: Sequence[Part], previous: Mapping[PartitionKey, int], counts: CompactedRows
+    below: Sequence[Part], previous: Mapping[PartitionKey, int], counts: Sequence[CompactedRows]
 ) -> Compaction:
     partitions = []
     for range_, _ in below:
-        dropped, kept = counts.get(range_.topic_partition, (0, 0))
+        of_partition = [each.get(range_.topic_partition, (0, 0)) for each in counts]
         partitions.append(
             CompactedPartition(
                 range_.topic,
                 range_.partition,
                 previous.get(range_.key, 0),
                 range_.until_offset,
-                dropped,
-                kept,
+                sum(dropped for dropped, _ in of_partition),
+                sum(kept for _, kept in of_partition),
             )
         )
     return Compaction(tuple(partitions))

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Literal
 
 from exactbatch.errors import ConfigurationError
-from exactbatch.formats import Raw
+from exactbatch.formats import Text
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger
 from exactbatch.ledger.definition import Definition
@@ -13,8 +13,8 @@ from exactbatch.planning.freeze_replay import Preview, count_retracted, plan_obs
 from exactbatch.planning.request import ReplayRequest
 from exactbatch.planning.situation import observe
 from exactbatch.postgres.connection import Connection, transaction
-from exactbatch.sinks import Append, Upsert
-from exactbatch.sinks.sink import KINDS
+from exactbatch.sinks import Append, Route, Sink, Upsert
+from exactbatch.sinks.sink import KINDS, SinkKind
 from exactbatch.sinks.table_name import TableName
 
 
@@ -59,17 +59,25 @@ def build_registered_pipeline(definition: Definition) -> Pipeline:
             f"the pipeline's module can be imported."
         )
     kind = KINDS[definition.sink]
-    table = TableName(definition.target)
-    if kind.is_derived:
-        table = table.sibling(kind.companions[0])
     lineage: Literal["record", "batch"] = "batch" if definition.lineage == "batch" else "record"
-    value = Raw()
+    value = Text("value text")
     (column,) = value.columns
+    sinks: list[Sink] = [
+        Append(_find_lineage_table(target, KINDS[name]), lineage=lineage)
+        for target, name in (definition.sinks if definition.is_routed else definition.sinks[:1])
+    ]
+    if not kind.keeps_every_row:
+        sinks = [Upsert(definition.target, key=(column.name,), history=False)]
     return Pipeline(
         name=definition.name,
         topics=tuple(definition.topics) or ("unknown",),
         value=value,
-        sink=Append(table.spec, lineage=lineage)
-        if kind.keeps_every_row
-        else Upsert(table.spec, key=(column.name,), history=False),
+        sink=Route(by=column.name, to={sink.target: sink for sink in sinks})
+        if definition.is_routed
+        else sinks,
     )
+
+
+def _find_lineage_table(target: str, kind: SinkKind) -> str:
+    table = TableName(target)
+    return (table.sibling(kind.companions[0]) if kind.is_derived else table).spec

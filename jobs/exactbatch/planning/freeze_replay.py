@@ -160,7 +160,8 @@ def missing_index(cursor: Cursor, pipeline: Pipeline) -> str | None:
     none."""
     if not pipeline.traits.keeps_every_row:
         return None  # a replay does not look for what it replaces
-    return find_writer(pipeline.traits).lineage_table.table.missing_index(cursor)
+    found = (part.lineage_table.table.missing_index(cursor) for part in find_writer(pipeline.traits).parts)
+    return next((statement for statement in found if statement is not None), None)
 
 
 def preview_replay(
@@ -184,8 +185,15 @@ def count_retracted(cursor: Cursor, pipeline: Pipeline, planned: ReplayPlan) -> 
     ledger = Ledger(cursor.connection)
     covered = ledger.coverage.read(pipeline.name, planned.ranges)
     parts = find_parts(cursor, pipeline, planned.ranges, covered)
-    table, retracts = find_writer(pipeline.traits).lineage_table, pipeline.traits.keeps_every_row
-    counts = table.count_by_part(cursor, parts) if retracts else [0] * len(parts)
+    writer, retracts = find_writer(pipeline.traits), pipeline.traits.keeps_every_row
+    # With a Route, each row is in one of the targets; otherwise each target has all of them.
+    tables = (
+        [part.lineage_table for part in writer.parts] if pipeline.traits.is_routed else [writer.lineage_table]
+    )
+    counts: list[int | None] = [0] * len(parts)
+    if retracts:
+        by_table = zip(*(table.count_by_part(cursor, parts) for table in tables), strict=True)
+        counts = [None if None in each else sum(count or 0 for count in each) for each in by_table]
     retracted = tuple(
         Retracted(range_, tuple(batch_ids), count, rejects)
         for (range_, batch_ids), count, rejects in zip(
@@ -194,7 +202,7 @@ def count_retracted(cursor: Cursor, pipeline: Pipeline, planned: ReplayPlan) -> 
     )
     # Rows that do not carry their offsets are only counted over all ranges at once.
     by_range = pipeline.traits.lineage == "record"
-    rows = sum(count or 0 for count in counts) if by_range else table.count(cursor, parts)
+    rows = sum(count or 0 for count in counts) if by_range else tables[-1].count(cursor, parts)
     return Preview(planned, retracted, rows, missing_index(cursor, pipeline), retracts=retracts)
 
 

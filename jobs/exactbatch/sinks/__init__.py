@@ -7,6 +7,7 @@ from exactbatch.sinks.aggregate.functions import Count, Max, Min, Sum
 from exactbatch.sinks.aggregate.spec import Aggregate
 from exactbatch.sinks.aggregate.window import Window
 from exactbatch.sinks.append import Append
+from exactbatch.sinks.route import Route
 from exactbatch.sinks.sink import FormatFacts, Sink, SinkTraits
 from exactbatch.sinks.upsert.spec import Upsert
 
@@ -17,6 +18,7 @@ __all__ = [
     "FormatFacts",
     "Max",
     "Min",
+    "Route",
     "Sink",
     "SinkTraits",
     "Sum",

@@ -31,7 +31,8 @@ class SinkIdentity:
     """The part of a sink that the ledger registers: rows written under another identity follow other rules.
 
     `key` names the columns that identify a row of the target, or the meaning of its columns. `version` is "" if the
-    sink has none. `others` are those of further targets that the sink writes in the same transaction.
+    sink has none. `others` are those of further targets that the sink writes in the same transaction. `routes` says
+    which rows go to which target, as (target, column, whether it takes the rest, *values); () if each target has all.
     """
 
     target: str
@@ -40,6 +41,7 @@ class SinkIdentity:
     version: str
     lineage: Lineage
     others: "tuple[SinkIdentity, ...]" = ()
+    routes: "tuple[tuple[str | bool, ...], ...]" = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,46 @@ class FormatFacts:
     truncate_order: tuple[str, ...] | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routed:
+    """The rows of a pipeline that go to one of the targets of a Route, and the columns that the target has.
+
+    by         the column of type text whose value says where a row goes
+    values     the values of rows that go to this target
+    elsewhere  the values of rows that go to others
+    takes_rest    True if rows with any other value, and with null, go to this target
+    has_rest   True if there is a target for them
+    columns    the names of the columns of this target; () for all columns of the pipeline
+    """
+
+    by: str
+    values: tuple[str, ...]
+    elsewhere: tuple[str, ...]
+    takes_rest: bool
+    has_rest: bool
+    columns: tuple[str, ...]
+
+    def goes_elsewhere(self, value: str | None) -> bool:
+        """True if a row with this value goes to another target; one that goes to none is a reject."""
+        if value in self.elsewhere:
+            return True
+        return self.has_rest and not self.takes_rest and value not in self.values
+
+    def check(self, target: str, columns: Sequence[Column]) -> None:
+        """Raise ConfigurationError if a pipeline with these columns lacks what the route names."""
+        types = {column.name: column.type for column in columns}
+        if types.get(self.by) != "text":
+            raise ConfigurationError(
+                f"expected Route(by=…) to name a column of the pipeline of type text, found {self.by!r}, "
+                f"{types.get(self.by, 'which is not one of ' + ', '.join(types))}"
+            )
+        if unknown := [name for name in self.columns if name not in types]:
+            raise ConfigurationError(
+                f"expected the columns of {target} among the pipeline's columns, {', '.join(types)}, found "
+                f"{unknown[0]!r}"
+            )
+
+
 @dataclass(frozen=True, kw_only=True)
 class SinkTraits:
     """What a pipeline's sink asks of those who plan, stage, replay and audit its batches.
@@ -102,7 +144,8 @@ class SinkTraits:
                       replayed
     values_follow_from_records  True if an audit can compute the rows of the lineage table from the records alone
     not_copyable      why executors cannot copy ranges into the target independently of each other; None if they can
-    others            the traits of the other targets, which the same transaction writes
+    route             which rows and columns the target gets; None for all of them
+    targets           the traits of each target if the same transaction writes several; the last one decides
     """
 
     sink: "Sink"
@@ -119,7 +162,8 @@ class SinkTraits:
     needs_last_records_only: bool = False
     values_follow_from_records: bool = True
     not_copyable: str | None = None
-    others: "tuple[SinkTraits, ...]" = ()
+    route: Routed | None = None
+    targets: "tuple[SinkTraits, ...]" = ()
 
     @property
     def is_derived(self) -> bool:
@@ -134,12 +178,25 @@ class SinkTraits:
     @property
     def identity(self) -> SinkIdentity:
         """The part of the sink that the ledger registers."""
-        return replace(self.sink.identity, others=tuple(other.identity for other in self.others))
+        return replace(
+            self.sink.identity,
+            others=tuple(other.sink.identity for other in self.parts[:-1]),
+            routes=tuple(
+                (part.target, part.route.by, part.route.takes_rest, *sorted(part.route.values))
+                for part in self.parts
+                if part.route is not None
+            ),
+        )
 
     @property
     def parts(self) -> "tuple[SinkTraits, ...]":
         """The traits of each target. The one that decides is the last."""
-        return (*self.others, replace(self, target=self.sink.target, others=()))
+        return self.targets or (self,)
+
+    @property
+    def is_routed(self) -> bool:
+        """True if each row goes to one of several targets, and not to all of them."""
+        return any(part.route is not None for part in self.parts)
 
     @property
     def epoch(self) -> tuple[Column, ...]:
@@ -153,16 +210,33 @@ class SinkTraits:
 
     def with_epochs(self, epochs: Sequence[Mapping[TopicPartition, int]]) -> Self:
         """Return the traits where positions begin again at these offsets, once for each mapping."""
-        return replace(self, epochs=epochs if self.position_columns else ())
+        return replace(
+            self,
+            epochs=epochs if self.position_columns else (),
+            targets=tuple(target.with_epochs(epochs) for target in self.targets),
+        )
+
+    @property
+    def _marks(self) -> tuple[Column, ...]:
+        """The columns that a staged row has besides those of the pipeline."""
+        unavailable = (UNAVAILABLE,) if self.keeps_unavailable else ()
+        return (*((DELETED,) if self.keeps_deletes else ()), *unavailable, *self.epoch)
+
+    def own_columns(self, columns: Sequence[Column]) -> tuple[Column, ...]:
+        """Return those of a pipeline's columns that the target has."""
+        if self.route is None or not self.route.columns:
+            return tuple(columns)
+        own = {*self.route.columns, *(mark.name for mark in self._marks)}
+        return tuple(column for column in columns if column.name in own)
 
     def staged_columns(self, columns: Sequence[Column]) -> tuple[Column, ...]:
-        """Return the columns of a staged row, without its lineage, for the columns of a pipeline."""
-        unavailable = (UNAVAILABLE,) if self.keeps_unavailable else ()
-        return (*columns, *((DELETED,) if self.keeps_deletes else ()), *unavailable, *self.epoch)
+        """Return the columns of a staged row, without its lineage, for the columns of a pipeline; of those that go to
+        the target."""
+        return (*self.own_columns(columns), *self._marks)
 
     def result_columns(self, columns: Sequence[Column]) -> tuple[Column, ...]:
         """Return the columns of a row of the target that are its result, for a pipeline with these columns."""
-        return self.sink.result_columns(columns)
+        return self.sink.result_columns(self.own_columns(columns))
 
     @property
     def lineage_of_results(self) -> tuple[Column, ...]:
@@ -174,7 +248,9 @@ class SinkTraits:
     def check(self, columns: Sequence[Column]) -> None:
         """Raise ConfigurationError if the targets cannot store rows with these columns."""
         for part in self.parts:
-            part.sink.check(columns, part)
+            if part.route is not None:
+                part.route.check(part.target, columns)
+            part.sink.check(part.own_columns(columns), part)
 
 
 @runtime_checkable

@@ -22,7 +22,7 @@ from exactbatch.batch.staging.reread import NotedRecord, note_unavailable, read_
 from exactbatch.batch.staging.stage import stage_rejects
 from exactbatch.batch.staging.staging_tables import StagingTables, identifier
 from exactbatch.batch.staging.task import StagedBatch
-from exactbatch.columns import Column
+from exactbatch.columns import Column, key_is_null
 from exactbatch.errors import RefusedRecord, TargetMismatch
 from exactbatch.errors.sqlstates import NOT_OF_A_VALUE
 from exactbatch.ledger import target_transaction
@@ -190,11 +190,6 @@ def list_rules(
 def is_value_error(error: psycopg2.Error) -> bool:
     """True for an error that a value of a row may be the cause of, and not the server or the session."""
     return isinstance(error, _VALUE_ERRORS) and not re.search(NOT_OF_A_VALUE, error.pgcode or "")
-
-
-def key_is_null(column: str) -> str:
-    """Return the reason of a reject whose row lacks a part of its key."""
-    return f"column {column!r}: the key is null"
 
 
 def note_uncastable(

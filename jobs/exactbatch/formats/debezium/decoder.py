@@ -100,7 +100,7 @@ class DebeziumDecoder(Decoder[Debezium]):
 
     @cached_property
     def _parts_of(self) -> PartsOf:
-        return split_envelope(self.spec.position)
+        return split_envelope(self.spec.position, self.spec.source_columns)
 
     def _json_images(
         self, text: pa.StringArray, readings: Mapping[str, Reading], source: Mapping[str, pa.DataType]
@@ -127,7 +127,8 @@ class DebeziumDecoder(Decoder[Debezium]):
         return is_document(event) or no_envelope(event, self._names)
 
     def _of_row(self, columns: Sequence[Column]) -> Sequence[Column]:
-        return [column for column in columns if column.name not in self.spec.position_columns]
+        of_row = {each.column.name for each in self.spec.fields}
+        return [column for column in columns if column.name in of_row]
 
     def _find_refused(
         self, readings: Mapping[str, Reading], has_schema: bool, values: pa.BinaryArray
@@ -401,8 +402,12 @@ class DebeziumDecoder(Decoder[Debezium]):
         return [name for name in self.spec.position_columns if name in names]
 
     def _find_source(self, columns: Sequence[Column]) -> Mapping[str, pa.DataType]:
-        """Return the fields of the source that the versions among some columns are made of."""
-        return source_types(self.spec.position) if self.spec.position and self._find_version(columns) else {}
+        """Return the fields of the source that some of the columns are made of."""
+        named = {name: pa.string() for name, column in self.spec.source_columns.items() if column in columns}
+        position = (
+            source_types(self.spec.position) if self.spec.position and self._find_version(columns) else {}
+        )
+        return {**position, **named}
 
     def _readings(self, schema: bytes | None) -> Mapping[str, Reading]:
         """Return how each column of the row is read from events with a schema, or without one."""
@@ -471,6 +476,9 @@ class DebeziumDecoder(Decoder[Debezium]):
             raise ValueError("the source left out a value of a new row, which no older change of its key has")
         columns = [
             converted(readings[c.name], values) for c, values in zip(row_columns, columns, strict=True)
+        ]
+        columns += [
+            images.source(name) for name, column in self.spec.source_columns.items() if column in read_columns
         ]
         if version and self.spec.position is not None:
             parts = read_position(str(self.spec.version), images.source, pc.equal(images.op, SNAPSHOT))

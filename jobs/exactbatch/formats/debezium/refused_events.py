@@ -172,10 +172,13 @@ def _convert(type_: pa.DataType, value: Any) -> Any:
     return float(value) if pa.types.is_floating(type_) else value
 
 
-def split_envelope(position: CommitPosition | None) -> PartsOf:
-    """Return what finds the parts of an envelope, bare or as a payload; its source may hold a position."""
-    types = source_types(position) if position else {}
-    columns = version_columns(position)  # the first is named for any part of the position
+def split_envelope(position: CommitPosition | None, source_columns: Mapping[str, Column]) -> PartsOf:
+    """Return what finds the parts of an envelope, bare or as a payload; its source may hold a position, and fields that
+    become columns."""
+    columns = {name: version_columns(position)[0] for name in source_types(position)} if position else {}
+    types = dict(source_types(position)) if position else {}
+    types |= dict.fromkeys(source_columns, pa.string())
+    columns |= source_columns
     kinds = {"op": "string", "before": "object", "after": "object"} | ({"source": "object"} if types else {})
 
     def split_parts(event: ObjectMembers) -> Parts | str | None:
@@ -186,15 +189,15 @@ def split_envelope(position: CommitPosition | None) -> PartsOf:
         if (reason := _why_no_parts(inner, kinds)) is not None:
             return reason
         source = (inner.get("source") if types else None) or _EMPTY
-        position = {name: value for name in types if (value := source.get(name)) is not None}
-        for name, value in position.items():
+        taken = {name: value for name in types if (value := source.get(name)) is not None}
+        for name, value in taken.items():
             if (reason := _why_unread(types[name], value)) is not None:
-                return f"column {columns[0].name!r}, {columns[0].type}: {reason}"
+                return f"column {columns[name].name!r}, {columns[name].type}: {reason}"
         op, values = inner.get("op"), dict[str, Any]()
         own, other = ("before", "after") if op == DELETE else ("after", "before")
         marks = {
             "op": op,
-            "source": {name: _convert(types[name], value) for name, value in position.items()},
+            "source": {name: _convert(types[name], value) for name, value in taken.items()},
             own: None if inner.get(own) is None else values,
             other: None if inner.get(other) is None else {},
         }

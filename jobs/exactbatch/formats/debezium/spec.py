@@ -16,7 +16,7 @@ from exactbatch.formats.debezium.commit_positions import CommitPosition, find_po
 from exactbatch.formats.declared_fields import BinaryText, check_member_names
 from exactbatch.formats.format import Format
 from exactbatch.formats.registry.location import check_address
-from exactbatch.options import check_types
+from exactbatch.options import check_types, list_values
 
 Times = Literal[
     "adaptive", "adaptive_time_microseconds", "connect", "isostring", "microseconds", "nanoseconds"
@@ -73,6 +73,8 @@ class Debezium(Format):
                  `"is_deleted boolean from 'deleted'"`, but no path and no default
     version      the position of a change's commit, which becomes columns: a connector's name (postgres, mysql,
                  mariadb, sqlserver, oracle), or another integer field of `source`
+    source       text fields of `source` that become columns: "table" becomes source_table, by which a Route finds the
+                 target of an event
     unavailable  the connector's unavailable.value.placeholder: the source left the value of a column out. An
                  Upsert with a history keeps the value that the row had; any other pipeline rejects the event
     binary       how the connector writes bytes into text (binary.handling.mode): "base64", "base64-url-safe" or "hex".
@@ -101,6 +103,7 @@ class Debezium(Format):
 
     schema: str
     version: str | None = None
+    source: str | tuple[str, ...] = field(default=(), kw_only=True)
     unavailable: str = field(default="__debezium_unavailable_value", kw_only=True)
     binary: BinaryText | None = field(default=None, kw_only=True)
     epoch: Mapping[str, str] = field(default_factory=dict, kw_only=True, hash=False)
@@ -119,6 +122,12 @@ class Debezium(Format):
                 raise ConfigurationError(
                     f"version={self.version!r}: {column.name!r}, a part of the position, is also a column of the row: "
                     f"rename the column, as in \"row_{column.name} bigint from '{column.name}'\""
+                )
+        for name, column in self.source_columns.items():
+            if not name or column.name in [of_row.name for of_row in (*row, *version_columns(self.position))]:
+                raise ConfigurationError(
+                    f"source={name!r}: expected a field of source whose column, {column.name!r}, is no column of the "
+                    f"row or the version. Rename that one, as in \"row_{column.name} text from '{column.name}'\""
                 )
         if not self.unavailable:
             raise ConfigurationError(
@@ -139,8 +148,14 @@ class Debezium(Format):
 
     @cached_property
     def columns(self) -> tuple[Column, ...]:
-        """The columns of the row and of the version."""
-        return (*(each.column for each in self.fields), *version_columns(self.position))
+        """The columns of the row, of the source and of the version."""
+        row = (each.column for each in self.fields)
+        return (*row, *self.source_columns.values(), *version_columns(self.position))
+
+    @cached_property
+    def source_columns(self) -> Mapping[str, Column]:
+        """The column of each field in `source`."""
+        return {name: Column(f"source_{name}", "text") for name in list_values(self.source)}
 
     @property
     def reads_schema_ids(self) -> bool:
@@ -211,6 +226,7 @@ class Flattened(Debezium):
     tombstone_deletes: ClassVar[bool] = True
 
     version: None = field(default=None, init=False, repr=False)
+    source: tuple[()] = field(default=(), init=False, repr=False)
     truncate: Literal["reject"] = field(default="reject", init=False, repr=False)
 
     def __post_init__(self) -> None:

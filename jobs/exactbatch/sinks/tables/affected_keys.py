@@ -1,6 +1,7 @@
 """The keys whose rows in a derived target must be computed again, in a temporary table of the transaction."""
 
 from collections.abc import Sequence
+from hashlib import blake2b
 from typing import Final
 
 from psycopg2 import sql
@@ -11,7 +12,6 @@ from exactbatch.sinks.tables.counted_writes import delete_rows
 from exactbatch.sinks.tables.lineage_table import LineageTable
 from exactbatch.sinks.values.null_safe_groups import column_list
 
-_AFFECTED: Final = sql.Identifier("exactbatch_affected")
 # The last column of the table: true if a staged truncate affects the key, and null if what the transaction retracts
 # does, or a staged row.
 BY_TRUNCATE: Final = sql.Identifier("exactbatch_by_truncate")
@@ -20,15 +20,18 @@ BY_TRUNCATE: Final = sql.Identifier("exactbatch_by_truncate")
 def create_affected_keys(cursor: Cursor, lineage_table: LineageTable, key: Sequence[str]) -> sql.Identifier:
     """Return the table of affected keys, which may hold a key several times; create it unless it exists already.
 
-    What a transaction retracts and what it then inserts affect keys of one table.
+    What a transaction retracts and what it then inserts affect keys of one table. If it writes several targets, each
+    has its own.
     """
+    own = blake2b(".".join(lineage_table.table.name).encode(), digest_size=8).hexdigest()
+    affected = sql.Identifier(f"exactbatch_affected_{own}")
     cursor.execute(
         sql.SQL(
             "create temporary table if not exists {} on commit drop as "
             "select {}, null::boolean as {} from {} with no data"
-        ).format(_AFFECTED, column_list(key), BY_TRUNCATE, lineage_table.identifier)
+        ).format(affected, column_list(key), BY_TRUNCATE, lineage_table.identifier)
     )
-    return _AFFECTED
+    return affected
 
 
 def retract_affecting(
