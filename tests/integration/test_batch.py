@@ -583,6 +583,7 @@ def test_leftovers_of_dead_launch_are_dropped_and_those_of_live_one_never(
         world.run(pipeline)
     assert set(world.staging()) == {live.rows, live.rejects, busy.rows, busy.rejects, "not_ours"}
     assert busy.rows in caplog.text
+    assert live.rows not in caplog.text  # nobody waited for its locks
     assert "remain until the next launch drops them: canceling statement due to lock timeout" in caplog.text
     holder.close()
     copying.close()
