@@ -2803,9 +2803,9 @@ MUTANTS: Final = (
     ),
     Mutant(
         "an audit does not know which records a target lacks rightly",
-        "audit/rowless.py",
-        "routed = [] if traits.route is None else",
-        "routed = [] if True else",
+        "audit/routed_elsewhere.py",
+        "if self._route.goes_elsewhere(value)",
+        "if False",
         (f"{_ROUTE}::test_each_record_is_in_its_target_alone",),
     ),
     Mutant(

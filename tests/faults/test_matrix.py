@@ -19,6 +19,8 @@ CORE = (
     "upsert_latest: SIGKILL at publish.after_insert",
     "upsert_latest: SIGKILL at publish.before_commit",
     "upsert_latest: SIGKILL at publish.after_commit, replay",
+    "route: SIGKILL at publish.after_retract, replay",
+    "route: SIGKILL at publish.before_commit",
     "append: SIGKILL at launch.before_commit",
     "append: SIGKILL at launch.after_commit",
     "append: answer to COMMIT dropped at Postgres, launch",

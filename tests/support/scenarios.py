@@ -15,6 +15,7 @@ from exactbatch import (
     Max,
     Min,
     Pipeline,
+    Route,
     Sum,
     Upsert,
     Window,
@@ -26,7 +27,7 @@ from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.postgres.connection import transaction
 from exactbatch.sinks.writers import find_writer
 from support.batch_runner import BatchRunner
-from support.reference import LogRecord, Row, appended, by_hour, is_rejected, last, latest, read_log
+from support.reference import LogRecord, Row, appended, by_hour, decode, is_rejected, last, latest, read_log
 from support.topics import Topic
 
 PARTITIONS: Final = 3
@@ -62,6 +63,19 @@ MEASURES: Final[dict[str, Any]] = {
     "best": Min("delay"),
     "worst": Max("delay"),
 }
+
+
+def _latest_of_one_carrier(log: list[LogRecord]) -> dict[Row, Row]:
+    return latest(
+        [each for each in log if each.value is not None and (e := decode(each)) and e.carrier == "AA"]
+    )
+
+
+def _beside(name: str, suffix: str) -> str:
+    """Return the name of another table, with or without quotes."""
+    return f'{name[:-1]}{suffix}"' if name.endswith('"') else name + suffix
+
+
 KINDS: Final = {
     "append": SinkKind(Append, f"kafka_partition, kafka_offset, {COLUMNS}", 2, appended),
     "upsert": SinkKind(
@@ -72,10 +86,25 @@ KINDS: Final = {
         versioned=True,
     ),
     "together": SinkKind(
-        lambda name: [Append(f'{name[:-1]}_raw"'), Upsert(name, key=("id",), version="version")],
+        lambda name: [Append(_beside(name, "_raw")), Upsert(name, key=("id",), version="version")],
         f"id as its_key, {COLUMNS}",
         1,
         latest,
+        versioned=True,
+    ),
+    "route": SinkKind(
+        lambda name: Route(
+            by="carrier",
+            to={
+                "UA": Upsert(_beside(name, "_ua"), key=("id", "carrier"), version="version"),
+                "AA": Upsert(name, key="id", version="version"),
+            },
+            rest=Append(_beside(name, "_rest")),
+            columns={_beside(name, "_rest"): ("id", "at", "delay")},
+        ),
+        f"id as its_key, {COLUMNS}",
+        1,
+        _latest_of_one_carrier,
         versioned=True,
     ),
     "upsert by offset": SinkKind(

@@ -36,8 +36,9 @@ class PartitionAudit:
     """One partition, compared from where the pipeline began to its stored offset.
 
     records       committed records in the log
-    rows          rows in the target; with `rejected` records, `tombstones` and `compacted` records they make up
-                  `records`
+    rows          rows in the target; with `rejected` records, `tombstones`, those `elsewhere` and `compacted` records
+                  they make up `records`
+    elsewhere     records whose row belongs to another target of a Route
     lost          offsets that the ledger records as lost before they were processed
     compacted     records below the replay horizon with neither a row nor a reject: exactbatch compact drops such
                   changes, so that nothing proves or disproves them
@@ -61,6 +62,7 @@ class PartitionAudit:
     rows: int = 0
     rejected: int = 0
     tombstones: int = 0
+    elsewhere: int = 0
     lost: int = 0
     removed: int = 0
     compacted: int = 0
@@ -72,7 +74,16 @@ class PartitionAudit:
 
     def merge(self, other: "PartitionAudit") -> None:
         """Add what was found in other offsets of the partition."""
-        for name in ("records", "rows", "rejected", "tombstones", "lost", "removed", "compacted"):
+        for name in (
+            "records",
+            "rows",
+            "rejected",
+            "tombstones",
+            "elsewhere",
+            "lost",
+            "removed",
+            "compacted",
+        ):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for kind, finding in self.findings.items():
             finding.merge(other.findings[kind])

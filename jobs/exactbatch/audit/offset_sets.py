@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,9 @@ from exactbatch.audit.covering import FOLDED, NOT_COVERED, Covering
 from exactbatch.audit.units import Slice
 
 Flags = npt.NDArray[np.bool_]
+
+# No offsets.
+NONE: Final[Offsets] = np.array([], np.int64)
 
 
 class Positions:
@@ -113,7 +117,7 @@ class FoundOffsets:
     def _offsets(self, positions: list[Offsets], number: int) -> Offsets:
         at = self._positions.of(number)
         inside = [each[(each >= at.start) & (each < at.stop)] for each in positions]
-        different = np.unique(np.concatenate([*inside, np.array([], np.int64)]))
+        different = np.unique(np.concatenate([*inside, NONE]))
         offsets: Offsets = different - at.start + self._positions.starts[number]
         return offsets
 
@@ -174,14 +178,19 @@ def compare(
     found: FoundInSlice,
     covering: Covering,
     rules: Rules,
+    elsewhere: Offsets = NONE,
 ) -> None:
     """Compare the records of a slice with its rows and rejects, and add the outcome to the result.
 
     `is_record` says for each offset of the slice whether the log has a record there, and `rowless` are the offsets of
-    records that rightly give no row, such as tombstones.
+    records that rightly give no row, such as tombstones. So are those `elsewhere`, whose row another target has.
     """
     is_found, start = found.is_found, slice_.start
     is_expected, wrong = is_record, found.misplaced
+    is_elsewhere = np.zeros(len(slice_), bool)
+    is_elsewhere[elsewhere - start] = True
+    is_elsewhere &= ~found.is_reject
+    rowless = np.concatenate([rowless, elsewhere])
     if len(rowless):
         rowless = rowless[~found.is_reject[rowless - start]]
         is_expected = is_record.copy()
@@ -189,12 +198,17 @@ def compare(
         wrong = np.union1d(wrong, rowless[is_found[rowless - start]])
     if start < rules.began:
         is_ours = _is_ours(slice_, covering, rules.began)
-        is_record, is_expected = is_record & is_ours, is_expected & is_ours
+        is_record, is_expected, is_elsewhere = (
+            is_record & is_ours,
+            is_expected & is_ours,
+            is_elsewhere & is_ours,
+        )
     records = int(np.count_nonzero(is_record))
     result.records += records
     result.rows += found.rows
     result.rejected += found.rejects
-    result.tombstones += records - int(np.count_nonzero(is_expected))
+    result.elsewhere += int(np.count_nonzero(is_elsewhere))
+    result.tombstones += records - int(np.count_nonzero(is_expected | is_elsewhere))
     if rules.has_row_per_record:
         absent = np.flatnonzero(is_expected & ~is_found) + start
         absent = absent[~covering.is_lost(absent)]

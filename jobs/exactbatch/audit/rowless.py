@@ -1,5 +1,5 @@
-"""Find records that rightly give no row, although their value is not null: Debezium's events that carry no row, nulls
-in the envelope of Kafka Connect, and records whose row a Route has stored in another target.
+"""Find records that rightly give no row, although their value is not null: Debezium's events that carry no row, and
+nulls in the envelope of Kafka Connect.
 
 The auditor tells them apart by rules of its own. It parses only records that have no row, and those that do not look
 like the change of a row.
@@ -7,7 +7,7 @@ like the change of a row.
 
 import io
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 from uuid import UUID
 
@@ -17,18 +17,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from exactbatch.audit.audit_result import Offsets
-from exactbatch.audit.json_members import find_audited_decoder
-from exactbatch.audit.log_records import LogRecords, decode_records
+from exactbatch.audit.log_records import LogRecords
 from exactbatch.audit.offset_sets import Flags
 from exactbatch.formats import Debezium, Flattened, Format, Json, WithKeyAndHeaders
 from exactbatch.formats.avro.bodies import bounded, read
-from exactbatch.formats.message.decoder import RecordDecoder
 from exactbatch.formats.registry.frames import unframe
 from exactbatch.formats.registry.registry_properties import with_registry
 from exactbatch.formats.registry.schemas import writer_schema
 from exactbatch.formats.registry.wire_format import SchemaId
-from exactbatch.pipeline import Pipeline
-from exactbatch.sinks.sink import Routed, SinkTraits
 
 _TRANSACTION_BOUNDARY: Final = ("BEGIN", "END")  # transaction metadata
 _PREFIXES: Final = {0: 5, 1: 17}  # the bytes of a prefix by its first one: 0 and an ID, or 1 and a GUID
@@ -214,48 +210,11 @@ def _is_own(name: Any) -> bool:
     return isinstance(name, str) and name.startswith("io.debezium.connector.")
 
 
-class RoutedElsewhere:
-    """Knows the records whose row goes to another target of a Route: by the value of its column, decoded again."""
-
-    def __init__(
-        self, pipeline: Pipeline, traits: SinkTraits, route: Routed, kafka: Mapping[str, Any]
-    ) -> None:
-        """`traits` are those of the audited target, and `kafka` the properties of Kafka's connection."""
-        value = with_registry(pipeline.value, kafka)
-        self._pipeline, self._traits, self._route = pipeline, traits, route
-        self._decoder = RecordDecoder(value, find_audited_decoder(value))
-
-    def among(self, offsets: Offsets, records: LogRecords, is_found: Flags) -> Offsets:  # noqa: ARG002
-        """Return the offsets of the records whose row goes elsewhere. One that goes nowhere is not one of them: it must
-        be a reject."""
-        elsewhere = []
-        anywhere = "", 0  # positions do not matter here, so neither does the partition
-        for place, decoded in decode_records(
-            self._pipeline, self._traits, self._decoder, None, records, anywhere, offsets
-        ):
-            own = offsets[place]
-            values = decoded.rows.column(self._route.by).to_pylist()
-            elsewhere += [
-                own[at]
-                for at, value in zip(decoded.kept.to_pylist(), values, strict=True)
-                if self._route.goes_elsewhere(value)
-            ]
-        return np.array(elsewhere, np.int64)
-
-
 def find_rowless(
-    pipeline: Pipeline, traits: SinkTraits, kafka: Mapping[str, Any], *, with_nulls: bool
-) -> Sequence[RowlessEvents | EnvelopedNulls | RoutedElsewhere]:
-    """Return what finds such records of a pipeline for one of its targets. `kafka` are the properties of Kafka's
-    connection, and `with_nulls` says whether a null gives no row."""
-    found = [_find_of_format(pipeline.value, kafka, with_nulls=with_nulls)]
-    routed = [] if traits.route is None else [RoutedElsewhere(pipeline, traits, traits.route, kafka)]
-    return [*(each for each in found if each is not None), *routed]
-
-
-def _find_of_format(
     value: Format, kafka: Mapping[str, Any], *, with_nulls: bool
 ) -> RowlessEvents | EnvelopedNulls | None:
+    """Return what finds such records of a pipeline; None if its format has none. `kafka` are the properties of Kafka's
+    connection, and `with_nulls` says whether a null gives no row."""
     match with_registry(value.value if isinstance(value, WithKeyAndHeaders) else value, kafka):
         case Flattened() as format_:
             fields = format_.field_names.values()

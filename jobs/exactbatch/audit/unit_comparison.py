@@ -11,8 +11,9 @@ from exactbatch.audit.audit_result import SHOWN, Compared, Differences, Partitio
 from exactbatch.audit.covering import Covering
 from exactbatch.audit.located_rows import LocatedRows
 from exactbatch.audit.log_windows import Block, LogWindows, SmallLogs
-from exactbatch.audit.offset_sets import FoundInSlice, FoundOffsets, Positions, Rules, compare
+from exactbatch.audit.offset_sets import NONE, FoundInSlice, FoundOffsets, Positions, Rules, compare
 from exactbatch.audit.rejected_records import RejectedRecords
+from exactbatch.audit.routed_elsewhere import RoutedElsewhere
 from exactbatch.audit.rowless import find_rowless
 from exactbatch.audit.snapshot import Snapshot
 from exactbatch.audit.units import WINDOW, Slice, Unit, group_into_windows
@@ -97,10 +98,13 @@ class _UnitComparison:
         )
         self._coverings = {slice_: self._located.covering(slice_) for slice_ in unit.slices}
         self._rowless = find_rowless(
-            audited.pipeline,
-            audited.writer.traits,
-            audited.settings.kafka,
-            with_nulls=audited.null_is_tombstone,
+            audited.pipeline.value, audited.settings.kafka, with_nulls=audited.null_is_tombstone
+        )
+        traits = audited.writer.traits
+        self._elsewhere = (
+            None
+            if traits.route is None
+            else RoutedElsewhere(audited.pipeline, traits, traits.route, audited.settings.kafka)
         )
         self._rejected = (
             None
@@ -174,14 +178,16 @@ class _UnitComparison:
     def _compare_with_log(self, part: Slice, whole: Slice, found: FoundInSlice, log: LogWindows) -> int:
         """Compare a part of a slice with the log, and return how many records the log has there."""
         covering, result = self._coverings[whole], self._results[whole]
-        is_record, rowless = np.zeros(len(part), bool), [np.array([], np.int64)]
+        is_record, rowless, elsewhere = np.zeros(len(part), bool), [NONE], [NONE]
         for block in log.window(part.end):
             is_record[block.offsets - part.start] = True
             if self._audited.null_is_tombstone:
                 rowless.append(block.nulls)
-            is_found = found.is_found[block.offsets - part.start]
-            for finder in self._rowless:
-                rowless.append(finder.among(block.offsets, block.records, is_found))
+            if self._rowless is not None:
+                is_found = found.is_found[block.offsets - part.start]
+                rowless.append(self._rowless.among(block.offsets, block.records, is_found))
+            if self._elsewhere is not None:
+                elsewhere.append(self._elsewhere.among(block.offsets, block.records))
             if self._expected is not None:
                 batches = covering.at(block.offsets)
                 self._expected.add(self._unit.topic, part.partition, block.offsets, block.records, batches)
@@ -194,7 +200,16 @@ class _UnitComparison:
         # Asked after the records were read: retention may have removed some of them since the audit began.
         self._earliest[key] = max(log.earliest, self._earliest.get(key, 0))
         rules = self._audited.rules(key, self._earliest[key])
-        compare(result, part, is_record, np.concatenate(rowless), found, covering, rules)
+        compare(
+            result,
+            part,
+            is_record,
+            np.concatenate(rowless),
+            found,
+            covering,
+            rules,
+            np.concatenate(elsewhere),
+        )
         return int(np.count_nonzero(is_record))
 
     def _compare_rejects(

@@ -276,7 +276,7 @@ def audit_table(pipeline: Pipeline, report: AuditReport) -> Table:
     usual = ("records", "rows")
     rare = tuple(
         name
-        for name in ("rejected", "tombstones", "lost", "removed", "compacted")
+        for name in ("rejected", "tombstones", "elsewhere", "lost", "removed", "compacted")
         if any(getattr(partition, name) for partition in report.partitions)
     )
     kinds = [

@@ -18,6 +18,7 @@ BATCH_SINKS: Final = (
     "append",
     "upsert",
     "upsert_latest",
+    "route",
     "aggregate",
     "transform",
     "by_batch",
