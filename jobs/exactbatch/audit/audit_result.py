@@ -1,7 +1,7 @@
 """The result of an audit: what was compared, and every difference."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -50,6 +50,8 @@ class PartitionAudit:
     changed       rows and rejects whose values differ from their record; compared with `values` only
     gaps          offsets that the ledger accounts for neither as processed nor as lost
 
+    target        the target, if the batches write several
+
     With lineage="batch", and with a transform, which may give any number of rows for a record, rows are counted
     batch by batch, and a difference stands at the first offset that the batch covers.
     """
@@ -71,6 +73,7 @@ class PartitionAudit:
     unexpected: Differences = field(default_factory=Differences)
     changed: Differences = field(default_factory=Differences)
     gaps: Differences = field(default_factory=Differences)
+    target: str | None = None
 
     def merge(self, other: "PartitionAudit") -> None:
         """Add what was found in other offsets of the partition."""
@@ -185,18 +188,18 @@ class AuditReport:
 
     @property
     def records(self) -> int:
-        """Committed records in the log."""
-        return sum(partition.records for partition in self.partitions)
+        """Committed records in the log, each counted once."""
+        return sum({(each.topic, each.partition): each.records for each in self.partitions}.values())
 
     @property
     def rows(self) -> int:
-        """Rows in the target."""
+        """Rows in all targets."""
         return sum(partition.rows for partition in self.partitions)
 
     @property
     def rejected(self) -> int:
-        """Rejected records."""
-        return sum(partition.rejected for partition in self.partitions)
+        """Rejected records, each counted once."""
+        return sum({(each.topic, each.partition): each.rejected for each in self.partitions}.values())
 
 
 def join_reports(reports: Sequence[tuple[str, AuditReport]]) -> AuditReport:
@@ -209,4 +212,5 @@ def join_reports(reports: Sequence[tuple[str, AuditReport]]) -> AuditReport:
         if not report.is_exact:
             found = ", ".join(f"{count} {kind}" for kind, count in report.findings.items() if count)
             target.notes.append(f"{name}: {found}")
-    return AuditReport([partition for _, report in reports for partition in report.partitions], target)
+    partitions = [replace(each, target=name) for name, report in reports for each in report.partitions]
+    return AuditReport(partitions, target)

@@ -62,7 +62,7 @@ def audit(
     if as_json:
         print_json({"pipeline": pipeline.name, "exact": report.is_exact, **asdict(report)})
     else:
-        out.print(render.audit_table(pipeline, report))
+        out.print(*render.audit_tables(pipeline, report))
         out.print(render.verdict(report))
     if not report.is_exact:
         raise typer.Exit(CHECK_FAILED)

@@ -99,8 +99,8 @@ def register(
         state += f" and continues from the stored offsets of {rename}"
     out.print(f"Pipeline [bold]{pipeline.name}[/bold] → {escape(pipeline.traits.target)} {escape(state)}.")
     if not has_tables:
-        created = " and ".join(table.spec for table in tables)
-        out.print(f"The first batch creates {escape(created)}, and the schema, if they do not exist.")
+        created = ", ".join(table.spec for table in tables)
+        out.print(f"The first batch creates what does not exist of {escape(created)}, and their schemas.")
     if index is not None:
         out.print(escape(render.recommend_index(index)))
 

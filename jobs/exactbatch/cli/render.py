@@ -271,27 +271,33 @@ def build_batches_table(status: PipelineStatus) -> Table:
     return table
 
 
-def audit_table(pipeline: Pipeline, report: AuditReport) -> Table:
-    """Show the comparison of log and target. Columns that are usually zero appear only if they are not."""
+def audit_tables(pipeline: Pipeline, report: AuditReport) -> list[Table]:
+    """Show the comparison of the log with each target. Columns that are usually zero appear only if they are not."""
     usual = ("records", "rows")
-    rare = tuple(
-        name
-        for name in ("rejected", "tombstones", "elsewhere", "lost", "removed", "compacted")
-        if any(getattr(partition, name) for partition in report.partitions)
-    )
-    kinds = [
-        kind for kind in ("missing", "duplicated", "unexpected", "gaps", "changed") if _is_shown(report, kind)
-    ]
-    table = create_text_table(
-        f"audit of {pipeline.name} → {pipeline.traits.target}",
-        text=("partition",),
-        numbers=("from", "until", *usual, *rare, *kinds),
-    )
-    for partition in report.partitions:
-        counts = [getattr(partition, name) for name in ("from_offset", "until_offset", *usual, *rare)]
-        differences = [_finding(partition.findings[kind]) for kind in kinds]
-        table.add_row(format_partition(partition), *map(str, counts), *differences)
-    return table
+    tables = []
+    for part in pipeline.traits.parts:
+        partitions = [each for each in report.partitions if each.target in (None, part.target)]
+        rare = tuple(
+            name
+            for name in ("rejected", "tombstones", "elsewhere", "lost", "removed", "compacted")
+            if any(getattr(partition, name) for partition in partitions)
+        )
+        kinds = [
+            kind
+            for kind in ("missing", "duplicated", "unexpected", "gaps", "changed")
+            if _is_shown(report, kind)
+        ]
+        table = create_text_table(
+            f"audit of {pipeline.name} → {part.target}",
+            text=("partition",),
+            numbers=("from", "until", *usual, *rare, *kinds),
+        )
+        for partition in partitions:
+            counts = [getattr(partition, name) for name in ("from_offset", "until_offset", *usual, *rare)]
+            differences = [_finding(partition.findings[kind]) for kind in kinds]
+            table.add_row(format_partition(partition), *map(str, counts), *differences)
+        tables.append(table)
+    return tables
 
 
 def verdict(report: AuditReport) -> Text:

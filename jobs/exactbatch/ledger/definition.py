@@ -1,7 +1,7 @@
 """The registration of a pipeline, and the rules by which pipelines may write to the same tables."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
@@ -161,10 +161,32 @@ def check_identity(own: Definition, registered: Definition) -> None:
         before, now = getattr(registered, name), getattr(own, name)
         if before is not None and before != now:
             raise IdentityChanged(
-                f"pipeline {own.name!r}: expected {name} {before!r}, as registered, found {now!r}. The results that "
+                f"pipeline {own.name!r}: expected {name} {_show(name, before)}, as registered, found "
+                f"{_show(name, now)}. The results that "
                 f"are committed were written with the old {name}. Register the pipeline under a new name with a "
                 f"new target, or move its results and run `exactbatch register --accept-identity`."
             )
+
+
+def _show(name: str, value: object) -> str:
+    """Write a part of a definition for a sentence."""
+    if name != "other_targets":
+        return repr(value)
+    shown: list[str] = []
+    routes: list[Sequence[str | bool]] = []
+    for target, sink, key, version, *routed in json.loads(str(value) or "[]"):
+        facts = [
+            sink,
+            *([f"key ({', '.join(key)})"] if key else []),
+            *([f"version {version}"] if version else []),
+        ]
+        shown.append(f"{target} ({', '.join(facts)})")
+        routes = routed[0] if routed else []
+    for target, by, takes_rest, *values in routes:
+        shown.append(
+            f"{by} {', '.join([*map(repr, values), *(['any other'] if takes_rest else [])])} → {target}"
+        )
+    return "; ".join(shown) or "none"
 
 
 def sharing(own: Definition, others: Iterable[Definition]) -> list[Definition]:
@@ -178,12 +200,12 @@ def check_sharing(own: Definition, others: Iterable[Definition]) -> None:
     for other in sharing(own, others):
         if (difference := _difference(own, other)) is not None:
             schema, table = min(own.tables & other.tables)
+            of_own, of_other = (_show(difference, getattr(each, difference)) for each in (own, other))
             raise ConfigurationError(
                 f"pipelines {own.name!r} and {other.name!r} both write to the table {schema}.{table}, and their "
-                f"{difference} differs: {own.name!r} has {getattr(own, difference)!r}, {other.name!r} is "
-                f"registered with {getattr(other, difference)!r}. Neither runs, because their rows would mix. "
-                f"Give one of them another target, or both the same {difference}, and run `exactbatch register "
-                f"--accept-identity` for each pipeline that changed."
+                f"{difference} differs: {own.name!r} has {of_own}, {other.name!r} is registered with {of_other}. "
+                f"Neither runs, because their rows would mix. Give one of them another target, or both the same "
+                f"{difference}, and run `exactbatch register --accept-identity` for each pipeline that changed."
             )
 
 

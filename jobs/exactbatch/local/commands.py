@@ -114,7 +114,11 @@ def _show(stack: LocalStack, airflow: LocalAirflow | None, *, started: bool) -> 
     out.print(f"Postgres  {stack.postgres_dsn}", markup=False)
     if stack.connect.pid is not None:
         out.print(f"Connect   sc://{stack.connect.address}", markup=False)
-    out.print("\nIn this folder, exactbatch finds these servers. For other programs:\n", markup=False)
+    is_found = stack.folder == LocalStack().folder
+    found = (
+        "In this folder, exactbatch finds these servers. For other programs:" if is_found else "Environment:"
+    )
+    out.print(f"\n{found}\n", markup=False)
     token = {TOKEN: stack.connect.token} if stack.connect.pid is not None else {}
     for variable, value in {**stack.environment, **token}.items():
         out.print(f"export {variable}={shlex.quote(value)}", markup=False)

@@ -175,7 +175,7 @@ def _verdict(pipeline: Pipeline, settings: Settings, status: Any) -> bool:
     with ledger_session(settings.postgres, "exactbatch demo") as connection, connection.cursor() as cursor:
         cursor.execute("select count(*) from public.flight")
         rows = cursor.fetchone()[0]
-    out.print(render.audit_table(pipeline, report))
+    out.print(*render.audit_tables(pipeline, report))
     out.print(render.verdict(report))
     _say(f"{COUNT} flights sent, {rows} rows in {pipeline.traits.target}")
     return rows == COUNT == report.records and report.is_exact
