@@ -76,6 +76,9 @@ _AUDIT_TYPES: Final = "tests/integration/test_audit_types.py"
 _FORWARD: Final = "tests/integration/test_forward.py"
 _PIPELINE_TESTS: Final = "tests/integration/test_testing_postgres.py"
 _POSITIONS: Final = "tests/integration/test_positions.py"
+_TOKEN_LOGINS: Final = "tests/integration/test_token_logins.py"
+_TOKEN_FAULTS: Final = "tests/integration/test_token_faults.py"
+_DAG_PROVIDERS: Final = "tests/unit/test_connections.py::test_a_dag_names_the_providers"
 _QUESTIONS: Final = "tests/integration/test_questions.py"
 
 
@@ -1698,6 +1701,83 @@ MUTANTS: Final = (
         ("tests/unit/test_connections.py::test_a_connection_of_airflow_names_no_code",),
     ),
     Mutant(
+        "a DAG's provider of Kafka's tokens is ignored",
+        "airflow/connections.py",
+        "        if self.kafka_token is not None:\n",
+        "        if False:\n",
+        (_DAG_PROVIDERS,),
+    ),
+    Mutant(
+        "a DAG's provider of Kafka's tokens makes them for another login",
+        "airflow/connections.py",
+        '            kafka |= {"sasl.mechanism": "OAUTHBEARER", TOKEN_METHOD: self.kafka_token}\n',
+        "            kafka |= {TOKEN_METHOD: self.kafka_token}\n",
+        (_DAG_PROVIDERS,),
+    ),
+    Mutant(
+        "a DAG's provider of Postgres's tokens is ignored",
+        "airflow/connections.py",
+        "        if self.postgres_token is not None:\n",
+        "        if False:\n",
+        (_DAG_PROVIDERS,),
+    ),
+    Mutant(
+        "a connection of Airflow names a function for Postgres's tokens",
+        "airflow/connections.py",
+        '        _check_provider(connection, parameters["password"].removeprefix(TOKEN), "postgres_token")\n',
+        "        pass\n",
+        ("tests/unit/test_connections.py::test_a_connection_of_airflow_names_no_code",),
+    ),
+    Mutant(
+        "plans and groups are asked for without a token",
+        "kafka/client_properties.py",
+        '        admin["sasl_oauth_token_provider"] = source\n',
+        "        pass\n",
+        (f"{_TOKEN_LOGINS}::test_a_pipeline_begins_where_a_group_is_with_tokens",),
+    ),
+    Mutant(
+        "a consumer logs in without a token",
+        "kafka/client_properties.py",
+        "in FIXED.items()},\n        **_token_callback(properties),\n",
+        "in FIXED.items()},\n",
+        (f"{_TOKEN_LOGINS}::test_a_batch_is_exact_with_tokens",),
+    ),
+    Mutant(
+        "a forwarder logs in without a token",
+        "kafka/client_properties.py",
+        '        "linger.ms": 5,\n        **_token_callback(properties),\n',
+        '        "linger.ms": 5,\n',
+        (f"{_TOKEN_LOGINS}::test_results_are_forwarded_with_tokens",),
+    ),
+    Mutant(
+        "a forwarder does not say that its token was refused",
+        "forwarding/producer.py",
+        "            with suppress(KafkaException, SystemError):\n                self._producer.poll(0)\n",
+        "",
+        (f"{_TOKEN_LOGINS}::test_a_producer_whose_token_the_broker_refuses_names_the_provider",),
+    ),
+    Mutant(
+        "a read whose token cannot be renewed blames the brokers",
+        "kafka/client_errors.py",
+        "    if (failure := find_token_failure(properties)) is not None:\n",
+        "    failure = None\n    if failure is not None:\n",
+        (f"{_TOKEN_FAULTS}::test_a_read_whose_token_cannot_be_renewed_names_the_provider",),
+    ),
+    Mutant(
+        "an audit whose token cannot be renewed blames the brokers",
+        "audit/log_windows.py",
+        "                if error is not None and (refusal",
+        "                if False and (refusal",
+        (f"{_TOKEN_FAULTS}::test_a_read_whose_token_cannot_be_renewed_names_the_provider",),
+    ),
+    Mutant(
+        "a forwarder that reads what the topic has does not say that its token cannot be renewed",
+        "forwarding/sent.py",
+        "                if error is not None and (refusal",
+        "                if False and (refusal",
+        (f"{_TOKEN_FAULTS}::test_a_read_whose_token_cannot_be_renewed_names_the_provider",),
+    ),
+    Mutant(
         "a token is used until it has expired",
         "tokens/providers.py",
         "_RENEWED_AFTER: Final = 0.8\n",
@@ -1707,9 +1787,19 @@ MUTANTS: Final = (
     Mutant(
         "a token that was refused is sent again",
         "tokens/providers.py",
-        "        _tokens.clear()\n",
+        "        _tokens.pop(_key(name, connection), None)\n",
         "        pass\n",
-        ("tests/unit/test_tokens.py", "tests/integration/test_token_logins.py"),
+        ("tests/unit/test_tokens.py", _TOKEN_LOGINS),
+    ),
+    Mutant(
+        "a server that refuses a token refuses those of all servers",
+        "tokens/providers.py",
+        "        _tokens.pop(_key(name, connection), None)\n",
+        "        _tokens.clear()\n",
+        (
+            "tests/unit/test_tokens.py::test_a_server_that_refuses_a_token_refuses_none_of_another_server",
+            f"{_OTHER_REGISTRIES}::test_a_registry_that_refuses_a_token_refuses_none_of_kafka_and_postgres",
+        ),
     ),
     Mutant(
         "whoever answers for Postgres gets a token",
@@ -1730,7 +1820,7 @@ MUTANTS: Final = (
         "kafka/client_errors.py",
         '    if error.name() == "_AUTHENTICATION" and uses_tokens(properties):\n',
         "    if False:\n",
-        ("tests/integration/test_token_logins.py::test_a_token_that_the_broker_refuses_is_the_tokens_fault",),
+        (f"{_TOKEN_LOGINS}::test_a_token_that_the_broker_refuses_is_the_tokens_fault",),
     ),
     Mutant(
         "a collation treats different topics as equal",
@@ -1920,7 +2010,7 @@ MUTANTS: Final = (
     Mutant(
         "a registry that refuses a token gets no new one",
         "formats/registry/client.py",
-        "            forget_tokens()\n",
+        "            forget_token(self._provider, self._connection)\n",
         "",
         (f"{_OTHER_REGISTRIES}::test_a_registry_gets_the_token_of_a_provider_and_a_new_one_after_a_refusal",),
     ),

@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from typing import Any
@@ -21,6 +22,7 @@ from support.faults.proxy import (
     HalfOpen,
     Proxy,
     Refuse,
+    Slow,
     Stall,
     proxied_broker,
 )
@@ -186,3 +188,15 @@ def _check_proxied(stack: LocalStack) -> None:
         with pytest.raises(Exception, match="^Kafka at .* does not answer"):
             through.partitions([])
         assert KafkaBroker(stack.kafka_properties).partitions([]) == ()
+
+
+def test_a_slow_network_takes_the_time_of_its_bytes(echo: Proxy) -> None:
+    with client_of(echo) as client:
+        echo.inject(Slow(1000))
+        started = time.monotonic()
+        assert says(client, b"x" * 500) == b"x" * 500
+        assert time.monotonic() - started >= 0.5
+        echo.heal()
+        started = time.monotonic()
+        assert says(client, b"x" * 500) == b"x" * 500
+        assert time.monotonic() - started < 0.5

@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 from psycopg2.extensions import make_dsn
@@ -20,30 +19,16 @@ from pyspark.sql.connect.client.retries import DefaultPolicy
 from exactbatch import Custom, Pipeline, Tuning
 from exactbatch.batch.engines import connect_engine
 from exactbatch.batch.engines.connect_engine import ConnectEngine
-from exactbatch.batch.job import process_batch
-from exactbatch.batch.publishing.publish import Published
 from exactbatch.errors import ConfigurationError, TasksFailed
 from exactbatch.local.stack import Connect
 from exactbatch.settings import Settings
-from support.batch_runner import BatchRunner, MakeTopic
-from support.environment import HOME, JOBS, TESTS
-from support.jvm import quick_spark
-from support.stacks import new_stack
+from support.batch_runner import MakeTopic
+from support.connect_server import ConnectRunner, run_connect_server
+from support.environment import JOBS, TESTS
 from support.topics import Topic, record
 from support.waiting import wait_for
 
 SECRET = "s3cret-that-nobody-may-see"
-
-
-class ConnectRunner(BatchRunner):
-    """Batches of one test, on a server."""
-
-    def __init__(self, server: Connect, connection: Any, settings: Settings) -> None:
-        super().__init__(None, connection, settings)
-        self.engine = ConnectEngine(server.url)
-
-    def process(self, pipeline: Pipeline, batch_id: int) -> Published:
-        return process_batch(self.engine, pipeline, batch_id, self.settings)
 
 
 @pytest.fixture(scope="module")
@@ -55,23 +40,13 @@ def events(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(events: Path) -> Iterator[Connect]:
     """A server with two slots."""
-    stack = new_stack("connect")
-    settings = {
-        "spark.master": "local[2]",
-        "spark.ui.enabled": "false",
-        "spark.driver.memory": "512m",
+    written = {
         "spark.eventLog.enabled": "true",
         "spark.eventLog.dir": f"file://{events}",
         "spark.eventLog.compress": "false",
     }
-    path = os.pathsep.join(map(str, (JOBS, TESTS)))
-    with mock.patch.dict(os.environ, {"SPARK_SUBMIT_OPTS": quick_spark(HOME), "PYTHONPATH": path}):
-        stack.connect.configure({}, settings, anywhere=True)
-        try:
-            stack.connect.start()
-            yield stack.connect
-        finally:
-            stack.down(delete=True)
+    with run_connect_server(conf=written) as server:
+        yield server
 
 
 @pytest.fixture

@@ -15,6 +15,8 @@ from urllib.parse import parse_qs
 import jwt
 from cryptography.hazmat.primitives.asymmetric import rsa
 
+from exactbatch.tokens import providers
+
 ISSUER: Final = "https://tokens.example.org"
 AUDIENCE: Final = "kafka"
 CLIENT: Final = "job"
@@ -26,17 +28,21 @@ class TokenServer:
     """What the server answers, and what it was asked.
 
     Attributes:
-        address: where it listens
+        listens_at: host and port
+        address: the URL that clients get
         lifetime: of its tokens, in seconds
         refusal: a status and an answer instead of tokens
         audience: for whom its tokens are
+        leeway: for how many seconds is_valid() takes a token that has expired: machines of tests can be slow
         issued: the form of each request that got a token
     """
 
+    listens_at: tuple[str, int]
     address: str
     lifetime: float = 3600
     refusal: tuple[int, Any] | None = None
     audience: str = AUDIENCE
+    leeway: float = 30
     issued: list[dict[str, list[str]]] = field(default_factory=list)
     key: rsa.RSAPrivateKey = field(
         default_factory=lambda: rsa.generate_private_key(public_exponent=65537, key_size=2048)
@@ -71,10 +77,11 @@ class TokenServer:
         return jwt.encode({**claims, "scope": "topics"}, self.key, "RS256", {"kid": "1"})
 
     def is_valid(self, token: str) -> bool:
-        """True for a token that this server has signed, and that has not expired, or not long ago: machines of tests
-        can be slow."""
+        """True for a token that this server has signed, and that has not expired, or not long ago."""
         try:
-            jwt.decode(token, self.key.public_key(), ["RS256"], audience=AUDIENCE, issuer=ISSUER, leeway=30)
+            jwt.decode(
+                token, self.key.public_key(), ["RS256"], audience=AUDIENCE, issuer=ISSUER, leeway=self.leeway
+            )
         except jwt.InvalidTokenError:
             return False
         return True
@@ -116,10 +123,16 @@ def token_server() -> Iterator[TokenServer]:
             pass
 
     listening = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server = TokenServer(f"http://127.0.0.1:{listening.server_port}")
+    port = listening.server_port
+    server = TokenServer(("127.0.0.1", port), f"http://127.0.0.1:{port}")
     threading.Thread(target=listening.serve_forever, args=(0.01,), daemon=True).start()
     try:
         yield server
     finally:
         listening.shutdown()
         listening.server_close()
+
+
+def forget_all_tokens() -> None:
+    """Let this process request new tokens."""
+    providers._tokens.clear()

@@ -22,8 +22,9 @@ from exactbatch.sampling.proposal import propose
 from exactbatch.sampling.registry_columns import RegistryAddress, as_sent, with_schema_ids
 from exactbatch.testing import Record, decode
 from exactbatch.tokens import Token
-from exactbatch.tokens.providers import forget_tokens
+from exactbatch.tokens.providers import get_token
 from support.registry import Registry, registry_server
+from support.token_server import forget_all_tokens
 
 GLUE = "glue://eu-west-1"
 VERSION = UUID("b7b4a7f0-9c96-4e4a-a687-fb5de9ef0c63")  # as in AWS's documentation
@@ -276,7 +277,7 @@ def decode_with_token(registry: Registry, provider: str, value: bytes) -> list[d
 
 def test_a_registry_gets_the_token_of_a_provider_and_a_new_one_after_a_refusal(registry: Registry) -> None:
     given.clear()
-    forget_tokens()
+    forget_all_tokens()
     port = registry.address.rpartition(":")[2]
     registry.has(1, ROW)
     registry.has(2, ROW)
@@ -290,6 +291,23 @@ def test_a_registry_gets_the_token_of_a_provider_and_a_new_one_after_a_refusal(r
     registry.authorization = "Bearer another"
     with pytest.raises(ConfigurationError, match="answered HTTP status 401"):
         decode_with_token(registry, "provide_token", b"\0\0\0\0\3" + body)
+
+
+def provide_any(connection: Mapping[str, Any]) -> Token:
+    return Token(f"{sorted(connection)}-{time.monotonic_ns()}", time.time() + 3600)
+
+
+def test_a_registry_that_refuses_a_token_refuses_none_of_kafka_and_postgres(registry: Registry) -> None:
+    forget_all_tokens()
+    others = {"bootstrap.servers": "kafka:9092"}, {"host": "db"}
+    name = f"{__name__}:provide_any"
+    before = [get_token(name, each) for each in others]
+    registry.has(1, ROW)
+    registry.authorization = "Bearer another"
+    with pytest.raises(ConfigurationError, match="answered HTTP status 401"):
+        decode_with_token(registry, "provide_any", b"\0\0\0\0\1\2")
+    assert len(registry.asked) == 2
+    assert [get_token(name, each) for each in others] == before
 
 
 def test_a_token_that_cannot_be_had_is_an_error_that_is_retried(registry: Registry) -> None:

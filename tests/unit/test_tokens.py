@@ -13,15 +13,17 @@ import azure.identity
 import google.auth
 import jwt
 import pytest
+from confluent_kafka import KafkaError
 
 from exactbatch.errors import ConfigurationError, TokenUnavailable
+from exactbatch.kafka.client_errors import connection_refused
 from exactbatch.operations.doctor.servers import connection_finding
-from exactbatch.postgres.dsn import _with_token
+from exactbatch.postgres.dsn import _with_token, refused_connection
 from exactbatch.tokens import Token, providers
 from exactbatch.tokens.clouds import _google_kafka_token, _region
 from exactbatch.tokens.oidc import request_oidc_token
-from exactbatch.tokens.providers import find_provider, forget_tokens, get_token
-from support.token_server import TokenServer, token_server
+from exactbatch.tokens.providers import find_provider, forget_token, get_token
+from support.token_server import TokenServer, forget_all_tokens, token_server
 
 
 @pytest.fixture
@@ -32,9 +34,9 @@ def server() -> Iterator[TokenServer]:
 
 @pytest.fixture(autouse=True)
 def _none_kept() -> Iterator[None]:
-    forget_tokens()
+    forget_all_tokens()
     yield
-    forget_tokens()
+    forget_all_tokens()
 
 
 @pytest.fixture
@@ -67,8 +69,28 @@ def test_a_token_is_kept_for_four_fifths_of_its_lifetime(module: Any, clock: Sim
     clock.now += 0.2
     assert get_token("my_tokens:mint", {"user": "a"}).value == "a-1"
     assert get_token("my_tokens:mint", {"user": "b"}).value == "b-2"  # another connection has its own
-    forget_tokens()
+    forget_token("my_tokens:mint", {"user": "a"})
     assert get_token("my_tokens:mint", {"user": "a"}).value == "a-3"
+    assert get_token("my_tokens:mint", {"user": "b"}).value == "b-2"
+
+
+def test_a_server_that_refuses_a_token_refuses_none_of_another_server(module: Any) -> None:
+    module.mint = lambda _connection: Token(f"t{time.monotonic_ns()}", time.time() + 3600)
+    name = "my_tokens:mint"
+    kafka = {"bootstrap.servers": "k:1", "sasl.mechanism": "OAUTHBEARER", "sasl.oauthbearer.method": name}
+    dsn, postgres = f"host=127.0.0.1 user=job password=token:{name}", {"host": "127.0.0.1", "user": "job"}
+    connections = kafka, {**postgres, "password": f"token:{name}"}, {"schema.registry.url": "http://r"}
+
+    def tokens() -> list[Token]:
+        return [get_token(name, each) for each in connections]
+
+    first = tokens()
+    assert connection_refused(kafka, KafkaError(KafkaError._AUTHENTICATION)) is not None
+    second = tokens()
+    assert [new == old for new, old in zip(second, first, strict=True)] == [False, True, True]
+    refused = 'FATAL:  password authentication failed for user "job"'
+    assert isinstance(refused_connection(refused, dsn), TokenUnavailable)
+    assert [new == old for new, old in zip(tokens(), second, strict=True)] == [True, False, True]
 
 
 @pytest.mark.parametrize(

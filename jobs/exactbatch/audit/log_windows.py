@@ -24,7 +24,13 @@ from exactbatch.audit.audit_result import Offsets
 from exactbatch.audit.log_records import LogRecords
 from exactbatch.audit.units import Slice
 from exactbatch.errors import ReadFailed
-from exactbatch.kafka.client_errors import Event, concerns_reading, event_error, is_out_of_range
+from exactbatch.kafka.client_errors import (
+    Event,
+    concerns_reading,
+    connection_refused,
+    event_error,
+    is_out_of_range,
+)
 from exactbatch.kafka.client_properties import ANSWER_TIMEOUT, limit_fetches, reader_properties
 from exactbatch.kafka.consumer import (
     ClusterClient,
@@ -100,11 +106,16 @@ class LogPosition:
 
 
 class _Reader:
-    """Reads partitions of one topic through one consumer."""
+    """Reads partitions of one topic through one consumer; `config` is made of the properties."""
 
     def __init__(
-        self, config: Mapping[str, Any], places: Sequence[LogPosition], cluster_id: str | None
+        self,
+        properties: Mapping[str, Any],
+        config: Mapping[str, Any],
+        places: Sequence[LogPosition],
+        cluster_id: str | None,
     ) -> None:
+        self._properties = properties
         self._places = {each.partition.topic_partition: each for each in places}
         self._cluster_id = cluster_id
         self._signals = Signals()
@@ -117,7 +128,8 @@ class _Reader:
         """Yield the records that arrive until each partition is read up to its end; the last may be beyond it.
 
         Unlike the batch path's reader, it also takes the records that come after an error, and goes on where retention
-        has removed records. Raises ReadFailed if a record is damaged, or if nothing arrives for a while.
+        has removed records. Raises ReadFailed if a record is damaged, or if nothing arrives for a while, and what
+        connection_refused() returns.
         """
         reading = {key: place for key, place in self._places.items() if not place.is_read}
         passed = {key: self._signals.fetched.of(key) for key in reading}
@@ -144,8 +156,11 @@ class _Reader:
                     passed[key], is_progress = fetched, True
             if is_progress:
                 deadline = time.monotonic() + _TIMEOUT
+                self._signals.errors.last = None
             elif time.monotonic() > max(deadline, self._signals.throttling.until + _TIMEOUT):
-                stalled = next(iter(reading.values()))
+                stalled, error = next(iter(reading.values())), self._signals.errors.last
+                if error is not None and (refusal := connection_refused(self._properties, error)) is not None:
+                    raise type(refusal)(f"{stalled.partition}: {refusal}")
                 raise ReadFailed(
                     f"{stalled.partition}: nothing could be read from offset {stalled.offset} to {stalled.end} for "
                     f"{_TIMEOUT:g} s. Check that the broker is up."
@@ -222,7 +237,9 @@ class LogWindows:
     ) -> "LogWindows":
         """Read the partition from `begin` to `head`, with a consumer of its own."""
         place = LogPosition.at(partition, begin, head)
-        reader = None if place.is_read else _Reader(reader_properties(properties), [place], cluster_id)
+        reader = (
+            None if place.is_read else _Reader(properties, reader_properties(properties), [place], cluster_id)
+        )
         log = cls(place, reader)
         log.check_cluster()
         return log
@@ -302,7 +319,7 @@ class SmallLogs:
         held: dict[int, list[Block]] = defaultdict(list)
         if unread := [place for place in places.values() if not place.is_read]:
             config = limit_fetches(reader_properties(self._properties), _FETCHED_BYTES)
-            with closing(_Reader(config, unread, self._cluster_id)) as reader:
+            with closing(_Reader(self._properties, config, unread, self._cluster_id)) as reader:
                 reader.check_cluster()
                 for place, block in reader.read():
                     held[place.partition.partition].append(block)

@@ -163,6 +163,9 @@ class ResultProducer:
         except (KafkaException, SystemError) as error:
             if (reason := self._reason(error)) is None:
                 raise
+            # The errors of connections wait for a poll, which raises a fatal one once more.
+            with suppress(KafkaException, SystemError):
+                self._producer.poll(0)
             self._signals.receive()
             raise self._translate(reason) from error
 

@@ -12,9 +12,9 @@ from exactbatch.errors import KafkaUnavailable, ReadFailed
 from exactbatch.formats.message.record_headers import read_headers
 from exactbatch.forwarding.producer import PLAN, SEQUENCE, STREAM
 from exactbatch.kafka.broker import KafkaBroker
-from exactbatch.kafka.client_errors import acl_missing
+from exactbatch.kafka.client_errors import acl_missing, connection_refused
 from exactbatch.kafka.client_properties import reader_properties
-from exactbatch.kafka.consumer import closing_consumer
+from exactbatch.kafka.consumer import Signals, closing_consumer
 from exactbatch.ledger import Stream
 from exactbatch.model import LogPartition
 
@@ -98,12 +98,17 @@ def _committed(
     remaining = {partition for partition, end in ends.items() if starts[partition] < end}
     if not remaining:
         return
-    consumer = Consumer({**reader_properties(properties), "statistics.interval.ms": 0, "log_level": 0})
+    signals = Signals()
+    on_error = {"error_cb": signals.callbacks()["error_cb"]}
+    consumer = Consumer(
+        {**reader_properties(properties), "statistics.interval.ms": 0, "log_level": 0, **on_error}
+    )
     with closing_consumer(consumer):
         consumer.assign([TopicPartition(topic, each, starts[each]) for each in sorted(remaining)])
         deadline = time.monotonic() + _PROGRESS_TIMEOUT
         while remaining:
             messages = consumer.consume(_MESSAGES, timeout=0.1)
+            signals.receive()
             for message in messages:
                 partition, offset, error = message.partition(), message.offset(), message.error()
                 if error is not None and error.code() != KafkaError._PARTITION_EOF:
@@ -118,6 +123,9 @@ def _committed(
                 if offset >= ends[partition] - (error is None):
                     remaining.discard(partition)
             if remaining and time.monotonic() >= deadline:
+                error = signals.errors.last
+                if error is not None and (refusal := connection_refused(properties, error)) is not None:
+                    raise refusal
                 raise ReadFailed(
                     f"{topic}[{min(remaining)}]: reading which results the topic has made no progress for "
                     f"{_PROGRESS_TIMEOUT:g} s. Nothing was sent. Try again.",

@@ -16,7 +16,8 @@ from exactbatch.errors import (
     TokenUnavailable,
 )
 from exactbatch.kafka.properties import TOKEN_METHOD, uses_tokens
-from exactbatch.tokens.providers import forget_tokens
+from exactbatch.kafka.token_source import find_token_failure
+from exactbatch.tokens.providers import forget_token
 
 _error = methodcaller("error")
 DAMAGED: Final = (
@@ -94,13 +95,16 @@ def acl_missing(operation: str, resource: str, name: str, purpose: str) -> Confi
 def connection_refused(
     properties: Mapping[str, Any], error: KafkaError
 ) -> ConfigurationError | TokenUnavailable | None:
-    """Return the error if client and broker do not accept each other; None for any other cause.
+    """Return the error if client and broker do not accept each other, or if there is no token with which to log in;
+    None for any other cause.
 
     The next login of this process with a token that was refused requests a new one.
     """
+    if (failure := find_token_failure(properties)) is not None:
+        return failure
     servers = properties.get("bootstrap.servers")
     if error.name() == "_AUTHENTICATION" and uses_tokens(properties):
-        forget_tokens()
+        forget_token(properties[TOKEN_METHOD], properties)
         return TokenUnavailable(
             f"Kafka at {servers} does not accept the token of the provider {properties[TOKEN_METHOD]!r}, or the "
             f"provider could not renew it: {error.str()}. Check the provider's properties in the Kafka connection, "

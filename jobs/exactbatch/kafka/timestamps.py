@@ -55,7 +55,7 @@ def first_records(
     """
     limits = {"queued.min.messages": 1, "log_level": 0}
     signals = Signals()
-    config = {**reader_properties(limit_fetches(properties, _FETCH)), **limits, **signals.callbacks()}
+    config = {**limit_fetches(reader_properties(properties), _FETCH), **limits, **signals.callbacks()}
     if uncommitted:
         config["isolation.level"] = "read_uncommitted"
     found: dict[Partition, Answer | None] = {}

@@ -5,6 +5,7 @@ from typing import Any
 
 from kafka.net.sasl.oauth import AbstractTokenProvider
 
+from exactbatch.errors import TokenUnavailable
 from exactbatch.kafka.properties import TOKEN_METHOD, uses_tokens
 from exactbatch.tokens.providers import get_token
 
@@ -33,6 +34,19 @@ class TokenSource(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python 
     def extensions(self) -> dict[str, str]:
         """Return the extensions that Kafka gets beside the token."""
         return dict(get_token(self._name, self._properties).extensions)
+
+
+def find_token_failure(properties: Mapping[str, Any]) -> TokenUnavailable | None:
+    """Return the error of a provider that has no token now for a connection that logs in with tokens; None for any
+    other connection.
+
+    A connection that outlives its token ends if there is no new one, and librdkafka only says that brokers are down.
+    """
+    try:
+        find_token_source(properties)
+    except TokenUnavailable as error:
+        return error
+    return None
 
 
 def find_token_source(properties: Mapping[str, Any]) -> TokenSource | None:

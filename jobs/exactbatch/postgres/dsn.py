@@ -17,7 +17,7 @@ from exactbatch.postgres.session_settings import (
     startup_options_refused,
     unknown_parameter,
 )
-from exactbatch.tokens.providers import forget_tokens, get_token
+from exactbatch.tokens.providers import forget_token, get_token
 from exactbatch.tokens.token import LOOPBACK
 
 CONNECT_TIMEOUT: Final = 10  # seconds
@@ -95,7 +95,7 @@ def refused_connection(message: str, dsn: str) -> ExactbatchError | None:
     error, parameter = connection_error(message), unknown_parameter(message)
     provider = find_provider_name(dsn)
     if provider is not None and error.sqlstate in _BAD_LOGIN:
-        forget_tokens()
+        forget_token(provider, _parse(dsn))
         return TokenUnavailable(
             f"Postgres does not accept the token of the provider {provider!r}: {message}. Check that the login may log "
             f"in with tokens, the identity for which the provider requests them, and the clocks of all machines."

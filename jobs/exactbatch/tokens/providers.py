@@ -56,7 +56,7 @@ def get_token(name: str, connection: Mapping[str, Any]) -> Token:
     Raises ConfigurationError for an unknown provider, and TokenUnavailable if the provider fails, or returns no token
     or one that has expired.
     """
-    key = (name, *sorted((key, repr(value)) for key, value in connection.items()))
+    key = _key(name, connection)
     with _lock:
         token, renewed_at = _tokens.get(key, (None, 0.0))
         if token is not None and time.time() < renewed_at:
@@ -72,10 +72,14 @@ def get_token(name: str, connection: Mapping[str, Any]) -> Token:
         return token
 
 
-def forget_tokens() -> None:
-    """Request a new token the next time, because a server has refused one."""
+def forget_token(name: str, connection: Mapping[str, Any]) -> None:
+    """Request a new token for this connection the next time, because its server has refused one."""
     with _lock:
-        _tokens.clear()
+        _tokens.pop(_key(name, connection), None)
+
+
+def _key(name: str, connection: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (name, *sorted((key, repr(value)) for key, value in connection.items()))
 
 
 def _request(name: str, connection: Mapping[str, Any]) -> Token:

@@ -1,5 +1,5 @@
-"""A TCP proxy that does to connections what networks do. Faults are data: Cut, Refuse, Stall, HalfOpen, CutAfter,
-DropCommitAnswer.
+"""A TCP proxy that does to connections what networks do. Faults are data: Cut, Refuse, Stall, Slow, HalfOpen,
+CutAfter, DropCommitAnswer.
 
     with Proxy((HOST, stack.postgres.port), postgres=True) as proxy:
         proxy.inject(Stall(), when=b"insert into")   # as soon as a client sends this
@@ -48,6 +48,13 @@ class Stall:
 
 
 @dataclass(frozen=True)
+class Slow:
+    """Send each client no more than this many bytes a second, until healed."""
+
+    rate: int
+
+
+@dataclass(frozen=True)
 class HalfOpen:
     """Swallow what comes in one direction; connections that have lost bytes are reset when healed."""
 
@@ -72,7 +79,7 @@ class DropCommitAnswer:
     statement: bytes = b""
 
 
-Fault = Cut | Refuse | Stall | HalfOpen | CutAfter | DropCommitAnswer
+Fault = Cut | Refuse | Stall | Slow | HalfOpen | CutAfter | DropCommitAnswer
 
 
 class Messages:
@@ -144,6 +151,7 @@ class Proxy:
         self._later: list[tuple[Fault, int]] = []
         self._to_clients = 0  # bytes
         self._stalled: dict[Direction, asyncio.Event] = {each: asyncio.Event() for each in BOTH}
+        self._rate: int | None = None  # bytes a second, to each client
         self._swallowed: set[Direction] = set()
         self._left: dict[Direction, int] = {}
         self._drop: DropCommitAnswer | None = None
@@ -198,6 +206,7 @@ class Proxy:
     async def _heal(self) -> None:
         self._pending.clear()
         self._later.clear()
+        self._rate = None
         self._swallowed.clear()
         self._left.clear()
         self._drop = None
@@ -235,6 +244,8 @@ class Proxy:
             case Stall(directions):
                 for each in directions:
                     self._stalled[each].clear()
+            case Slow(rate):
+                self._rate = rate
             case HalfOpen(direction):
                 self._swallowed.add(direction)
             case CutAfter(count, direction):
@@ -273,6 +284,8 @@ class Proxy:
                 await self._look_for(data)
             else:
                 await self._count(len(data))
+                if self._rate is not None:
+                    await asyncio.sleep(len(data) / self._rate)
             await self._stalled[direction].wait()
             if direction in self._swallowed:
                 link.has_lost_bytes = True

@@ -34,7 +34,7 @@ from exactbatch.formats.registry.registry_properties import (
 )
 from exactbatch.formats.registry.schemas import Inquiry
 from exactbatch.formats.registry.wire_format import SchemaId
-from exactbatch.tokens.providers import forget_tokens, get_token
+from exactbatch.tokens.providers import forget_token, get_token
 
 MOST_BYTES: Final = 16 * 1024 * 1024
 _TIMEOUT: Final = 10.0  # seconds for each request
@@ -184,7 +184,7 @@ class _BearerTokens(httpx.Auth):
         self._set_token(request)
         response = yield request
         if response.status_code == HTTPStatus.UNAUTHORIZED:
-            forget_tokens()
+            forget_token(self._provider, self._connection)
             self._set_token(request)
             yield request
 
