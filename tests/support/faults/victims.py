@@ -336,7 +336,7 @@ class Victims:
                 function(own, pipeline, *arguments, **named)
 
             self._in_fork(combination, work, beside)
-            batch_id = arguments[0] if arguments else named["tables"].batch_id
+            batch_id = named["tables"].batch_id if "tables" in named else arguments[0]
             with transaction(play.world.connection):
                 return Published(Ledger(play.world.connection).batches.read(batch_id), wrote=True)
 
