@@ -916,9 +916,9 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a replay does not compare known records",
-        "planning/situation.py",
-        "    check_records(broker, known, processed(stored, partitions))\n",
-        "    pass\n",
+        "planning/replay_inputs.py",
+        "if not needed or each.topic_partition in needed",
+        "if False",
         (f"{_FINGERPRINTS}::test_a_topic_that_is_created_again_is_noticed",),
     ),
     Mutant(
@@ -2767,7 +2767,7 @@ MUTANTS: Final = (
     Mutant(
         "a time whose first record retention may have removed is kept",
         "planning/freeze_replay.py",
-        "                and not _may_be_removed(partition, situation.first_records, at)\n",
+        "                and not _may_be_removed(partition, inputs.first_records, at)\n",
         "",
         (f"{_REPLAY}::test_a_window_whose_beginning_was_removed_is_refused",),
     ),
@@ -2934,6 +2934,13 @@ MUTANTS: Final = (
         ("tests/unit/test_debezium_source.py::test_a_field_that_is_no_text_is_a_reject",),
     ),
     Mutant(
+        "a replay compares known records of all partitions",
+        "planning/replay_inputs.py",
+        "if not needed or each.topic_partition in needed",
+        "if True",
+        (f"{_FINGERPRINTS}::test_a_replay_compares_known_records_of_its_own_partitions_alone",),
+    ),
+    Mutant(
         "a topic that joins later starts at the end of its log",
         "planning/freeze_advance.py",
         "if not new or (by_pattern and known and isinstance(pipeline.start, str)):",
@@ -3057,7 +3064,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a record with a wrong time hides what follows it",
-        "planning/situation.py",
+        "planning/replay_inputs.py",
         "        if hidden is not None:\n",
         "        if False:\n",
         (f"{_BUTTONS}::test_record_with_wrong_time_does_not_hide_what_follows_it",),

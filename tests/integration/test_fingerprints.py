@@ -32,7 +32,6 @@ from exactbatch.operations.doctor.topic_checks import check_known_records
 from exactbatch.operations.lag import measure_lag
 from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.planning.plan_tables import plan_tables
-from exactbatch.planning.request import ReplayRequest
 from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings
 from support.batch_runner import BatchRunner, MakePipeline, MakeTopic, recreate
@@ -113,7 +112,7 @@ def test_a_topic_that_is_created_again_is_noticed(
             f"{differs} had a record of 2026-09-21 "
         )
     with pytest.raises(TopicRecreated):
-        replays.plan(pipeline, ReplayRequest(ranges=ranges((2, 5), topic=topic)))
+        replays.plan(pipeline, ranges((2, 5), topic=topic))
 
 
 @sent("no IDs")
@@ -476,3 +475,28 @@ def test_a_broker_without_topic_ids_is_known_by_its_records(
         for refused in (lambda: world.plan(pipeline), lambda: world.process(pipeline, batch_id)):
             with pytest.raises(TopicRecreated, match="offset 10 had a record of .*, and has another one now"):
                 refused()
+
+
+def test_a_replay_compares_known_records_of_its_own_partitions_alone(
+    world: BatchRunner,
+    replays: Replays,
+    make_topic: MakeTopic,
+    make_pipeline: MakePipeline,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A pipeline may have thousands of partitions, and a replay of one range must not read them all."""
+    topic = make_topic(3)
+    pipeline = make_pipeline(topic)
+    for partition in range(3):
+        topic.produce(record(partition), timestamp=AT, partition=partition)
+    world.run(pipeline)
+    compared: list[list[int]] = []
+    compare = type(world.log).compare_fingerprints
+
+    def noting(self: Any, known: Any, partitions: Any) -> Any:
+        compared.append([each.partition for each in partitions])
+        return compare(self, known, partitions)
+
+    monkeypatch.setattr(type(world.log), "compare_fingerprints", noting)
+    replays.plan(pipeline, ranges((0, 1), topic=topic, partition=1))
+    assert compared == [[1]]

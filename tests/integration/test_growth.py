@@ -21,8 +21,8 @@ from exactbatch.ledger import Ledger, TimeBoundaries, registry
 from exactbatch.model import Covered, FoundRecord, LogPartition, Plan, StoredOffset
 from exactbatch.planning.freeze_replay import resolve_window
 from exactbatch.planning.plan_tables import _requests
+from exactbatch.planning.replay_inputs import BEGINNING, ReplayInputs, ranges_of_batches
 from exactbatch.planning.request import ReplayRequest
-from exactbatch.planning.situation import BEGINNING, Situation, ranges_of_batches
 from exactbatch.postgres import connection as connections
 from exactbatch.postgres.connection import transaction
 from exactbatch.sinks.aggregate.watermark import Watermark
@@ -97,11 +97,11 @@ def test_partitions_are_planned_committed_and_resolved_in_few_statements(connect
         at: {("w", each.partition): FoundRecord(offset, 0) for each in LOG}
         for at, offset in zip((BEGINNING, *window), (0, 12, 18), strict=True)
     }
-    situation = Situation(stored=stored, partitions=LOG, first_records=found)
+    inputs = ReplayInputs(stored=stored, partitions=LOG, first_records=found)
     for _ in range(2):
         with few(), transaction(connection):
             asked, _ = resolve_window(
-                TimeBoundaries(connection), WIDE, ReplayRequest(window=window), situation, pin=True
+                TimeBoundaries(connection), WIDE, ReplayRequest(window=window), inputs, pin=True
             )
         assert [(each.from_offset, each.until_offset) for each in asked] == [(12, 18)] * MANY
     with transaction(connection):

@@ -51,7 +51,7 @@ class Compaction:
 
 
 @dataclass(frozen=True, slots=True)
-class _Situation:
+class _CompactionInputs:
     """The inputs of a compaction, observed before the pipeline is locked.
 
     The stored offsets are read before the broker is queried: what is processed meanwhile is above the horizons.
@@ -72,12 +72,12 @@ def preview_compaction(
     Without a change to drop there is nothing to do, and the horizons stay.
     """
     compactors, ledger = _find_compactors(connection, pipeline), Ledger(connection)
-    situation = _observe(connection, broker, pipeline, before)
+    inputs = _observe(connection, broker, pipeline, before)
     with transaction(connection) as cursor:
         cursor.execute("set transaction read only")  # also for what the tables call
         refuse_code_of_others(cursor, find_writer(pipeline.traits).tables, writes=True)
         previous = ledger.coverage.read_horizons(pipeline)
-        below = _below(cursor, ledger, pipeline, compactors, situation, previous)
+        below = _below(cursor, ledger, pipeline, compactors, inputs, previous)
         done = _compaction(below, previous, [each.preview(cursor, below) for each in compactors])
     if done.dropped:
         return done
@@ -98,12 +98,12 @@ def compact_changes(
     StoredOffsetBeyondLog if the log is not the one that was processed.
     """
     compactors, ledger = _find_compactors(connection, pipeline), Ledger(connection)
-    situation = _observe(connection, broker, pipeline, before)
+    inputs = _observe(connection, broker, pipeline, before)
     with target_transaction(connection, pipeline) as cursor:
         ledger.registry.lock(pipeline)
         refuse_code_of_others(cursor, find_writer(pipeline.traits).tables, writes=True)
         previous = ledger.coverage.read_horizons(pipeline)
-        below = _below(cursor, ledger, pipeline, compactors, situation, previous)
+        below = _below(cursor, ledger, pipeline, compactors, inputs, previous)
         for range_, _ in below:
             ledger.coverage.raise_horizon(pipeline, range_)
         done = _compaction(below, previous, [each.compact(cursor, below) for each in compactors])
@@ -133,7 +133,7 @@ def _find_compactors(connection: Connection, pipeline: Pipeline) -> list[Compact
 
 def _observe(
     connection: Connection, broker: KafkaBroker, pipeline: Pipeline, before: datetime | None
-) -> _Situation:
+) -> _CompactionInputs:
     ledger = Ledger(connection)
     with transaction(connection):
         ledger.registry.check(pipeline)
@@ -141,9 +141,9 @@ def _observe(
             offset for offset in ledger.plans.read_stored_offsets(pipeline) if pipeline.loads(offset.topic)
         )
     if before is None:
-        return _Situation(stored, None, {})
+        return _CompactionInputs(stored, None, {})
     partitions = broker.processed_partitions(pipeline.known_topics(stored), stored)
-    return _Situation(stored, before, broker.offsets_at(partitions, before))
+    return _CompactionInputs(stored, before, broker.offsets_at(partitions, before))
 
 
 def _below(
@@ -151,26 +151,26 @@ def _below(
     ledger: Ledger,
     pipeline: Pipeline,
     compactors: Sequence[Compactor],
-    situation: _Situation,
+    inputs: _CompactionInputs,
     previous: Mapping[PartitionKey, int],
 ) -> list[Part]:
     """Return the offsets below the new horizon of each partition, with the batches that cover them."""
     coverage = ledger.coverage.read_all(pipeline)
     changes_since: dict[TopicPartition, int] = {}
-    if situation.before is not None:
-        heads = {offset.key: offset.next_offset for offset in situation.stored}
+    if inputs.before is not None:
+        heads = {offset.key: offset.next_offset for offset in inputs.stored}
         processed = find_parts(cursor, pipeline, _ranges(heads), coverage)
         for compactor in compactors:
-            for key, offset in compactor.first_since(cursor, processed, situation.before).items():
+            for key, offset in compactor.first_since(cursor, processed, inputs.before).items():
                 changes_since[key] = min(offset, changes_since.get(key, offset))
     horizons = {
         offset.key: compute_horizon(
             offset.next_offset,
             previous.get(offset.key, 0),
-            situation.since.get(offset.topic_partition),
+            inputs.since.get(offset.topic_partition),
             changes_since.get(offset.topic_partition),
         )
-        for offset in situation.stored
+        for offset in inputs.stored
     }
     return find_parts(cursor, pipeline, _ranges(horizons), coverage)
 

@@ -10,8 +10,8 @@ from exactbatch.ledger import Ledger
 from exactbatch.ledger.definition import Definition
 from exactbatch.pipeline import Pipeline
 from exactbatch.planning.freeze_replay import Preview, count_retracted, plan_observed
+from exactbatch.planning.replay_inputs import observe
 from exactbatch.planning.request import ReplayRequest
-from exactbatch.planning.situation import observe
 from exactbatch.postgres.connection import Connection, transaction
 from exactbatch.sinks import Append, Route, Sink, Upsert
 from exactbatch.sinks.sink import KINDS, SinkKind
@@ -39,10 +39,10 @@ def preview_registered(
             stored = Ledger(connection).plans.read_stored_offsets(pipeline)
         topics = definition.known_topics(offset.topic for offset in stored)
         pipeline = replace(pipeline, topics=topics or pipeline.topic_names)
-    situation = observe(connection, broker, pipeline, request, is_registered=True)
+    inputs = observe(connection, broker, pipeline, request, is_registered=True)
     with transaction(connection) as cursor:
         planned = plan_observed(
-            connection, pipeline, request, situation, pin=False, replays_compacted=replays_compacted
+            connection, pipeline, request, inputs, pin=False, replays_compacted=replays_compacted
         )
         return count_retracted(cursor, pipeline, planned)
 

@@ -1,4 +1,4 @@
-"""Plan a replay: observe the situation, lock the pipeline, plan, and freeze the plan in the ledger.
+"""Plan a replay: observe the inputs, lock the pipeline, plan, and freeze the plan in the ledger.
 
 The times of a window are resolved to offsets, which the ledger keeps pinned.
 """
@@ -24,6 +24,7 @@ from exactbatch.planning.refused_replays import (
     check_without_rejects,
 )
 from exactbatch.planning.replay import ReplayPlan, plan_replay
+from exactbatch.planning.replay_inputs import BEGINNING, FirstRecords, ReplayInputs, observe
 from exactbatch.planning.request import (
     ReplayRequest,
     RequestedRange,
@@ -31,7 +32,6 @@ from exactbatch.planning.request import (
     beyond_text,
     window_ranges,
 )
-from exactbatch.planning.situation import BEGINNING, FirstRecords, Situation, observe
 from exactbatch.postgres.connection import Connection, Cursor, transaction
 from exactbatch.sinks.writers import find_writer
 
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 def resolve_window(
-    boundaries: TimeBoundaries, pipeline: Pipeline, request: ReplayRequest, situation: Situation, *, pin: bool
+    boundaries: TimeBoundaries, pipeline: Pipeline, request: ReplayRequest, inputs: ReplayInputs, *, pin: bool
 ) -> tuple[list[RequestedRange], tuple[OffsetRange, ...]]:
     """Return the processed offsets of the request's window, and its offsets above the stored offsets.
 
@@ -51,9 +51,9 @@ def resolve_window(
     """
     assert request.window is not None
     now = datetime.now(UTC)
-    nearby = {at: boundaries.read_nearby(pipeline, situation.partitions, at) for at in request.window}
+    nearby = {at: boundaries.read_nearby(pipeline, inputs.partitions, at) for at in request.window}
     if not request.available_only and request.window[0] <= now:
-        _check_start_not_removed(request.window, situation, nearby[request.window[0]])
+        _check_start_not_removed(request.window, inputs, nearby[request.window[0]])
     offsets: list[dict[TopicPartition, int | None]] = []
     for at in request.window:
         if at > now:
@@ -61,15 +61,15 @@ def resolve_window(
             offsets.append({})
             continue
         resolved, to_pin = {}, {}
-        for partition in situation.partitions:
-            first = situation.first_records[at].get(partition.topic_partition)
+        for partition in inputs.partitions:
+            first = inputs.first_records[at].get(partition.topic_partition)
             neighbours = nearby[at][partition.topic_partition]
             offset = neighbours.between(partition.last_stable if first is None else first.offset)
             resolved[partition.topic_partition] = offset
             if (
                 first is not None
                 and neighbours.pinned is None
-                and not _may_be_removed(partition, situation.first_records, at)
+                and not _may_be_removed(partition, inputs.first_records, at)
             ):
                 to_pin[partition] = offset
         if pin:
@@ -77,8 +77,8 @@ def resolve_window(
         offsets.append({**resolved})
     starts, ends = offsets
     return (
-        window_ranges(situation.stored, starts, ends),
-        beyond_ranges(situation.stored, situation.partitions, starts, ends),
+        window_ranges(inputs.stored, starts, ends),
+        beyond_ranges(inputs.stored, inputs.partitions, starts, ends),
     )
 
 
@@ -90,7 +90,7 @@ def _may_be_removed(partition: LogPartition, first_records: FirstRecords, at: da
 
 def _check_start_not_removed(
     window: tuple[datetime, datetime],
-    situation: Situation,
+    inputs: ReplayInputs,
     nearby: Mapping[TopicPartition, NearbyTimeBoundaries],
 ) -> None:
     """Raise OffsetsLost if retention may have removed the start of a window, or all of it.
@@ -98,12 +98,12 @@ def _check_start_not_removed(
     That cannot be excluded once the window starts at the first record in the log, or the log has no record from
     the window's start on. A start that is pinned is known: plan_replay() checks that the log still holds it.
     """
-    processed = {offset.topic_partition for offset in situation.stored}
-    for partition in situation.partitions:
+    processed = {offset.topic_partition for offset in inputs.stored}
+    for partition in inputs.partitions:
         if (
             partition.topic_partition in processed
             and nearby[partition.topic_partition].pinned is None
-            and _may_be_removed(partition, situation.first_records, window[0])
+            and _may_be_removed(partition, inputs.first_records, window[0])
         ):
             start, end = (f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S}" for at in window)
             raise OffsetsLost(
@@ -171,11 +171,11 @@ def preview_replay(
 
     Raises what freeze_replay() raises.
     """
-    situation = observe(connection, broker, pipeline, request)
+    inputs = observe(connection, broker, pipeline, request)
     with transaction(connection) as cursor:
         cursor.execute("set transaction read only")  # also for what the target's indexes call
         planned = plan_observed(
-            connection, pipeline, request, situation, pin=False, replays_compacted=pipeline.replays_compacted
+            connection, pipeline, request, inputs, pin=False, replays_compacted=pipeline.replays_compacted
         )
         return count_retracted(cursor, pipeline, planned)
 
@@ -220,14 +220,14 @@ def freeze_replay(
     Raises what observe() and plan_replay() raise.
     """
     began = time.monotonic()
-    situation = observe(connection, broker, pipeline, request)
+    inputs = observe(connection, broker, pipeline, request)
     ledger = Ledger(connection)
     with transaction(connection):
         ledger.registry.lock(pipeline)
         if run is not None and (batch_id := ledger.plans.find_batch(pipeline, run)) is not None:
             return FrozenReplay(batch_id)
         planned = plan_observed(
-            connection, pipeline, request, situation, pin=True, replays_compacted=pipeline.replays_compacted
+            connection, pipeline, request, inputs, pin=True, replays_compacted=pipeline.replays_compacted
         )
         if origin == "backfill" and request.window is not None:
             check_whole(planned, request.window)
@@ -247,7 +247,7 @@ def plan_observed(
     connection: Connection,
     pipeline: Pipeline,
     request: ReplayRequest,
-    situation: Situation,
+    inputs: ReplayInputs,
     *,
     pin: bool,
     replays_compacted: bool,
@@ -258,15 +258,15 @@ def plan_observed(
     compacted topic whose records could not restore what the replay retracts.
     """
     ledger = Ledger(connection)
-    requested: Sequence[RequestedRange] = situation.named
+    requested: Sequence[RequestedRange] = inputs.named
     beyond: tuple[OffsetRange, ...] = ()
     if request.window is not None:
-        requested, beyond = resolve_window(TimeBoundaries(connection), pipeline, request, situation, pin=pin)
+        requested, beyond = resolve_window(TimeBoundaries(connection), pipeline, request, inputs, pin=pin)
     planned = plan_replay(
         requested,
-        situation.stored,
-        situation.partitions,
-        coverage=_touched(ledger, pipeline, requested, situation.stored)
+        inputs.stored,
+        inputs.partitions,
+        coverage=_touched(ledger, pipeline, requested, inputs.stored)
         if pipeline.traits.lineage == "batch"
         else (),
         horizons=ledger.coverage.read_horizons(pipeline),
@@ -275,11 +275,11 @@ def plan_observed(
         beyond=beyond,
     )
     check_reached(planned)
-    if in_compacted := [range_ for range_ in planned.ranges if range_.topic in situation.compacted]:
+    if in_compacted := [range_ for range_ in planned.ranges if range_.topic in inputs.compacted]:
         if not replays_compacted:
-            check_not_compacted(planned, situation.compacted)
+            check_not_compacted(planned, inputs.compacted)
         outside = ledger.coverage.find_results_outside(pipeline, in_compacted)
-        check_from_the_beginning(planned, situation.compacted, outside)
+        check_from_the_beginning(planned, inputs.compacted, outside)
         check_without_rejects(in_compacted, ledger.rejects.find_batches(pipeline, in_compacted))
     return planned
 

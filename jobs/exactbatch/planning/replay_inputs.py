@@ -22,7 +22,7 @@ FirstRecords = Mapping[datetime, Mapping[TopicPartition, FoundRecord]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Situation:
+class ReplayInputs:
     """The inputs of a replay's plan, observed before the pipeline is locked.
 
     stored         the stored offsets of the pipeline's topics
@@ -46,7 +46,7 @@ def observe(
     request: ReplayRequest,
     *,
     is_registered: bool = False,
-) -> Situation:
+) -> ReplayInputs:
     """Query the ledger, then Kafka. With `is_registered`, the pipeline is not compared with its registration.
 
     The stored offsets are read first, so that the log reaches all of them. They may advance meanwhile, and a
@@ -75,12 +75,18 @@ def observe(
     # The ends of the logs are read before the times are resolved: a late record that arrives in between then lies
     # above the offset that its time is resolved to.
     partitions = known_logs(broker, topics, stored, known)
-    check_records(broker, known, processed(stored, partitions))
+    # A window takes records of all partitions; ranges say which logs they need, of thousands perhaps.
+    needed = {(range_.topic, range_.partition) for range_ in named}
+    check_records(
+        broker,
+        known,
+        [each for each in processed(stored, partitions) if not needed or each.topic_partition in needed],
+    )
     first_records: FirstRecords = {}
     if request.window is not None:
         first_records = {at: broker.records_at(partitions, at) for at in (*request.window, BEGINNING)}
         _check_timestamps(broker, partitions, stored, request.window, first_records[request.window[1]])
-    return Situation(
+    return ReplayInputs(
         stored=stored,
         partitions=partitions,
         named=named,
