@@ -625,14 +625,18 @@ BAD = {
 def test_bad_values_are_not_decoded_one_by_one(monkeypatch, form):
     format_, kinds = BAD[form]
     blocks = []
-    for name in ("_decode_block", "decode_block", "_decode_members", "_storable"):
-        inner = getattr(type(format_), name, None)
-        if inner is not None:
-            monkeypatch.setattr(
-                type(format_),
-                name,
-                lambda *given, inner=inner: blocks.append(len(given[-1])) or inner(*given),
-            )
+    decoder = type(find_decoder(format_))
+    names = [
+        each
+        for each in ("_decode_block", "decode_block", "_decode_members", "_storable")
+        if hasattr(decoder, each)
+    ]
+    assert names
+    for name in names:
+        inner = getattr(decoder, name)
+        monkeypatch.setattr(
+            decoder, name, lambda *given, inner=inner: blocks.append(len(given[-1])) or inner(*given)
+        )
     for kind in kinds:
         values = [(kind % number).encode() for number in range(10, 100)]
         blocks.clear()
