@@ -183,7 +183,10 @@ def _target(cursor: Any, pipeline: Pipeline) -> list[Row]:
         "aggregate": "carrier, hour, events, delay, best, worst",
         "transform": f"kafka_partition, kafka_offset, copy, {_COLUMNS}",
     }.get(pipeline.name, f"kafka_partition, kafka_offset, {_COLUMNS}")
-    cursor.execute(f"select {columns} from {pipeline.traits.target}")
+    # The three of a Route have each row once, together.
+    cursor.execute(
+        " union all ".join(f"select {columns} from {part.target}" for part in pipeline.traits.parts)
+    )
     return sorted((tuple(each) for each in cursor.fetchall()), key=repr)
 
 

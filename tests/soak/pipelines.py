@@ -11,6 +11,7 @@ from exactbatch import (
     Max,
     Min,
     Pipeline,
+    Route,
     Sum,
     ToTopic,
     Tuning,
@@ -68,6 +69,14 @@ PIPELINES: Final = {
             ),
         ),
         _pipeline("transform", Append("public.transformed"), transform=_SQL),
+        _pipeline(
+            "route",
+            Route(
+                by="carrier",
+                to={name: Append(f"public.route_{name.lower()}") for name in ("AA", "UA")},
+                rest=Append("public.route_rest"),
+            ),
+        ),
         _pipeline("lossy", Append("public.lossy"), SHORT_TOPIC, on_loss="skip"),
     )
 }
