@@ -1778,6 +1778,13 @@ MUTANTS: Final = (
         (f"{_TOKEN_FAULTS}::test_a_read_whose_token_cannot_be_renewed_names_the_provider",),
     ),
     Mutant(
+        "a batch waits for a provider of tokens for ever",
+        "tokens/providers.py",
+        "    asking.join(_TIMEOUT)\n",
+        "    asking.join(60 * _TIMEOUT)\n",
+        ("tests/unit/test_tokens.py::test_a_provider_that_hangs_is_named_and_left_behind",),
+    ),
+    Mutant(
         "a token is used until it has expired",
         "tokens/providers.py",
         "_RENEWED_AFTER: Final = 0.8\n",

@@ -115,6 +115,7 @@ def as_soon_as(condition: Callable[[], Any], act: Callable[[], Any]) -> Iterator
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(2 * SECONDS + 600)
 def test_a_batch_that_lasts_many_times_as_long_as_its_tokens_is_exact(
     slow_world: BatchRunner,
     issuer: TokenServer,
@@ -143,7 +144,7 @@ def test_a_batch_that_lasts_many_times_as_long_as_its_tokens_is_exact(
     is_exact = slow_world.is_exact(pipeline)
     print(  # noqa: T201 - pytest shows it with -s
         f"{seconds:.0f} s, tokens of {LIFETIME} s: {len(of_kafka)} for Kafka, {len(issuer.issued) - len(of_kafka)} for "
-        f"Postgres in the end; {logins} logins to Postgres with {tokens} tokens; {batch.rows} rows, audit "
+        f"Postgres; {logins} logins to Postgres with {tokens} tokens; {batch.rows} rows, audit "
         f"{'exact' if is_exact else 'not exact'}"
     )
     assert (batch.records, batch.rows) == (partitions * records, partitions * records)

@@ -3,14 +3,14 @@
 import json
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from exactbatch import ToTopic
-from exactbatch.errors import TokenUnavailable
+from exactbatch.errors import KafkaUnavailable, TokenUnavailable
 from exactbatch.forwarding import producer
 from exactbatch.forwarding.forward import find_stream, forward_results
 from exactbatch.kafka.broker import KafkaBroker
@@ -28,6 +28,7 @@ from support.token_broker import TokenBroker
 from support.token_proxy import TokenProxy
 from support.token_server import TokenServer, forget_all_tokens
 from support.topics import Topic, record
+from support.waiting import wait_for
 
 
 @pytest.mark.parametrize("commit", ["batch", "partition"])
@@ -275,7 +276,13 @@ def test_a_producer_whose_token_the_broker_refuses_names_the_provider(
 def test_a_pipeline_begins_where_a_group_is_with_tokens(
     token_world: BatchRunner, token_topic: Topic, make_pipeline: MakePipeline
 ) -> None:
-    token_world.log.commit_group("shop", {(token_topic.name, 0): 2, (token_topic.name, 1): 3})
+    def commits() -> bool:  # a new broker has no coordinator for a moment
+        with suppress(KafkaUnavailable):
+            token_world.log.commit_group("shop", {(token_topic.name, 0): 2, (token_topic.name, 1): 3})
+            return True
+        return False
+
+    wait_for(commits, timeout=60)
     pipeline = make_pipeline(token_topic, start="group:shop")
     assert token_world.run(pipeline).batch.rows == 5
     assert [row[0] for row in token_world.target(pipeline, "id")] == [2, 3, 4, 5, 9]

@@ -3,6 +3,7 @@
 import base64
 import json
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from datetime import datetime, timedelta
@@ -119,6 +120,25 @@ def test_a_provider_that_fails_is_named(
     assert said in str(caught.value)
     assert "s3cret" not in str(caught.value)
     assert caught.value.retryable
+
+
+def test_a_provider_that_hangs_is_named_and_left_behind(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    released = threading.Event()
+
+    def mint(_connection: Any) -> Token:
+        released.wait()
+        return Token("late", time.time() + 60)
+
+    module.mint = mint
+    monkeypatch.setattr(providers, "_TIMEOUT", 0.2)
+    said = "the provider 'my_tokens:mint' returned no token: TimeoutError: no answer within 0.2 s"
+    started = time.monotonic()
+    with pytest.raises(TokenUnavailable, match=said) as caught:
+        get_token("my_tokens:mint", {})
+    assert caught.value.retryable
+    assert time.monotonic() - started < 6
+    released.set()
+    assert get_token("my_tokens:mint", {}).value == "late"
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,8 @@ OWN: Final[Mapping[str, str]] = {
 # A token is renewed after this share of its lifetime, as Kafka's Java client does by default
 # (sasl.login.refresh.window.factor), so that a request for a new one has the rest of it.
 _RENEWED_AFTER: Final = 0.8
+# Seconds that a provider gets for a token: all logins of the process wait for it.
+_TIMEOUT: Final = 30.0
 
 _lock = threading.Lock()
 _tokens: dict[tuple[Any, ...], tuple[Token, float]] = {}  # with the time from which a new one is requested
@@ -85,7 +87,7 @@ def _key(name: str, connection: Mapping[str, Any]) -> tuple[Any, ...]:
 def _request(name: str, connection: Mapping[str, Any]) -> Token:
     provider = find_provider(name)
     try:
-        token = provider(connection)
+        token = _ask(provider, connection)
     except ExactbatchError:
         raise
     except Exception as error:  # whatever a library of a cloud raises
@@ -99,3 +101,24 @@ def _request(name: str, connection: Mapping[str, Any]) -> Token:
             f"Correct the function."
         )
     return token
+
+
+def _ask(provider: Provider, connection: Mapping[str, Any]) -> Any:
+    """Return what a provider returns, and raise what it raises, or TimeoutError: its thread is left to the end of the
+    process then."""
+    returned, raised = list[Any](), list[BaseException]()
+
+    def ask() -> None:
+        try:
+            returned.append(provider(connection))
+        except BaseException as error:
+            raised.append(error)
+
+    asking = threading.Thread(target=ask, name="provider of tokens", daemon=True)
+    asking.start()
+    asking.join(_TIMEOUT)
+    if raised:
+        raise raised[0]
+    if not returned:
+        raise TimeoutError(f"no answer within {_TIMEOUT:g} s")
+    return returned[0]
