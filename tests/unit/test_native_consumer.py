@@ -180,19 +180,29 @@ def test_a_read_that_the_garbage_collector_ends_does_not_wait_for_its_messages(
     assert balance["taken"] == balance["destroyed"]
 
 
+# Statistics are taken in after librdkafka has returned, and errors while it runs.
 @pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("callback", "extra"),
+    [("FetchPositions", {}), ("ConnectionErrors", {"bootstrap.servers": "127.0.0.1:1"})],
+)
 def test_what_a_callback_raises_ends_the_read(
-    make_topic: MakeTopic, balance: dict[str, int], monkeypatch: pytest.MonkeyPatch, reader: str
+    make_topic: MakeTopic,
+    balance: dict[str, int],
+    monkeypatch: pytest.MonkeyPatch,
+    callback: str,
+    extra: dict[str, str],
+    reader: str,
 ) -> None:
     topic = make_topic()
     topic.produce(b"v")
 
-    def broken(_self: Any, _statistics: str) -> None:
+    def broken(_self: Any, _told: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("exactbatch.kafka.consumer.FetchPositions.__call__", broken)
+    monkeypatch.setattr(f"exactbatch.kafka.consumer.{callback}.__call__", broken)
     with pytest.raises(ZeroDivisionError):  # statistics come once a second, and the range does not end before
-        list(read(topic, 2))
+        list(read(topic, 2, **extra))
     assert balance["taken"] == balance["destroyed"]
 
 
