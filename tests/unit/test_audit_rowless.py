@@ -47,7 +47,7 @@ def test_events_without_a_row_are_found_in_json(is_found: bool, separators: tupl
 
 @pytest.mark.parametrize("is_found", [False, True])
 def test_events_without_a_row_are_found_in_avro(is_found: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rowless, "writer_schema", lambda _registry, number, _: json.dumps(SCHEMAS[number]))
+    monkeypatch.setattr(rowless, "fetch_schema", lambda _registry, number, _: json.dumps(SCHEMAS[number]))
 
     def avro(number: int, event: dict[str, Any]) -> bytes:
         body = io.BytesIO()

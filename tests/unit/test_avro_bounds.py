@@ -95,7 +95,7 @@ AUDIT = """
 import json, sys
 import exactbatch.audit.rowless as rowless
 schema, value = json.load(sys.stdin)
-rowless.writer_schema = lambda *_: schema
+rowless.fetch_schema = lambda *_: schema
 print(rowless.RowlessEvents("http://registry", {})._is_rowless(bytes.fromhex(value)))
 """
 

@@ -102,7 +102,7 @@ def test_columns_take_fields_of_other_names(monkeypatch, sent):
             for each in row_of_key:  # Avro's names have no dots and no accents
                 each["field"] = {"b.c": "b_c", "é": "e"}.get(each["field"], each["field"])
         monkeypatch.setattr(
-            "exactbatch.formats.avro.bodies.writer_schema", lambda *_: json.dumps(avro_schema(schema))
+            "exactbatch.formats.avro.bodies.fetch_schema", lambda *_: json.dumps(avro_schema(schema))
         )
         names = {"b.c": "b_c", "é": "e"}
         for each in events:

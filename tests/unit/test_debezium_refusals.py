@@ -273,7 +273,7 @@ def test_a_decimal_of_too_many_digits_is_not_rounded(number):
 def test_what_json_cannot_hold_is_a_reject_in_avro(monkeypatch, written, said):
     schema = envelope({"id": typed("int32"), "x": record("a.B", y=typed(KINDS[type(written)]))}, {})
     monkeypatch.setattr(
-        "exactbatch.formats.avro.bodies.writer_schema", lambda *_: json.dumps(avro_schema(schema))
+        "exactbatch.formats.avro.bodies.fetch_schema", lambda *_: json.dumps(avro_schema(schema))
     )
     event = {"before": None, "after": {"id": 1, "x": {"y": written}}, "source": {}, "op": "c"}
     [reason] = reasons("jsonb", [b"\0\0\0\0\x01" + avro_body(schema, event)], registry="http://registry")
@@ -427,7 +427,7 @@ def test_broken_avro_is_rows_or_rejects(seed):
     values = []
     with pytest.MonkeyPatch.context() as patch:
         schemas = {}
-        patch.setattr("exactbatch.formats.avro.bodies.writer_schema", lambda _r, id_, *_: schemas.get(id_))
+        patch.setattr("exactbatch.formats.avro.bodies.fetch_schema", lambda _r, id_, *_: schemas.get(id_))
         for id_ in range(4):
             value = chance.choice(chance.choice([*CONNECTORS.values()]))
             schema = envelope(

@@ -108,7 +108,7 @@ def test_a_value_arrives_as_the_source_has_it(value):
 def registry(monkeypatch):
     schemas: dict[int, str] = {}
     monkeypatch.setattr(
-        "exactbatch.formats.avro.bodies.writer_schema", lambda _registry, id_, *_: schemas.get(id_)
+        "exactbatch.formats.avro.bodies.fetch_schema", lambda _registry, id_, *_: schemas.get(id_)
     )
     return schemas
 

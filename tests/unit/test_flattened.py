@@ -171,7 +171,7 @@ def test_a_schema_gives_values_their_meaning(monkeypatch):
     }
     events = [row, {**row, "__deleted": "true"}, {**row, "tags": [PLACEHOLDER]}]
     monkeypatch.setattr(
-        "exactbatch.formats.avro.bodies.writer_schema", lambda *_: json.dumps(avro_schema(schema))
+        "exactbatch.formats.avro.bodies.fetch_schema", lambda *_: json.dumps(avro_schema(schema))
     )
     for registry in (None, "http://registry"):
         values = [
@@ -200,13 +200,13 @@ def test_avro_of_other_kinds(monkeypatch):
     for name, expected in (("own", 1), ("other", 0)):
         schema = row_schema(names[name], ts_ms=typed("int64"), x=typed("int64"))
         text = json.dumps(avro_schema(schema))
-        monkeypatch.setattr("exactbatch.formats.avro.bodies.writer_schema", lambda *_, text=text: text)
+        monkeypatch.setattr("exactbatch.formats.avro.bodies.fetch_schema", lambda *_, text=text: text)
         value = b"\0\0\0\0\1" + avro_body(schema, {"ts_ms": 1, "x": 2})
         decoded = decode(value, value, form=Flattened("id int", registry=f"http://{name}"))
         assert (decoded.tombstones, len(decoded.rejects)) == (2 * expected, 2 - 2 * expected)
     schema = row_schema(id=typed("int32"), __deleted=typed("boolean"))
     text = json.dumps(avro_schema(schema))
-    monkeypatch.setattr("exactbatch.formats.avro.bodies.writer_schema", lambda *_: text)
+    monkeypatch.setattr("exactbatch.formats.avro.bodies.fetch_schema", lambda *_: text)
     values = [b"\0\0\0\0\1" + avro_body(schema, {"id": 1, "__deleted": each}) for each in (False, True)]
     assert deleted(*values, form=Flattened("id int", registry="http://boolean")) == [False, True]
 

@@ -23,7 +23,7 @@ from exactbatch.formats import Debezium, Flattened, Format, Json, WithKeyAndHead
 from exactbatch.formats.avro.bodies import bounded, read
 from exactbatch.formats.registry.frames import unframe
 from exactbatch.formats.registry.registry_properties import with_registry
-from exactbatch.formats.registry.schemas import writer_schema
+from exactbatch.formats.registry.schemas import fetch_schema
 from exactbatch.formats.registry.wire_format import SchemaId
 
 _TRANSACTION_BOUNDARY: Final = ("BEGIN", "END")  # transaction metadata
@@ -116,7 +116,7 @@ class RowlessEvents:
         if isinstance(schema_id, int) and schema_id >= 2**31:  # no registry has such IDs
             return None
         try:
-            schema = writer_schema(registry, schema_id, self._properties)
+            schema = fetch_schema(registry, schema_id, self._properties)
         except ValueError:  # it is no Avro schema
             return None
         return None if schema is None else json.loads(schema)

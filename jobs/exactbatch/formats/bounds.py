@@ -92,7 +92,7 @@ def _sizes(values: pa.Array) -> npt.NDArray[np.int64]:
     return sizes
 
 
-def joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+def join_batches(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     """Return batches of the same columns as one; raise TooLarge for more than a record may become."""
     if len(batches) == 1:
         return batches[0]

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from exactbatch.formats.bounds import TooManyTogether, joined
+from exactbatch.formats.bounds import TooManyTogether, join_batches
 from exactbatch.formats.decoded import Decoded
 from exactbatch.formats.format import Format
 from exactbatch.formats.json.raw_fields import TOO_DEEP
@@ -72,7 +72,7 @@ def decode_present(
 def in_order(parts: Sequence[Decoded], tombstones: int) -> Decoded:
     """Join parts of one block of values, with further tombstones; none of the parts says which rows are deletes."""
     kept = pa.concat_arrays([part.kept for part in parts])
-    rows = joined([part.rows for part in parts])
+    rows = join_batches([part.rows for part in parts])
     if sum(len(part.kept) > 0 for part in parts) > 1:
         order = pc.sort_indices(kept)
         kept, rows = kept.take(order), rows.take(order)
@@ -147,7 +147,7 @@ def _decoded_in_parts(
     if not batches:
         batches, kept = [decode(values[:0])[0]], [indexes[:0]]
     return Decoded(
-        rows=joined(batches),
+        rows=join_batches(batches),
         kept=pa.concat_arrays(kept),
         rejects=tuple(sorted(rejects)),
     )

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from exactbatch.formats.bounds import joined
+from exactbatch.formats.bounds import join_batches
 from exactbatch.formats.cleaned_text import Clean, find_cleaner
 from exactbatch.formats.decoded import Decoded
 from exactbatch.formats.format import Format
@@ -132,7 +132,7 @@ def _merged(decoded: Decoded, again: Decoded, at: Sequence[int]) -> Decoded:
 
     return replace(
         decoded,
-        rows=joined([decoded.rows, again.rows]).take(order),
+        rows=join_batches([decoded.rows, again.rows]).take(order),
         kept=kept.take(order),
         rejects=tuple(sorted(reasons.items())),
         tombstones=decoded.tombstones + again.tombstones,

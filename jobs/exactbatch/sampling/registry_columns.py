@@ -21,7 +21,7 @@ from exactbatch.formats.message.record_headers import Messages
 from exactbatch.formats.registry.frames import Part, reframe, suggest_registry, unframe
 from exactbatch.formats.registry.location import Confluent, find_location
 from exactbatch.formats.registry.schema_id_headers import KEY_HEADER, VALUE_HEADER
-from exactbatch.formats.registry.schemas import schema_type, writer_schema
+from exactbatch.formats.registry.schemas import fetch_schema, fetch_schema_type
 from exactbatch.formats.registry.wire_format import GUID, GUID_SIZE, SchemaId, prefix_size, read_schema_id
 from exactbatch.sampling.column_names import OWN
 from exactbatch.sampling.debezium_columns import (
@@ -80,7 +80,7 @@ def draft_registry(values: Sequence[bytes], registry: RegistryAddress | None) ->
             f"connection that begin with schema.registry. have its credentials."
         )
     address, properties = registry.address, registry.properties
-    types = {schema_id: schema_type(address, schema_id, properties) for schema_id in by_id}
+    types = {schema_id: fetch_schema_type(address, schema_id, properties) for schema_id in by_id}
     found = {type_ for type_ in types.values() if type_ is not None}
     if found == {_JSON}:
         objects = [
@@ -93,7 +93,7 @@ def draft_registry(values: Sequence[bytes], registry: RegistryAddress | None) ->
         schemas = {}
         for schema_id in sorted(by_id, key=int):
             with suppress(ValueError):  # the records of a broken schema are none for the draft
-                text = writer_schema(address, schema_id, properties)
+                text = fetch_schema(address, schema_id, properties)
                 if text is not None:
                     schemas[schema_id] = text, parse(text, VALUE)[1]
         if not schemas:
@@ -123,10 +123,10 @@ def avro_names(values: Sequence[bytes], registry: str, properties: Mapping[str, 
     """Return the names of the fields of records that begin with the ID of their schema; None if they have several."""
     names: set[tuple[str, ...]] = set()
     for schema_id in {read_schema_id(value) for value in values}:
-        if schema_type(registry, schema_id, properties) != _AVRO:
+        if fetch_schema_type(registry, schema_id, properties) != _AVRO:
             return None
         try:
-            _, fields = parse(str(writer_schema(registry, schema_id, properties)), "")
+            _, fields = parse(str(fetch_schema(registry, schema_id, properties)), "")
         except ValueError:
             return None
         names.add(tuple(field.name for field in fields))

@@ -14,7 +14,7 @@ from exactbatch.compiled.json_kernel import JsonKernel, TakenRows, is_readable
 from exactbatch.compiled.row_frame import NO_FRAME, Frame, row_frame
 from exactbatch.compiled.rows_arrow import RowsAsArrow
 from exactbatch.formats import Json
-from exactbatch.formats.bounds import joined
+from exactbatch.formats.bounds import join_batches
 from exactbatch.formats.decoded import Decoded
 from exactbatch.kafka.records import Records
 
@@ -108,7 +108,7 @@ class FastDecoder:
         kept = np.concatenate([by_loop, taken.declined_indexes[others.kept.to_numpy()]])
         order = np.argsort(kept)
         return Decoded(
-            joined([rows, others.rows]).take(pa.array(order)),
+            join_batches([rows, others.rows]).take(pa.array(order)),
             pa.array(kept[order]),
             tuple((int(taken.declined_indexes[index]), reason) for index, reason in others.rejects),
             others.tombstones,

@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 from exactbatch.formats.avro.parsed_schema import register
 from exactbatch.formats.bounds import TooLarge, check_names, check_together
 from exactbatch.formats.json.raw_fields import TOO_DEEP
-from exactbatch.formats.registry.schemas import Inquiry, cut_prefixes, most_frequent_first, writer_schema
+from exactbatch.formats.registry.schemas import Inquiry, cut_prefixes, fetch_schema, most_frequent_first
 from exactbatch.formats.registry.wire_format import SchemaId, read_schema_id, unknown
 
 _MOST: Final = (
@@ -266,7 +266,7 @@ def schema_after(
     Raises ValueError with the reason to reject them.
     """
     schema_id = read_schema_id(header)
-    schema = writer_schema(registry, schema_id, properties, inquiry)
+    schema = fetch_schema(registry, schema_id, properties, inquiry)
     if schema is None:
         raise ValueError(unknown(schema_id))
     return schema_id, schema

@@ -17,7 +17,7 @@ from exactbatch.formats.avro.bodies import ENDS_ELSEWHERE, Bodies, by_header, sc
 from exactbatch.formats.avro.parsed_schema import VALUE, AvroField, InvalidAvro, checked, parse, write_json
 from exactbatch.formats.avro.spec import Avro
 from exactbatch.formats.bounds import TooLarge
-from exactbatch.formats.connect.readings import Reading, converted, find_reading
+from exactbatch.formats.connect.readings import Reading, convert_values, find_reading
 from exactbatch.formats.connect.times import from_epoch
 from exactbatch.formats.decimals import parse_decimals
 from exactbatch.formats.decoded import Decoded
@@ -157,7 +157,7 @@ class _Body:
         of_field = list(map(itemgetter(own.name), values)) if self._is_record else list(values)
         try:
             if reading := self._readings.get(column):
-                return converted(reading, pa.array(of_field, reading.read))
+                return convert_values(reading, pa.array(of_field, reading.read))
             return _array(column, own, of_field)
         except (ValueError, TypeError, OverflowError) as error:
             reason = _decimal_reason(column, of_field[0]) or str(error)[:_REASON_LENGTH]

@@ -271,11 +271,11 @@ def register() -> None:
     readers[f"fixed-{CHECKED}uuid"] = _uuid
 
 
-def _decimal(data: bytes, writer_schema: Any, _reader_schema: Any = None) -> Decimal:
+def _decimal(data: bytes, fetch_schema: Any, _reader_schema: Any = None) -> Decimal:
     if not data:
         raise InvalidAvro("expected the bytes of a decimal, found none")
     unscaled = int.from_bytes(data, "big", signed=True)
-    precision, scale = writer_schema["precision"], writer_schema.get("scale", 0)
+    precision, scale = fetch_schema["precision"], fetch_schema.get("scale", 0)
     if abs(unscaled) >= 10**precision:
         raise InvalidAvro(f"expected a decimal of at most {precision} digits, found more")
     return Decimal(unscaled).scaleb(-scale, Context(prec=precision))

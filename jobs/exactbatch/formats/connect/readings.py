@@ -86,7 +86,7 @@ class Reading:
     of_json: Convert | None = None
 
 
-def converted(reading: Reading, values: pa.Array) -> pa.Array:
+def convert_values(reading: Reading, values: pa.Array) -> pa.Array:
     """Return what was read as values of the column; raise ValueError for those that cannot be."""
     return values if reading.convert is None else reading.convert(values)
 

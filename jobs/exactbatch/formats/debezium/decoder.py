@@ -13,7 +13,7 @@ from exactbatch.columns import Column
 from exactbatch.formats.avro.bodies import by_header, schema_after
 from exactbatch.formats.bounds import TooLarge
 from exactbatch.formats.connect.binary_text import decoded_text, encoded_text
-from exactbatch.formats.connect.readings import Reading, converted
+from exactbatch.formats.connect.readings import Reading, convert_values
 from exactbatch.formats.connect.types_of_schema import ConnectType, from_json
 from exactbatch.formats.debezium.avro_events import AvroEvents, avro_images, build_events, read_as
 from exactbatch.formats.debezium.commit_positions import version_columns
@@ -364,7 +364,7 @@ class DebeziumDecoder(Decoder[Debezium]):
         rows = [self._take_row(event) or {} for event in events]
         try:
             values = self._in_declared_text(reading, read_as(reading, [row.get(name) for row in rows]))
-            return converted(reading, self._without_placeholder(column, values)[0])
+            return convert_values(reading, self._without_placeholder(column, values)[0])
         except ValueError as error:
             raise ValueError(f"column {column.name!r}, {column.type}: {error}") from None
 
@@ -475,7 +475,7 @@ class DebeziumDecoder(Decoder[Debezium]):
         if pc.any(pc.and_not(unavailable.is_valid(), pc.equal(images.op, UPDATE))).as_py():
             raise ValueError("the source left out a value of a new row, which no older change of its key has")
         columns = [
-            converted(readings[c.name], values) for c, values in zip(row_columns, columns, strict=True)
+            convert_values(readings[c.name], values) for c, values in zip(row_columns, columns, strict=True)
         ]
         columns += [
             images.source(name) for name, column in self.spec.source_columns.items() if column in read_columns

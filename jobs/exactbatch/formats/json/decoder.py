@@ -34,8 +34,8 @@ from exactbatch.formats.registry.schemas import (
     Inquiry,
     cut_bodies,
     cut_prefixes,
+    fetch_schema_type,
     most_frequent_first,
-    schema_type,
 )
 from exactbatch.formats.registry.wire_format import read_schema_id, unknown
 
@@ -173,7 +173,7 @@ class JsonSchemaDecoder(Decoder[JsonSchema]):
     def _why_refused(self, header: bytes, inquiry: Inquiry) -> str | None:
         try:
             schema_id = read_schema_id(header)
-            found = schema_type(self.spec.registry, schema_id, self.spec.properties, inquiry)
+            found = fetch_schema_type(self.spec.registry, schema_id, self.spec.properties, inquiry)
         except ValueError as error:
             return str(error)
         if found is None:

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from exactbatch.formats.bounds import MOST_ROWS, check_size, joined
+from exactbatch.formats.bounds import MOST_ROWS, check_size, join_batches
 from exactbatch.formats.decoded import Decoded
 from exactbatch.formats.decoder import without_values
 from exactbatch.formats.json.raw_fields import TOO_DEEP
@@ -73,7 +73,7 @@ def decode_wrapped(
             found, origins, size = [], [], 0
     decode_part(found, origins)
     decoded = Decoded(
-        joined([part.rows for part in parts]),
+        join_batches([part.rows for part in parts]),
         pa.concat_arrays([part.kept for part in parts]),
         tombstones=values.null_count,
     )

@@ -41,7 +41,7 @@ class Inquiry:
         self._lacking.add(schema_id)
 
 
-def writer_schema(
+def fetch_schema(
     registry: str, schema_id: SchemaId, properties: Mapping[str, Any], inquiry: Inquiry | None = None
 ) -> str | None:
     """Return the Avro schema, as JSON text, that the registry has under an ID or GUID; None if it has no such schema.
@@ -54,12 +54,12 @@ def writer_schema(
     return _reader(registry, tuple(sorted(properties.items()))).schema(schema_id, inquiry)
 
 
-def schema_type(
+def fetch_schema_type(
     registry: str, schema_id: SchemaId, properties: Mapping[str, Any], inquiry: Inquiry | None = None
 ) -> str | None:
     """Return the type of the schema that the registry has under an id, such as JSON; None if it has no such id.
 
-    Raises as writer_schema() does.
+    Raises as fetch_schema() does.
     """
     schema = _reader(registry, tuple(sorted(properties.items()))).fetched(schema_id, inquiry)
     return None if schema is None else schema.schema_type or "AVRO"
@@ -71,7 +71,7 @@ def read_protobuf_files(
     """Return the .proto files of a schema, each as its name and a serialized FileDescriptorProto: first those that it
     references, and last its own; None if the registry has no Protobuf schema under this id.
 
-    Raises as writer_schema() does.
+    Raises as fetch_schema() does.
     """
     return _reader(registry, tuple(sorted(properties.items()))).files(schema_id, inquiry)
 
