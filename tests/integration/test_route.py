@@ -158,12 +158,14 @@ def test_other_routes_are_another_identity(world, topic, pipeline):
 
 
 def test_folded_batches_are_replayed_in_all_targets(world, topic, pipeline):
-    produce_some(topic)
-    world.run(pipeline)
+    """Which batches have rows in a range is found in the targets: not every batch has some in each."""
+    for suffix in ("order", "customer", "product"):
+        topic.produce(event(suffix, 1, name="a", total=5))
+        world.run(pipeline)
     prune_history(world.connection, pipeline, before=datetime.max.replace(tzinfo=UTC))
-    replay(world, topic, pipeline, 0, 6)
-    assert rows(world, topic, "order", "id, total") == [(1, 5), (2, 7)]
-    assert rows(world, topic, "customer_change", "name") == [("a",), ("b",)]
+    replay(world, topic, pipeline, 0, 3)
+    assert rows(world, topic, "order", "id, total") == [(1, 5)]
+    assert rows(world, topic, "customer_change", "name") == [("a",)]
     assert audit(pipeline, world.settings, values=True).is_exact
 
 

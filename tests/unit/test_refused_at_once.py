@@ -613,6 +613,10 @@ BAD = {
         '{"before":null,"after":{"id":%d},"op":"c"}', '{"before":null,"after":{"id":%d},"op":"c","source":{"n":null}}',
         '{"before":null,"after":{"id":%d},"op":"c","source":{"n":"x"}}', '{"after":{"id":1},"op":"c","source":%d}',
     ]),
+    "Debezium with a source": (Debezium("id int", source="table"), [
+        '{"after":{"id":1},"op":"c","source":{"table":%d}}', '{"after":{"id":1},"op":"c","source":{"table":[%d]}}',
+        '{"after":{"id":1},"op":"c","source":{"table":"%d\\u0000"}}',
+    ]),
     "Custom": (Custom(custom_text, "a text"), ["a\0%d"]),
     "Flattened": (Flattened("id int, note text"), [
         '{"id":"%d"}', '{"id":1,"note":%d,"__deleted":"false"}', '{"id":%d.5,"__op":"u"}', '{"id":%d', "%d",

@@ -319,10 +319,10 @@ class DebeziumDecoder(Decoder[Debezium]):
         for column in columns:
             yield from refused_by([partial(self._values_of_events, readings[column.name], column)], found)
             values = self._values_of_events(readings[column.name], column, list(found.values()))
-            indexes = list(found)
-            for place, reason in find_unstorable(column, values):
-                yield indexes[place], reason
-                found.pop(indexes[place], None)
+            yield from _refuse_unstorable(column, values, found)
+        for name, column in self.spec.source_columns.items():
+            texts = [(event.get("source") or {}).get(name) for event in found.values()]
+            yield from _refuse_unstorable(column, pa.array(texts, pa.string()), found)
         if self.spec.position is not None:
             yield from refused_by([self._check_positions], found, self._placed_alike)
         # What else _rows() refuses, it rarely does.
@@ -545,6 +545,16 @@ class DebeziumDecoder(Decoder[Debezium]):
             f"For Postgres, run `alter table {table} replica identity full` at the source, or configure "
             f"the connector's ReselectColumnsPostProcessor to read such values"
         )
+
+
+def _refuse_unstorable(
+    column: Column, values: pa.Array, found: dict[int, dict[str, Any]]
+) -> Iterator[tuple[int, str]]:
+    """Take the events out of `found` whose values of a column cannot be stored; yield the index of each, and why."""
+    indexes = list(found)
+    for place, reason in find_unstorable(column, values):
+        yield indexes[place], reason
+        found.pop(indexes[place], None)
 
 
 def _without_nothing(decoded: Decoded) -> Decoded:
