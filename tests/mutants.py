@@ -3896,8 +3896,8 @@ MUTANTS: Final = (
     Mutant(
         "whatever has a ts_ms is a heartbeat",
         "formats/debezium/envelope.py",
-        "    if event.keys() <= _CLOCKS:\n",
-        "    if True:\n",
+        '    return "ts_ms" in event and event.keys() <= _CLOCKS\n',
+        '    return "ts_ms" in event\n',
         ("tests/unit/test_debezium.py::test_a_value_that_only_resembles_such_an_event_is_a_reject",),
     ),
     Mutant(

@@ -362,7 +362,8 @@ def test_an_open_transaction_of_others_holds_a_forwarder_back(late, settings, mo
 def test_messages_of_others_in_the_topic_are_passed_over(late):
     late.batches.run(*flights(0, 3))
     late.send()
-    late.topic.produce(*[b"other"] * 50, headers=[("exactbatch-stream", b"exactbatch.q"), ("x", None)])
+    of_another = [("exactbatch-sequence", b"99"), ("exactbatch-plan", b"%032d" % 0), ("x", None)]
+    late.topic.produce(*[b"other"] * 50, headers=[("exactbatch-stream", b"exactbatch.q"), *of_another])
     late.topic.transaction(b"aborted", end="abort")
     late.batches.run(*flights(3, 3))
     late.send()

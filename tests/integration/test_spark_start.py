@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from support.environment import HOME, LONG
+from support.environment import HOME, JOBS, LONG, TESTS
 from support.jvm import quick_spark
 
 PROGRAM = """
@@ -59,7 +59,11 @@ def draw(_):
     import numpy as np
     return random.random(), np.random.random()
 
-conf = {"spark.ui.enabled": "false", "spark.python.worker.reuse": "false"}
+conf = {
+    "spark.ui.enabled": "false",
+    "spark.python.worker.reuse": "false",
+    "spark.python.daemon.module": "support.random_daemon",
+}
 pipeline = Pipeline(name="p", topics=("t",), value=Json("id int"), sink=Append("public.p"), spark_conf=conf)
 with spark_session(pipeline, master="local[1]") as spark, batch_session(spark, pipeline) as session:
     drawn = session.sparkContext.parallelize(range(3), 3).map(draw).collect()
@@ -146,7 +150,8 @@ def test_workers_of_local_driver_have_loaded_exactbatch_and_no_archive_is_read()
 
 
 def test_workers_of_one_daemon_draw_different_random_numbers():
-    assert outcomes(RANDOM) == ["OK 3 3"]
+    path = os.pathsep.join(map(str, (JOBS, TESTS)))
+    assert outcomes(RANDOM, PYTHONPATH=path) == ["OK 3 3"]
 
 
 @pytest.mark.long

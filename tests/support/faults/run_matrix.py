@@ -99,7 +99,7 @@ def page(outcomes: Outcomes) -> str:
 `make faults` has run {len(ran)} of {len(outcomes)} combinations of fault, moment and sink: **{len(exact)} exact**.
 
 In {done} of them, the attempt with the fault succeeded without help; in {len(exact) - done}, it failed with a retryable
-error or was killed, and the next attempt made it exact. `make faults` takes about 50 minutes, and exits with 1 unless
+error or was killed, and the next attempt made it exact. `make faults` takes about 55 minutes, and exits with 1 unless
 all are exact. `make test` runs some of them.
 
 ## Method
