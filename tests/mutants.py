@@ -1766,15 +1766,15 @@ MUTANTS: Final = (
     Mutant(
         "an audit whose token cannot be renewed blames the brokers",
         "audit/log_windows.py",
-        "                if error is not None and (refusal",
-        "                if False and (refusal",
+        "                if (refusal := connection_refused(",
+        "                if False and (refusal := connection_refused(",
         (f"{_TOKEN_FAULTS}::test_a_read_whose_token_cannot_be_renewed_names_the_provider",),
     ),
     Mutant(
         "a forwarder that reads what the topic has does not say that its token cannot be renewed",
         "forwarding/sent.py",
-        "                if error is not None and (refusal",
-        "                if False and (refusal",
+        "                if (refusal := connection_refused(",
+        "                if False and (refusal := connection_refused(",
         (f"{_TOKEN_FAULTS}::test_a_read_whose_token_cannot_be_renewed_names_the_provider",),
     ),
     Mutant(
@@ -2822,6 +2822,13 @@ MUTANTS: Final = (
         (f"{_TOGETHER}::test_a_replay_retracts_from_both_targets",),
     ),
     Mutant(
+        "one of several targets may receive fewer rows than are for it",
+        "sinks/several_writer.py",
+        "            if arrived != rows.count:\n",
+        "            if False:\n",
+        ("tests/unit/test_sinks.py::test_each_of_several_targets_receives_its_rows",),
+    ),
+    Mutant(
         "a value that one of several targets cannot hold is not looked for",
         "sinks/several_writer.py",
         "        for part in self.parts:\n            of_part = part.reject_rules(",
@@ -2866,7 +2873,7 @@ MUTANTS: Final = (
     Mutant(
         "a key of a Route may be null",
         "sinks/several_writer.py",
-        "_limit_rules([*_key_rules(part.traits), *of_part], route)",
+        "_limit_rules([*reject_null_keys(part.traits.key_columns), *of_part], route)",
         "_limit_rules(of_part, route)",
         (f"{_ROUTE}::test_a_value_that_its_target_cannot_hold_rejects_only_its_record",),
     ),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from exactbatch import ToTopic
+from exactbatch import Pipeline, ToTopic
 from exactbatch.errors import KafkaUnavailable, TokenUnavailable
 from exactbatch.forwarding import producer
 from exactbatch.forwarding.forward import find_stream, forward_results
@@ -206,18 +206,28 @@ def test_a_spark_connect_server_logs_in_with_tokens(
     assert token_postgres.refused == []
 
 
+@pytest.fixture
+def forwarding(token_topic: Topic, make_token_topic: MakeTopic, make_pipeline: MakePipeline) -> Pipeline:
+    """A pipeline whose results go back to a topic."""
+    return make_pipeline(token_topic, forward=ToTopic(make_token_topic(2).name, keyed_by="id"))
+
+
+def find_results(token_kafka: TokenBroker, pipeline: Pipeline) -> list[Any]:
+    """Return what a consumer of the results sees."""
+    assert pipeline.forward is not None
+    return committed(token_kafka.plain, pipeline.forward.topic)
+
+
 def test_results_are_forwarded_with_tokens(
     token_world: BatchRunner,
     issuer: TokenServer,
     token_kafka: TokenBroker,
     token_topic: Topic,
-    make_token_topic: MakeTopic,
-    make_pipeline: MakePipeline,
+    forwarding: Pipeline,
 ) -> None:
     issuer.lifetime = 5
     forget_all_tokens()  # that of token_world's connection
-    topic = make_token_topic(2)
-    pipeline = make_pipeline(token_topic, forward=ToTopic(topic.name, keyed_by="id"))
+    pipeline = forwarding
     token_world.run(pipeline)
     issued = len(issuer.issued)
     time.sleep(5)
@@ -227,44 +237,31 @@ def test_results_are_forwarded_with_tokens(
     token_topic.produce(*(record(n) for n in range(10, 16)))
     token_world.run(pipeline)
     assert forward_results(connection, settings, pipeline).sent == 6
-    messages = committed(token_kafka.plain, topic.name)
+    messages = find_results(token_kafka, pipeline)
     check_once_in_order(messages, 16)
     assert sorted(json.loads(value or b"")["id"] for _, value in standing_rows(messages)) == list(range(16))
 
 
 def test_a_forwarder_whose_token_the_broker_refuses_says_so_and_the_next_one_sends(
-    token_world: BatchRunner,
-    issuer: TokenServer,
-    token_kafka: TokenBroker,
-    token_topic: Topic,
-    make_token_topic: MakeTopic,
-    make_pipeline: MakePipeline,
+    token_world: BatchRunner, issuer: TokenServer, token_kafka: TokenBroker, forwarding: Pipeline
 ) -> None:
-    topic = make_token_topic(1)
-    pipeline = make_pipeline(token_topic, forward=ToTopic(topic.name, keyed_by="id"))
-    token_world.run(pipeline)
+    token_world.run(forwarding)
     forget_all_tokens()
     issuer.audience = "another"
     with pytest.raises(TokenUnavailable, match="does not accept the token of the provider 'oidc'") as caught:
-        forward_results(token_world.connection, token_world.settings, pipeline)
+        forward_results(token_world.connection, token_world.settings, forwarding)
     assert caught.value.retryable
     issuer.audience = "kafka"
-    assert forward_results(token_world.connection, token_world.settings, pipeline).sent == 10
-    check_once_in_order(committed(token_kafka.plain, topic.name), 10)
+    assert forward_results(token_world.connection, token_world.settings, forwarding).sent == 10
+    check_once_in_order(find_results(token_kafka, forwarding), 10)
 
 
 def test_a_producer_whose_token_the_broker_refuses_names_the_provider(
-    token_world: BatchRunner,
-    issuer: TokenServer,
-    token_topic: Topic,
-    make_token_topic: MakeTopic,
-    make_pipeline: MakePipeline,
-    monkeypatch: pytest.MonkeyPatch,
+    token_world: BatchRunner, issuer: TokenServer, forwarding: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The forwarder has asked the broker before, with a token that was good then."""
     monkeypatch.setattr(producer, "TRANSACTION_TIMEOUT", 5.0)
-    pipeline = make_pipeline(token_topic, forward=ToTopic(make_token_topic(1).name, keyed_by="id"))
-    stream, _ = find_stream(token_world.connection, pipeline)
+    stream, _ = find_stream(token_world.connection, forwarding)
     forget_all_tokens()
     issuer.audience = "another"
     with pytest.raises(TokenUnavailable, match="does not accept the token of the provider 'oidc'"):

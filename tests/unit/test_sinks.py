@@ -1,16 +1,20 @@
 """Each sink of the package satisfies the protocol, and the ledger can tell its tables from its name alone."""
 
 import pickle
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
+from psycopg2 import sql
 
 from exactbatch import Aggregate, Append, Count, Json, Pipeline, Upsert, Window
-from exactbatch.errors import ConfigurationError
+from exactbatch.errors import ConfigurationError, TargetMismatch
 from exactbatch.ledger.definition import build_definition
 from exactbatch.sinks import Sink
 from exactbatch.sinks.capabilities import AttachesPartitions, MergesPartitions
+from exactbatch.sinks.several_writer import SeveralWriter
 from exactbatch.sinks.sink import KINDS
+from exactbatch.sinks.staged_rows import StagedRows
 from exactbatch.sinks.table_name import TableName
 from exactbatch.sinks.writers import WRITERS
 from support.writers import writer_of
@@ -140,3 +144,27 @@ def test_a_pipeline_keeps_the_sink_that_its_user_wrote(sink):
     alone = replace(pipeline, sink=[sink])
     assert alone.traits == pipeline.traits
     assert pickle.loads(pickle.dumps(pipeline)) == pipeline
+
+
+@dataclass
+class _Receives:
+    """A writer of one target in which so few rows arrive; those of exactbatch notice it themselves."""
+
+    traits: Any
+    arrived: int
+
+    def insert_staged(self, *_given: Any) -> int:
+        return self.arrived
+
+
+@pytest.mark.parametrize("arrived", [(1, 2), (2, 1)])
+def test_each_of_several_targets_receives_its_rows(arrived):
+    traits = writer_of([Append("public.a"), Append("public.b")]).traits
+    parts: Any = tuple(_Receives(part, count) for part, count in zip(traits.parts, arrived, strict=True))
+    staged = StagedRows(sql.Identifier("staged"), 1, {1: 2})
+    name = "ab"[arrived.index(1)]
+    cursor: Any = None
+    with pytest.raises(
+        TargetMismatch, match=f"target public.{name}: 2 of the staged rows are for it, and 1 arrived"
+    ):
+        SeveralWriter(parts, traits).insert_staged(cursor, staged, ())

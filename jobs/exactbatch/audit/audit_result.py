@@ -1,6 +1,6 @@
 """The result of an audit: what was compared, and every difference."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -189,7 +189,7 @@ class AuditReport:
     @property
     def records(self) -> int:
         """Committed records in the log, each counted once."""
-        return sum({(each.topic, each.partition): each.records for each in self.partitions}.values())
+        return sum(each.records for each in self._once)
 
     @property
     def rows(self) -> int:
@@ -199,7 +199,12 @@ class AuditReport:
     @property
     def rejected(self) -> int:
         """Rejected records, each counted once."""
-        return sum({(each.topic, each.partition): each.rejected for each in self.partitions}.values())
+        return sum(each.rejected for each in self._once)
+
+    @property
+    def _once(self) -> Iterable[PartitionAudit]:
+        """Each partition for one of the targets: all have the same records and rejects."""
+        return {(each.topic, each.partition): each for each in self.partitions}.values()
 
 
 def join_reports(reports: Sequence[tuple[str, AuditReport]]) -> AuditReport:

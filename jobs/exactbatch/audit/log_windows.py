@@ -158,8 +158,8 @@ class _Reader:
                 deadline = time.monotonic() + _TIMEOUT
                 self._signals.errors.last = None
             elif time.monotonic() > max(deadline, self._signals.throttling.until + _TIMEOUT):
-                stalled, error = next(iter(reading.values())), self._signals.errors.last
-                if error is not None and (refusal := connection_refused(self._properties, error)) is not None:
+                stalled = next(iter(reading.values()))
+                if (refusal := connection_refused(self._properties, self._signals.errors.last)) is not None:
                     raise type(refusal)(f"{stalled.partition}: {refusal}")
                 raise ReadFailed(
                     f"{stalled.partition}: nothing could be read from offset {stalled.offset} to {stalled.end} for "

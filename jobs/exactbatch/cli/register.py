@@ -100,7 +100,7 @@ def register(
     out.print(f"Pipeline [bold]{pipeline.name}[/bold] → {escape(pipeline.traits.target)} {escape(state)}.")
     if not has_tables:
         created = ", ".join(table.spec for table in tables)
-        out.print(f"The first batch creates what does not exist of {escape(created)}, and their schemas.")
+        out.print(f"The first batch creates {escape(created)}, and their schemas, unless they exist.")
     if index is not None:
         out.print(escape(render.recommend_index(index)))
 

@@ -204,7 +204,7 @@ class ResultProducer:
                 topic=topic,
             )
         cause = self._signals.errors.last
-        if cause is not None and (refusal := connection_refused(self._properties, cause)) is not None:
+        if (refusal := connection_refused(self._properties, cause)) is not None:
             return refusal
         because = "" if cause is None else f" ({cause.str()})"
         return KafkaUnavailable(

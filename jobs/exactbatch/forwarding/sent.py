@@ -123,8 +123,7 @@ def _committed(
                 if offset >= ends[partition] - (error is None):
                     remaining.discard(partition)
             if remaining and time.monotonic() >= deadline:
-                error = signals.errors.last
-                if error is not None and (refusal := connection_refused(properties, error)) is not None:
+                if (refusal := connection_refused(properties, signals.errors.last)) is not None:
                     raise refusal
                 raise ReadFailed(
                     f"{topic}[{min(remaining)}]: reading which results the topic has made no progress for "

@@ -40,7 +40,7 @@ def admin_client(properties: Mapping[str, Any]) -> Iterator[Any]:
     except AdminError as error:
         # It only says that it could not bootstrap: librdkafka, with the same properties, says why.
         cause = _diagnose(properties)
-        if cause is not None and (refusal := connection_refused(properties, cause)) is not None:
+        if (refusal := connection_refused(properties, cause)) is not None:
             raise refusal from None
         raise unavailable(servers, error, "" if cause is None else f" ({cause.str()})") from error
     try:

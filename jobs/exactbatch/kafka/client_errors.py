@@ -93,13 +93,15 @@ def acl_missing(operation: str, resource: str, name: str, purpose: str) -> Confi
 
 
 def connection_refused(
-    properties: Mapping[str, Any], error: KafkaError
+    properties: Mapping[str, Any], error: KafkaError | None
 ) -> ConfigurationError | TokenUnavailable | None:
     """Return the error if client and broker do not accept each other, or if there is no token with which to log in;
-    None for any other cause.
+    None for any other cause, and without an error.
 
     The next login of this process with a token that was refused requests a new one.
     """
+    if error is None:
+        return None
     if (failure := find_token_failure(properties)) is not None:
         return failure
     servers = properties.get("bootstrap.servers")

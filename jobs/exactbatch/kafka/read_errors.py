@@ -123,7 +123,7 @@ def no_progress(
             f"deleted?",
             **range_.place,
         )
-    if error is not None and (refusal := connection_refused(properties, error)) is not None:
+    if (refusal := connection_refused(properties, error)) is not None:
         return type(refusal)(f"{range_}: {refusal}", **range_.place)
     cause = "" if error is None else f"; the last connection error was: {error.str()}"
     invisible = "" if passed == position else f", after only records of aborted transactions up to {passed}"

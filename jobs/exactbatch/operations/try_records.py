@@ -11,7 +11,7 @@ from psycopg2 import sql
 from exactbatch.batch.rows.decode import RangeReader
 from exactbatch.batch.staging.stager import stage_tasks
 from exactbatch.batch.staging.staging_tables import StagingTables, row_schema
-from exactbatch.batch.staging.uncastable import VALUE_CHARACTERS, is_value_error, list_rules
+from exactbatch.batch.staging.uncastable import is_value_error, list_rules
 from exactbatch.columns import LINEAGE, LINEAGE_NAMES, Column
 from exactbatch.errors import ConfigurationError, ExactbatchError, TargetMismatch
 from exactbatch.kafka.broker import KafkaBroker
@@ -25,7 +25,7 @@ from exactbatch.postgres.types import can_check_input
 from exactbatch.settings import Settings
 from exactbatch.sinks.table_name import quoted
 from exactbatch.sinks.tables.code_of_others import refuse_code_of_others
-from exactbatch.sinks.values.cast import RejectRule
+from exactbatch.sinks.values.cast import VALUE_CHARACTERS, RejectRule
 from exactbatch.sinks.writer import SinkWriter
 from exactbatch.sinks.writers import find_writer
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from psycopg2 import sql
 
-from exactbatch.columns import Column, key_is_null
+from exactbatch.columns import Column
 from exactbatch.errors import TargetMismatch
 from exactbatch.model import Evolve
 from exactbatch.postgres.connection import Cursor
@@ -17,10 +17,9 @@ from exactbatch.sinks.sink import Routed, SinkTraits
 from exactbatch.sinks.staged_rows import Part, StagedRows
 from exactbatch.sinks.tables.lineage_table import LineageTable
 from exactbatch.sinks.tables.target import TargetTable
-from exactbatch.sinks.values.cast import RejectRule
+from exactbatch.sinks.values.cast import VALUE_CHARACTERS, RejectRule, reject_null_keys
 from exactbatch.sinks.writer import SinkWriter
 
-_VALUE_CHARACTERS: Final = 200  # of a value that a reason repeats
 _NO_TARGET: Final = -1  # in place of the number of a target
 _VIEW: Final = sql.Identifier("pg_temp", "exactbatch_routed")
 
@@ -65,7 +64,11 @@ class SeveralWriter:
                 cursor, part.traits.own_columns(columns), batch_id=batch_id, evolve=evolve
             )
             route = part.traits.route
-            rules += of_part if route is None else _limit_rules([*_key_rules(part.traits), *of_part], route)
+            rules += (
+                of_part
+                if route is None
+                else _limit_rules([*reject_null_keys(part.traits.key_columns), *of_part], route)
+            )
         routes = self._routes
         return [_reject_unrouted(routes), *rules] if routes and not routes[0].has_rest else rules
 
@@ -174,11 +177,10 @@ def _list_temporary(cursor: Cursor) -> set[tuple[str, str]]:
 
 def _is_for(route: Routed) -> sql.Composable:
     """Return the condition that a staged row is for the target of a route."""
-    by, values = sql.Identifier(route.by), [*route.values]
-    is_named = sql.SQL("coalesce({} = any({}::text[]), false)").format(by, sql.Literal(values))
-    if not route.takes_rest:
-        return is_named
-    return sql.SQL("coalesce({} <> all({}::text[]), true)").format(by, sql.Literal([*route.elsewhere]))
+    by = sql.Identifier(route.by)
+    if route.takes_rest:
+        return sql.SQL("coalesce({} <> all({}::text[]), true)").format(by, sql.Literal([*route.elsewhere]))
+    return sql.SQL("coalesce({} = any({}::text[]), false)").format(by, sql.Literal([*route.values]))
 
 
 def _limit_rules(rules: Sequence[RejectRule], route: Routed) -> list[RejectRule]:
@@ -193,17 +195,6 @@ def _limit_rules(rules: Sequence[RejectRule], route: Routed) -> list[RejectRule]
     ]
 
 
-def _key_rules(traits: SinkTraits) -> list[RejectRule]:
-    """Return rules for rows that lack a part of the key of their target."""
-    return [
-        RejectRule(
-            sql.SQL("{} is null").format(sql.Identifier(name)),
-            sql.Literal(key_is_null(name)),
-        )
-        for name in traits.key_columns
-    ]
-
-
 def _reject_unrouted(routes: Sequence[Routed]) -> RejectRule:
     """Return the rule for rows without a target."""
     by = sql.Identifier(routes[0].by)
@@ -213,7 +204,7 @@ def _reject_unrouted(routes: Sequence[Routed]) -> RejectRule:
         sql.SQL("{} || coalesce(pg_catalog.quote_literal(pg_catalog.left({}, {})), 'null') || {}").format(
             sql.Literal(f"column {routes[0].by!r}: "),
             by,
-            sql.Literal(_VALUE_CHARACTERS),
+            sql.Literal(VALUE_CHARACTERS),
             sql.Literal(f" leads to no target: the Route has {', '.join(values)} and no rest"),
         ),
         column=routes[0].by,

@@ -22,7 +22,7 @@ from exactbatch.batch.staging.reread import NotedRecord, note_unavailable, read_
 from exactbatch.batch.staging.stage import stage_rejects
 from exactbatch.batch.staging.staging_tables import StagingTables, identifier
 from exactbatch.batch.staging.task import StagedBatch
-from exactbatch.columns import Column, key_is_null
+from exactbatch.columns import Column
 from exactbatch.errors import RefusedRecord, TargetMismatch
 from exactbatch.errors.sqlstates import NOT_OF_A_VALUE
 from exactbatch.ledger import target_transaction
@@ -34,7 +34,7 @@ from exactbatch.postgres.sql_text import ROW
 from exactbatch.settings import Settings
 from exactbatch.sinks.capabilities import ChecksStaged
 from exactbatch.sinks.staged_rows import StagedRows
-from exactbatch.sinks.values.cast import RejectRule
+from exactbatch.sinks.values.cast import VALUE_CHARACTERS, RejectRule, reject_null_keys
 from exactbatch.sinks.values.checks import check_rules
 from exactbatch.sinks.writer import SinkWriter
 
@@ -46,7 +46,6 @@ _VALUE_ERRORS: Final = (
     psycopg2.NotSupportedError,
     psycopg2.ProgrammingError,
 )
-VALUE_CHARACTERS: Final = 200  # of a value that a reason repeats
 _FUNCTION: Final = sql.Identifier("pg_temp", "exactbatch_uncastable")
 _PAGE: Final = 50_000  # notes that the driver holds at a time
 DELETED_IS_NULL: Final = "column 'deleted' is null: a change is a delete (true) or not (false)"
@@ -170,13 +169,7 @@ def list_rules(
     rules = writer.reject_rules(cursor, columns, batch_id=batch_id, evolve=evolve)
     if pipeline.is_transformed and pipeline.traits.keeps_deletes:
         # Without a transform the decoder ensures this.
-        rules += [
-            RejectRule(
-                sql.SQL("{} is null").format(sql.Identifier(name)),
-                sql.Literal(key_is_null(name)),
-            )
-            for name in pipeline.traits.key_columns
-        ]
+        rules += reject_null_keys(pipeline.traits.key_columns)
         rules.append(
             RejectRule(
                 sql.SQL("deleted is null"),

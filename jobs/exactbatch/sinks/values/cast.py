@@ -7,7 +7,7 @@ from typing import Final
 
 from psycopg2 import sql
 
-from exactbatch.columns import Column
+from exactbatch.columns import Column, key_is_null
 from exactbatch.errors import ConfigurationError, TargetMismatch
 from exactbatch.postgres.connection import Cursor
 from exactbatch.postgres.types import PgType, find_named_type, is_refused, refusal, refusal_of_null
@@ -40,7 +40,7 @@ _FRACTIONS: Final = {"numeric", "float4", "float8"}
 # For these types the length alone decides what is valid input.
 _LIMITED_BY_LENGTH: Final = {"varchar", "bpchar"}
 _DECIMAL: Final = re.compile(r"numeric\(\d+,\d+\)")
-_VALUE_CHARACTERS: Final = 200  # of a value that a reason repeats
+VALUE_CHARACTERS: Final = 200  # of a value that a reason repeats
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,7 @@ class Cast:
         leaf = self.target.leaf
         if self.column.element:
             leaf = leaf.parts[0].leaf
-        value = sql.SQL("left({}::text, {})").format(name, sql.Literal(_VALUE_CHARACTERS))
+        value = sql.SQL("left({}::text, {})").format(name, sql.Literal(VALUE_CHARACTERS))
         expected = "a value that it can hold without loss"
         if self._staged == "text":
             if text_format := TEXT_FORMATS.get(leaf.name):
@@ -164,7 +164,7 @@ class Cast:
                     sql.Literal("expected it as Postgres writes it, "),
                     name,
                     type_,
-                    sql.Literal(_VALUE_CHARACTERS),
+                    sql.Literal(VALUE_CHARACTERS),
                     value,
                 )
         return sql.SQL("{} || {}").format(sql.Literal(f"expected {expected}, found "), value)
@@ -205,6 +205,14 @@ class Cast:
 def reject_rules(casts: Iterable[Cast]) -> list[RejectRule]:
     """Return a rule for each cast that cannot convert all values."""
     return [rule for cast in casts if (rule := cast.reject_rule) is not None]
+
+
+def reject_null_keys(columns: Iterable[str]) -> list[RejectRule]:
+    """Return a rule for each column of a key: a row that lacks its value."""
+    return [
+        RejectRule(sql.SQL("{} is null").format(sql.Identifier(name)), sql.Literal(key_is_null(name)))
+        for name in columns
+    ]
 
 
 def own_casts(cursor: Cursor, columns: Iterable[Column]) -> Iterator[Cast]:

@@ -8,7 +8,7 @@ from psycopg2 import sql
 
 from exactbatch.columns import Column
 from exactbatch.postgres.types import PgType, is_refused, refusal
-from exactbatch.sinks.values.cast import Cast, RejectRule
+from exactbatch.sinks.values.cast import VALUE_CHARACTERS, Cast, RejectRule
 from exactbatch.sinks.values.exact_values import holds_all
 
 # Stand-ins for the type of kept values, as the rules for staged ones know it.
@@ -22,7 +22,6 @@ _AS_STAGED: Final = {
     "float8": "double precision",
     "numeric": "numeric(38,0)",
 }
-_VALUE_CHARACTERS: Final = 200  # of a value that a reason repeats
 
 
 def kept_rules(kept: Mapping[str, PgType], casts: Iterable[Cast]) -> list[RejectRule]:
@@ -58,7 +57,7 @@ def _rule(kept: PgType, cast: Cast) -> RejectRule | None:
             refusal(text, target.sql_name, target.modifier),
             sql.Literal("expected a value that it can hold without loss, found "),
             text,
-            sql.Literal(_VALUE_CHARACTERS),
+            sql.Literal(VALUE_CHARACTERS),
         ),
         cast.column.name,
     )
