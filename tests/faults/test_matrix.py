@@ -2,15 +2,23 @@
 
 from typing import Any
 
+import psycopg2
 import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+from psycopg2.extensions import make_dsn
 
 from exactbatch import failpoints
 from exactbatch.batch import job as batch_job
+from exactbatch.errors import ConfigurationError
 from exactbatch.forwarding import forward as forwarding
+from exactbatch.kafka.broker import KafkaBroker
+from exactbatch.kafka.identity import named_id
 from exactbatch.ledger import Streams
 from support.faults.matrix import FAILPOINTS, SINKS, combinations
 from support.faults.run_matrix import NOT_EXACT, page, victims
+from support.faults.servers import Kind
 from support.faults.victims import NotExact
+from support.logins import password_of
 
 CORE = (
     "append: SIGSTOP, SIGCONT at publish.before_commit",
@@ -65,14 +73,46 @@ CORE = (
 
 
 @pytest.fixture(scope="module")
-def them(spark):
-    with victims(spark) as them:
+def them(spark, request):
+    with victims(spark, getattr(request, "param", Kind.PASSWORDS)) as them:
         yield them
 
 
 @pytest.mark.parametrize("combination", [e for e in combinations() if str(e) in CORE], ids=str)
 def test_the_try_after_a_fault_is_exact(them, combination):
     them.run(combination)
+
+
+others = pytest.mark.parametrize("them", [each for each in Kind if each is not Kind.PASSWORDS], indirect=True)
+
+
+@pytest.mark.slow
+@others
+@pytest.mark.parametrize("combination", [e for e in combinations() if str(e) in CORE], ids=str)
+def test_the_try_after_a_fault_is_exact_with_other_servers(them, combination):
+    them.run(combination)
+
+
+@pytest.mark.slow
+@others
+def test_the_other_servers_are_what_they_are_called(them):
+    through = them.servers.through(them.stack.postgres_dsn)
+    match them.servers.kind:
+        case Kind.TOKENS:
+            with pytest.raises(psycopg2.OperationalError, match="password authentication failed"):
+                psycopg2.connect(make_dsn(through.postgres, password=password_of(them.stack.postgres_dsn)))
+            with pytest.raises(ConfigurationError, match="supported mechanisms: OAUTHBEARER"):
+                KafkaBroker(
+                    them.stack.kafka_properties | {"bootstrap.servers": them.kafka.address}
+                ).partitions([])
+        case Kind.NO_OPTIONS:
+            with pytest.raises(psycopg2.OperationalError, match="options are not supported"):
+                psycopg2.connect(make_dsn(through.postgres, options="-c geqo=off"))
+        case Kind.NO_IDS:
+            admin = AdminClient(them.stack.kafka_properties)
+            admin.create_topics([NewTopic("known", 1)])["known"].result(30)
+            [log] = KafkaBroker(through.kafka).partitions(["known"])
+            assert log.topic_id == named_id("known")
 
 
 def test_the_core_is_part_of_the_matrix():

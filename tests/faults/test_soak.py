@@ -7,6 +7,7 @@ import pytest
 from soak.run import Soak
 from soak.summary import table
 from support.environment import HOME
+from support.faults.servers import Kind
 
 pytestmark = pytest.mark.slow
 
@@ -15,9 +16,10 @@ SEED = 7
 
 
 @pytest.mark.timeout(600)
-def test_every_record_is_accounted_for_under_random_faults():
+@pytest.mark.parametrize("kind", Kind)
+def test_every_record_is_accounted_for_under_random_faults(kind):
     seed = int(os.environ.get("EXACTBATCH_SEED", SEED))
-    soak = Soak(HOME, f"test-{os.getpid()}-soak", seed=seed, seconds=25, rate=150, every=2.5)
+    soak = Soak(HOME, f"test-{os.getpid()}-soak", seed=seed, seconds=25, rate=150, every=2.5, kind=kind)
     report = soak.run()
     assert report.failure is None, f"seed {seed}, {report.folder}: {report.failure}"
     assert report.faults.total() >= 2, report.faults

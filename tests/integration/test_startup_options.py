@@ -1,19 +1,17 @@
 """A server or pooler that refuses startup options gets none, however it words its answer; transactions set all."""
 
 import socket
-import struct
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from typing import Any, Final
 
 import pytest
-from psycopg2.extensions import make_dsn, parse_dsn
+from psycopg2.extensions import make_dsn
 
 from exactbatch.errors import ConfigurationError, PostgresUnavailable
 from exactbatch.postgres.arrow import connect_arrow
 from exactbatch.postgres.connection import connect
-from support.postgres_wire import ENCRYPTED, copy, read_packet
+from support.postgres_wire import has_options, listening_gate, open_upstream, refuse
 
 OPENERS: Final = (connect, connect_arrow)  # that of the driver, and that of executors
 ANSWERS: Final = (
@@ -29,33 +27,15 @@ ANSWERS: Final = (
 @contextmanager
 def refusing(dsn: str, refuses: Callable[[bytes], bool], code: str, text: str) -> Iterator[str]:
     """Yield a connection string through a proxy that answers some startup packets with an error."""
-    server = parse_dsn(dsn)
-    answer = f"SFATAL\0VFATAL\0C{code}\0M{text}\0\0".encode()
 
-    def serve(client: socket.socket) -> None:
-        with suppress(OSError), closing(client):
-            while struct.unpack("!i", (packet := read_packet(client))[4:8])[0] in ENCRYPTED:
-                client.sendall(b"N")
-            if refuses(packet):
-                client.sendall(b"E" + struct.pack("!i", len(answer) + 4) + answer)
-                return
-            with closing(socket.create_connection((server["host"], int(server["port"])))) as upstream:
-                upstream.sendall(packet)
-                threading.Thread(target=copy, args=(upstream, client), daemon=True).start()
-                copy(client, upstream)
+    def admit(client: socket.socket, packet: bytes) -> socket.socket | None:
+        if not refuses(packet):
+            return open_upstream(dsn, packet)
+        refuse(client, code, text)
+        return None
 
-    def accept() -> None:
-        with suppress(OSError):
-            while True:
-                threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
-
-    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
-        threading.Thread(target=accept, daemon=True).start()
-        yield make_dsn(dsn, host="127.0.0.1", port=listener.getsockname()[1])
-
-
-def has_options(packet: bytes) -> bool:
-    return b"\0options\0" in packet
+    with listening_gate(dsn, admit) as port:
+        yield make_dsn(dsn, host="127.0.0.1", port=port)
 
 
 @pytest.mark.parametrize("opener", OPENERS)

@@ -17,6 +17,7 @@ from rich.text import Text
 from soak.run import Soak
 from soak.summary import table
 from support.environment import HOME
+from support.faults.servers import Kind
 
 
 def main(
@@ -24,12 +25,20 @@ def main(
     seed: Annotated[int | None, typer.Option(help="which faults come; a random one if none is given")] = None,
     rate: Annotated[int, typer.Option(help="records produced per second")] = 150,
     every: Annotated[float, typer.Option(help="seconds between two faults, on average")] = 10,
+    servers: Annotated[
+        Kind, typer.Option(help="what is asked of logins, and what servers lack")
+    ] = Kind.PASSWORDS,
 ) -> None:
     """Run the soak and print what was seen."""
     console = Console()
     seed = secrets.randbits(32) if seed is None else seed
-    console.print(f"seed {seed}, {minutes:g} minutes, a fault every {every:g} s on average", highlight=False)
-    soak = Soak(HOME, f"soak-{os.getpid()}", seed=seed, seconds=60 * minutes, rate=rate, every=every)
+    console.print(
+        f"seed {seed}, {minutes:g} minutes, a fault every {every:g} s on average, servers: {servers}",
+        highlight=False,
+    )
+    soak = Soak(
+        HOME, f"soak-{os.getpid()}", seed=seed, seconds=60 * minutes, rate=rate, every=every, kind=servers
+    )
     runner = threading.Thread(target=soak.run, name="soak", daemon=True)
     runner.start()
     begun, told = time.monotonic(), 0.0

@@ -5,7 +5,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing, suppress
 from typing import Any, Final
 
@@ -15,7 +15,6 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from exactbatch.kafka.broker import KafkaBroker
-from exactbatch.local import LocalStack
 from exactbatch.local.child_process import wait_until_ended
 from exactbatch.local.server import Server
 from exactbatch.local.stack_error import LocalStackError
@@ -23,6 +22,7 @@ from soak.forwarders import Forwarder
 from soak.pipelines import SHORT_TOPIC
 from soak.work import Slot, Work
 from support.faults.proxy import BOTH, Cut, CutAfter, DropCommitAnswer, HalfOpen, Proxy, Refuse, Stall
+from support.faults.servers import Servers
 
 EVERY_S: Final = 10.0
 _STARTS: Final = 5
@@ -60,13 +60,12 @@ class Faults:
     def __init__(
         self,
         work: Work,
-        stack: LocalStack,
-        proxies: Mapping[str, Proxy],
+        servers: Servers,
         slots: Sequence[Slot],
         forwarders: Sequence[Forwarder],
         every: float = EVERY_S,
     ) -> None:
-        self._work, self._stack, self._proxies, self._slots = work, stack, proxies, slots
+        self._work, self._stack, self._networks, self._slots = work, servers.stack, servers.networks, slots
         self._forwarders = forwarders
         self._every = every
         self._chance = random.Random(f"{work.seed} faults")
@@ -270,14 +269,14 @@ class Faults:
 
     def _lose_answer(self) -> None:
         """The COMMIT of a publish or of a range arrives, and its answer does not."""
-        proxy = self._proxies["Postgres"]
+        proxy = self._networks["Postgres"]
         proxy.inject(DropCommitAnswer(b"exactbatch.coverage"))
         if proxy.fired.wait(15):
             self._healed("answer to a COMMIT lost", self._work.hurt_running())
         proxy.heal()
 
     def _network(self) -> tuple[str, Proxy]:
-        return self._chance.choice(sorted(self._proxies.items(), key=lambda each: each[0]))
+        return self._chance.choice(sorted(self._networks.items(), key=lambda each: each[0]))
 
     def _asked(self) -> Any:
         return KafkaBroker(dict(self._stack.kafka_properties)).partitions([SHORT_TOPIC])

@@ -6,7 +6,7 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from confluent_kafka.admin import AdminClient, NewTopic
-from psycopg2.extensions import make_dsn
 
 from exactbatch.audit.audit_result import AuditReport, TargetAudit
 from exactbatch.audit.run_audit import audit
@@ -22,7 +21,6 @@ from exactbatch.errors import ExactbatchError
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger, Streams, migrate
 from exactbatch.local import LocalStack
-from exactbatch.local.child_process import HOST, find_port
 from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
@@ -33,7 +31,7 @@ from soak.history import troubles
 from soak.pipelines import FORWARDING, PARTITIONS, PIPELINES, RESULTS_TOPIC, SHORT_TOPIC, TOPIC
 from soak.producer import Account, Writer
 from soak.work import Slot, Work
-from support.faults.proxy import Proxy
+from support.faults.servers import Kind, Servers, started_servers
 
 SLOTS: Final = 2
 FORWARDERS: Final = 2
@@ -133,9 +131,17 @@ class Soak:
     """A run on a separate stack, which is kept if the run fails."""
 
     def __init__(
-        self, home: Path, name: str, *, seed: int, seconds: float, rate: int, every: float = EVERY_S
+        self,
+        home: Path,
+        name: str,
+        *,
+        seed: int,
+        seconds: float,
+        rate: int,
+        every: float = EVERY_S,
+        kind: Kind = Kind.PASSWORDS,
     ):
-        self.stack = LocalStack(home, name)
+        self.stack, self._kind = LocalStack(home, name), kind
         self.report = Report(seed, folder=self.stack.folder)
         self._seconds, self._rate, self._every = seconds, rate, every
         self._failure: str | None = None
@@ -153,8 +159,8 @@ class Soak:
         try:
             with ExitStack() as stack:
                 with _one_at_a_time(self.stack.home):
-                    proxies = _start(self.stack, stack)
-                self._run(proxies)
+                    servers = stack.enter_context(started_servers(self.stack, self._kind))
+                self._run(servers)
         except BaseException as error:
             self._fail(error)
             if not isinstance(error, Exception):
@@ -163,17 +169,14 @@ class Soak:
             self._end()
         return self.report
 
-    def _run(self, proxies: Mapping[str, Proxy]) -> None:
+    def _run(self, servers: Servers) -> None:
         """Batches go through the proxies; producers and auditor, which are to be believed, do not."""
         settings = Settings(kafka=dict(self.stack.kafka_properties), postgres=self.stack.postgres_dsn)
         _prepare(settings)
         folder = self.stack.folder / "soak"
         folder.mkdir()
-        proxied = Settings(
-            kafka={"bootstrap.servers": proxies["Kafka"].address},
-            postgres=make_dsn(settings.postgres, port=proxies["Postgres"].port),
-        )
-        self.work = work = Work(proxied, folder, self.report.seed, self._fail)
+        through = servers.through(settings.postgres)
+        self.work = work = Work(through, folder, self.report.seed, self._fail)
         self.auditor = auditor = Auditor(settings, self._fail)
         work.wants_audit = auditor.want
         self._slots = [Slot(work, number) for number in range(SLOTS)]
@@ -181,7 +184,7 @@ class Soak:
         writer = Writer(settings.kafka, self.report.seed, self._rate, self._fail)
         self.report.account = writer.account
         self._log_to(folder / "soak.log")
-        faults = Faults(work, self.stack, proxies, self._slots, self._forwarders, self._every)
+        faults = Faults(work, servers, self._slots, self._forwarders, self._every)
         self.report.missed = faults.missed
         writer.start()
         auditor.start()
@@ -279,6 +282,7 @@ class Soak:
         for handler in self._handlers:
             logging.getLogger().removeHandler(handler)
             handler.close()
+        self.stack.broker.stop()  # also the ZooKeeper of a broker that has ended
         self.stack.down(delete=report.failure is None)
 
 
@@ -289,29 +293,6 @@ def _one_at_a_time(home: Path) -> Iterator[None]:
     with (home / "ports.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-
-
-def _start(stack: LocalStack, until: ExitStack) -> dict[str, Proxy]:
-    """Start the servers, each behind a proxy.
-
-    Their ports are none that another stack would like to have, or that connections are made from: while a
-    server is down, nobody shall take them.
-    """
-    taken: set[int] = set()
-    for _ in range(4):
-        taken.add(find_port(None, frozenset(taken)))
-    client, controller, behind, postgres = taken
-    kafka = until.enter_context(Proxy((HOST, behind)))
-    listeners = {
-        "listeners": f"CLIENT://{HOST}:{client},CONTROLLER://{HOST}:{controller},PROXIED://{HOST}:{behind}",
-        "advertised.listeners": f"CLIENT://{HOST}:{client},PROXIED://{kafka.address}",
-        "listener.security.protocol.map": "CLIENT:SASL_PLAINTEXT,CONTROLLER:SASL_PLAINTEXT,PROXIED:PLAINTEXT",
-    }
-    stack.broker.configure({"client": client, "controller": controller}, listeners)
-    stack.postgres.configure({"client": postgres}, None)
-    stack.broker.start()
-    stack.postgres.start()
-    return {"Kafka": kafka, "Postgres": until.enter_context(Proxy((HOST, postgres), postgres=True))}
 
 
 def _prepare(settings: Settings) -> None:

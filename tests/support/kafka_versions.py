@@ -131,15 +131,20 @@ class BrokerWithZooKeeper(ReleasedBroker):
         write_secret(self._properties_file, "".join(f"{key}={value}\n" for key, value in properties.items()))
 
 
+def use_release(stack: LocalStack, release: Release) -> None:
+    """Give a stack that was not started yet the broker of a release."""
+    if release.number is not None:
+        broker_class = BrokerWithZooKeeper if release.zookeeper else ReleasedBroker
+        state = StateFile(stack.folder / "state.json")
+        stack.broker = broker_class(stack.folder / "kafka", state, stack.jars_dir, release.number)
+
+
 @contextmanager
 def released_stack(release: Release, purpose: str = "release") -> Iterator[LocalStack]:
     """A stack, not started yet, whose broker is of a release."""
     number, controller = release.number or "own", "zookeeper" if release.zookeeper else "kraft"
     stack = new_stack(f"{purpose}-{number.replace('.', '-')}-{controller}")
-    if release.number is not None:
-        broker_class = BrokerWithZooKeeper if release.zookeeper else ReleasedBroker
-        state = StateFile(stack.folder / "state.json")
-        stack.broker = broker_class(stack.folder / "kafka", state, stack.jars_dir, release.number)
+    use_release(stack, release)
     stack.broker.configure(
         {}, None, anywhere=True
     )  # tests stop it: nothing else may want its ports meanwhile

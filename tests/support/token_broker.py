@@ -8,8 +8,7 @@ from typing import Any, Final
 from unittest.mock import patch
 
 from exactbatch.local import LocalStack
-from exactbatch.local.child_process import HOST, find_port
-from support.faults.proxy import Proxy
+from support.faults.proxy import Proxy, proxied_broker
 from support.token_server import AUDIENCE, ISSUER, TokenServer
 
 _HANDLER: Final = "org.apache.kafka.common.security.oauthbearer.OAuthBearerValidatorCallbackHandler"
@@ -39,34 +38,34 @@ def token_broker(home: Path, name: str, server: TokenServer) -> Iterator[TokenBr
     """Run a separate broker with such a listener. It ends connections whose token has expired (KIP-368)."""
     stack = LocalStack(home, name=name)
     try:
-        stack.broker.configure({}, None, anywhere=True)
-        ports = stack.broker.ports
-        port = find_port(None, frozenset(ports.values()))
-        client = f"CLIENT://{HOST}:{ports['client']}"
-        with Proxy((HOST, port)) as network:
-            listener = "listener.name.tokens"
-            stack.broker.configure(
-                {},
-                {
-                    "listeners": f"{client},TOKENS://{HOST}:{port},CONTROLLER://{HOST}:{ports['controller']}",
-                    "advertised.listeners": f"{client},TOKENS://{network.address}",
-                    "listener.security.protocol.map": (
-                        "CLIENT:SASL_PLAINTEXT,CONTROLLER:SASL_PLAINTEXT,TOKENS:SASL_PLAINTEXT"
-                    ),
-                    f"{listener}.sasl.enabled.mechanisms": "OAUTHBEARER",
-                    f"{listener}.oauthbearer.sasl.jaas.config": _LOGIN,
-                    f"{listener}.oauthbearer.sasl.server.callback.handler.class": _HANDLER,
-                    f"{listener}.oauthbearer.connections.max.reauth.ms": "3600000",
-                    # By default, Kafka 4.1 chose a validator here that does not check the audience.
-                    "sasl.oauthbearer.jwt.validator.class": _VALIDATOR,
-                    "sasl.oauthbearer.jwks.endpoint.url": server.keys_url,
-                    "sasl.oauthbearer.expected.audience": AUDIENCE,
-                    "sasl.oauthbearer.expected.issuer": ISSUER,
-                },
-            )
-            allowed = f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={server.keys_url}"
-            with patch.dict(os.environ, {"KAFKA_OPTS": allowed}):
-                stack.broker.start()
+        with (
+            allowed_address(server),
+            proxied_broker(stack.broker, "SASL_PLAINTEXT", build_listener(server)) as network,
+        ):
             yield TokenBroker(stack, network, server)
     finally:
         stack.down(delete=True)
+
+
+def build_listener(server: TokenServer) -> dict[str, str]:
+    """Return the settings of a broker whose listener PROXIED takes tokens of a server."""
+    listener = "listener.name.proxied"
+    return {
+        f"{listener}.sasl.enabled.mechanisms": "OAUTHBEARER",
+        f"{listener}.oauthbearer.sasl.jaas.config": _LOGIN,
+        f"{listener}.oauthbearer.sasl.server.callback.handler.class": _HANDLER,
+        f"{listener}.oauthbearer.connections.max.reauth.ms": "3600000",
+        # By default, Kafka 4.1 chose a validator here that does not check the audience.
+        "sasl.oauthbearer.jwt.validator.class": _VALIDATOR,
+        "sasl.oauthbearer.jwks.endpoint.url": server.keys_url,
+        "sasl.oauthbearer.expected.audience": AUDIENCE,
+        "sasl.oauthbearer.expected.issuer": ISSUER,
+    }
+
+
+@contextmanager
+def allowed_address(server: TokenServer) -> Iterator[None]:
+    """Let brokers that start meanwhile ask a server for its keys."""
+    allowed = f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={server.keys_url}"
+    with patch.dict(os.environ, {"KAFKA_OPTS": allowed}):
+        yield

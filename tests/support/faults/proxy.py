@@ -13,10 +13,10 @@ import asyncio
 import socket
 import struct
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from exactbatch.local.child_process import HOST, find_port
 from exactbatch.local.kafka_server import Broker
@@ -350,21 +350,31 @@ class Proxy:
 
 
 @contextmanager
-def proxied_broker(broker: Broker) -> Iterator[Proxy]:
-    """Start a broker that has a second listener, whose advertised address is the proxy's.
+def proxied_broker(
+    broker: Broker, protocol: str = "PLAINTEXT", settings: Mapping[str, str] = {}
+) -> Iterator[Proxy]:
+    """Start a broker that has a second listener, PROXIED, whose advertised address is the proxy's.
 
     Clients that bootstrap at the proxy's address stay behind it; the broker's own address is as usual. The
     caller stops the broker.
     """
     broker.configure({}, None, anywhere=True)  # the usual ports are what everybody else tries first
-    client, controller = broker.ports["client"], broker.ports["controller"]
-    behind = find_port(None, frozenset((client, controller)))
+    listeners = {purpose.upper(): f"{HOST}:{port}" for purpose, port in broker.ports.items()}
+    behind = find_port(None, frozenset(broker.ports.values()))
     with Proxy((HOST, behind)) as proxy:
-        settings: dict[str, Any] = {
-            "listeners": f"CLIENT://{HOST}:{client},CONTROLLER://{HOST}:{controller},PROXIED://{HOST}:{behind}",
-            "advertised.listeners": f"CLIENT://{HOST}:{client},PROXIED://{proxy.address}",
-            "listener.security.protocol.map": "CLIENT:SASL_PLAINTEXT,CONTROLLER:SASL_PLAINTEXT,PROXIED:PLAINTEXT",
-        }
-        broker.configure({}, settings)
+        protocols = dict.fromkeys(listeners, "SASL_PLAINTEXT") | {"PROXIED": protocol}
+        broker.configure(
+            {},
+            {
+                "listeners": _listed({**listeners, "PROXIED": f"{HOST}:{behind}"}, "://"),
+                "advertised.listeners": f"CLIENT://{listeners['CLIENT']},PROXIED://{proxy.address}",
+                "listener.security.protocol.map": _listed(protocols, ":"),
+                **settings,
+            },
+        )
         broker.start()
         yield proxy
+
+
+def _listed(values: Mapping[str, str], between: str) -> str:
+    return ",".join(f"{name}{between}{value}" for name, value in values.items())

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import patch
 
-from exactbatch.local.child_process import HOST
 from support.environment import DOCS, HOME
 from support.faults.matrix import (
     ACTIONS,
@@ -26,7 +26,7 @@ from support.faults.matrix import (
     Moment,
     combinations,
 )
-from support.faults.proxy import Proxy, proxied_broker
+from support.faults.servers import Kind, started_servers
 from support.faults.victims import Victims
 from support.stacks import new_stack
 
@@ -45,16 +45,18 @@ Outcomes = dict[Combination, str]
 
 
 @contextmanager
-def victims(spark: Any) -> Iterator[Victims]:
+def victims(spark: Any, kind: Kind = Kind.PASSWORDS) -> Iterator[Victims]:
     """Servers of this run alone, behind proxies."""
-    stack = new_stack("faults")
+    stack = new_stack(f"faults-{kind}")
     try:
-        with proxied_broker(stack.broker) as kafka, tempfile.TemporaryDirectory() as folder:
-            stack.postgres.configure({}, None, anywhere=True)
-            stack.postgres.start()
-            with Proxy((HOST, stack.postgres.port), postgres=True) as postgres:
-                yield Victims(spark, stack, kafka, postgres, Path(folder))
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            started_servers(stack, kind) as servers,
+            patch.dict(spark.sparkContext.environment, servers.environment),
+        ):
+            yield Victims(spark, servers, Path(folder))
     finally:
+        stack.broker.stop()  # also the ZooKeeper of a broker that has ended
         stack.down(delete=True)
 
 

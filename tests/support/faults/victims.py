@@ -28,7 +28,6 @@ from exactbatch.batch.transform import decoded_records, transform_stager
 from exactbatch.errors import Fenced, RetryableError
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger, migrate
-from exactbatch.local import LocalStack
 from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
@@ -36,7 +35,7 @@ from exactbatch.sinks.writers import find_writer
 from support.batch_runner import BatchRunner
 from support.faults import drivers, forwarders, worker_failpoints
 from support.faults.matrix import BROKER, FORWARDED_SINKS, NO_ANSWER, RESTART, SINKS, Combination
-from support.faults.proxy import Proxy
+from support.faults.servers import Servers
 from support.reference import LogRecord, Row, appended, read_log
 from support.scenarios import COLUMNS, KINDS, PARTITIONS, VALUE, Play, SinkKind
 from support.topics import Topic
@@ -105,8 +104,9 @@ class Outcome:
 class Victims:
     """Pipelines, their servers and proxies, and the faults that can happen to them."""
 
-    def __init__(self, spark: Any, stack: LocalStack, kafka: Proxy, postgres: Proxy, folder: Path) -> None:
-        self.spark, self.stack, self.kafka, self.postgres = spark, stack, kafka, postgres
+    def __init__(self, spark: Any, servers: Servers, folder: Path) -> None:
+        self.spark, self.stack, self.servers = spark, servers.stack, servers
+        self.kafka, self.postgres = servers.kafka, servers.postgres
         self._folder = folder
         self._plays: dict[str, Play] = {}
         self._gates = self._made = 0
@@ -508,8 +508,9 @@ class Victims:
         return batch_job.process_batch(DriverEngine(self.spark), play.pipeline, batch_id, settings)
 
     def _through(self, settings: Settings) -> Settings:
-        kafka = {"bootstrap.servers": self.kafka.address, "socket.connection.setup.timeout.ms": 3000}
-        return Settings(kafka=kafka, postgres=make_dsn(settings.postgres, port=self.postgres.port))
+        through = self.servers.through(settings.postgres)
+        kafka = {**through.kafka, "socket.connection.setup.timeout.ms": 3000}
+        return Settings(kafka=kafka, postgres=through.postgres)
 
     def mend(self, combination: Combination) -> None:
         """After a combination that is not exact, start all servers and replace its pipeline."""

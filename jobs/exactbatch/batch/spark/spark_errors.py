@@ -72,14 +72,15 @@ _OWN: Final = re.compile(r"^exactbatch\.errors\.\w+: ")
 
 
 def cause(error: PySparkException | Py4JJavaError) -> str:
-    """Return what a task raised, without the traceback; for a worker that died, what Spark reports."""
+    """Return what a task raised, without the traceback and the last full stop; for a worker that died, what Spark
+    reports."""
     if isinstance(error, Py4JJavaError):
-        return str(error.java_exception.getMessage()).splitlines()[0]
+        return str(error.java_exception.getMessage()).splitlines()[0].rstrip(".")
     lines = str(error).splitlines()
     # Not every indented line: some lines in the message of a lost connection are indented as well.
     traceback = [number for number, line in enumerate(lines) if line.startswith(("  ", "\tat "))]
     after = [line.strip() for line in lines[traceback[-1] + 1 if traceback else 0 :] if line.strip()]
-    return "; ".join(after or lines[:1])
+    return "; ".join(after or lines[:1]).rstrip(".")
 
 
 def find_refused_setting(error: Exception, settings: Mapping[str, str]) -> ExactbatchError | None:
