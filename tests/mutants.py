@@ -95,6 +95,34 @@ class Mutant:
 
 MUTANTS: Final = (
     Mutant(
+        "a record of Avro has no schema's name",
+        "formats/avro/decoder.py",
+        "            of_schema = self._name if column.name == self._name_column else None\n",
+        "            of_schema = None\n",
+        ("tests/unit/test_avro.py::test_the_name_of_the_schema_is_a_column",),
+    ),
+    Mutant(
+        "a field named like the column for the schema's name takes its place",
+        "formats/avro/decoder.py",
+        "[None if column.name == name_column else fields.get(column.name) for column in columns]",
+        "[fields.get(column.name) for column in columns]",
+        ("tests/unit/test_avro.py::test_the_name_of_the_schema_is_a_column",),
+    ),
+    Mutant(
+        "the long name of a schema is repeated in each row",
+        "formats/avro/decoder.py",
+        '            check_names([self._name or ""])\n',
+        "            pass\n",
+        ("tests/unit/test_avro.py::test_the_name_of_the_schema_is_a_column",),
+    ),
+    Mutant(
+        "an element of a message has the name of another message's type",
+        "formats/protobuf/decoder.py",
+        "[names[at] for at in origins]",
+        "names[: len(origins)]",
+        ("tests/unit/test_protobuf.py::test_the_name_of_the_message_type_is_a_column",),
+    ),
+    Mutant(
         "__deleted of a flattened event is ignored",
         "formats/debezium/flattened.py",
         "pc.if_else(pc.fill_null(deleted, False), DELETE, pc.coalesce(op, unknown))",
@@ -2340,7 +2368,7 @@ MUTANTS: Final = (
     Mutant(
         "a string is a row of several columns",
         "formats/avro/decoder.py",
-        "        if not self._is_record and len(columns) > 1:\n",
+        "        if not self._is_record and count > 1:\n",
         "        if False:\n",
         ("tests/unit/test_avro.py::test_a_schema_that_is_no_record_is_a_reject_for_several_columns",),
     ),

@@ -1,13 +1,15 @@
 """A Route: each record is in exactly one of several targets, by the value of a column."""
 
+import io
 import json
 from dataclasses import replace
 from datetime import UTC, datetime
 
+import fastavro
 import pytest
 from psycopg2 import sql
 
-from exactbatch import Aggregate, Append, Count, Debezium, Json, Pipeline, Route, Upsert
+from exactbatch import Aggregate, Append, Avro, Count, Debezium, Json, Pipeline, Route, Upsert
 from exactbatch.audit.run_audit import audit
 from exactbatch.errors import ConfigurationError, IdentityChanged, TargetMismatch, TooManyRejects
 from exactbatch.ledger import Ledger
@@ -19,6 +21,7 @@ from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.postgres.connection import transaction
 from exactbatch.sinks.staged_rows import StagedRows
 from exactbatch.sinks.writers import find_writer
+from support.registry import registry_server
 from support.topics import Topic
 
 SCHEMA = "kind text, id int, name text, total int"
@@ -46,6 +49,12 @@ def route(topic: Topic, **options: object) -> Route:
         },
         **options,
     )
+
+
+@pytest.fixture
+def registry():
+    with registry_server() as registry:
+        yield registry
 
 
 @pytest.fixture
@@ -92,6 +101,52 @@ def test_each_record_is_in_its_target_alone(world, topic, pipeline):
         assert report.is_exact, report
         found = [(each.rows, each.elsewhere, each.tombstones) for each in report.partitions]
         assert found == [(2, 4, 0)] * 3
+
+
+def test_the_schema_of_a_record_leads_to_its_target(world, topic, make_pipeline, registry):
+    def written(schema_id: int, record: str, **fields: object) -> bytes:
+        types = {"id": "long", "name": "string", "total": "long"}
+        schema = {
+            "type": "record",
+            "name": f"com.shop.{record}",
+            "fields": [{"name": each, "type": types[each]} for each in fields],
+        }
+        registry.has(schema_id, schema)
+        out = io.BytesIO()
+        fastavro.schemaless_writer(out, fastavro.parse_schema(schema), fields)
+        return b"\0" + schema_id.to_bytes(4, "big") + out.getvalue()
+
+    pipeline = make_pipeline(
+        topic,
+        value=Avro(
+            registry=registry.address, fields="id bigint, name text, total bigint", schema_name="kind"
+        ),
+        sink=Route(
+            by="kind",
+            to={
+                "com.shop.Order": Append(table(topic, "order")),
+                "com.shop.Customer": Upsert(table(topic, "customer"), key="id"),
+            },
+            columns={table(topic, "order"): ("id", "total"), table(topic, "customer"): ("id", "name")},
+        ),
+        max_rejects=5,
+    )
+    topic.produce(
+        written(1, "Order", id=1, total=5),
+        written(2, "Customer", id=1, name="a"),
+        written(3, "Customer", id=1, name="b", total=9),
+        written(4, "Refund", id=2),
+    )
+    assert world.run(pipeline).batch.rejected == 1
+    assert rows(world, topic, "order", "id, total") == [(1, 5)]
+    assert rows(world, topic, "customer") == [(1, "b")]
+    assert world.rows("select reason from exactbatch.rejected_record") == [
+        (
+            "column 'kind': 'com.shop.Refund' leads to no target: the Route has com.shop.Customer, com.shop.Order and "
+            "no rest",
+        )
+    ]
+    assert audit(pipeline, world.settings, values=True).is_exact
 
 
 def test_a_record_without_a_target_is_a_reject(world, topic, pipeline):

@@ -261,6 +261,44 @@ def test_a_schema_that_is_no_record_is_a_reject_for_several_columns(registry):
     assert "expected a record for 2 columns, found text" in reason(value, b"\0\0\0\0\1" + body("string", "x"))
 
 
+def test_the_name_of_the_schema_is_a_column(registry):
+    order = record(("id", "long")) | {"name": "Order", "namespace": "com.shop"}
+    mood = {"type": "enum", "name": "Mood", "symbols": ["GOOD"]}
+    registry.has(1, order)
+    registry.has(2, record(("id", "long"), ("kind", "string")) | {"name": "org.Refund"})
+    registry.has(3, "long")
+    registry.has(4, record(("id", "long")) | {"name": "N" * 256})
+    registry.has(5, mood)
+    value = Avro(registry=registry.address, fields="id bigint", schema_name="kind")
+    assert [column.name for column in value.columns] == ["id", "kind"]
+    decoded = decode(
+        value,
+        b"\0\0\0\0\2" + body(record(("id", "long"), ("kind", "string")), {"id": 7, "kind": "x"}),
+        b"\0\0\0\0\1" + body(order, {"id": 5}),
+        b"\0\0\0\0\1",
+        b"\0\0\0\0\3" + body("long", 9),
+        b"\0\0\0\0\4" + body(order, {"id": 5}),
+        b"\0\0\0\0\1" + body(order, {"id": 6}),
+    )
+    assert decoded.rows.to_pylist() == [
+        {"id": 7, "kind": "org.Refund"},
+        {"id": 5, "kind": "com.shop.Order"},
+        {"id": 9, "kind": None},
+        {"id": 6, "kind": "com.shop.Order"},
+    ]
+    assert [index for index, _ in decoded.rejects] == [2, 4]
+    assert decoded.rejects[1][1].startswith("schema 4: expected names in a schema of at most 255 characters")
+    text = Avro(registry=registry.address, fields="mood text", schema_name="kind")
+    assert rows(text, b"\0\0\0\0\5\0") == [{"mood": "GOOD", "kind": "Mood"}]
+
+
+def test_a_name_of_schemas_needs_a_registry_and_a_name_of_its_own():
+    with pytest.raises(ConfigurationError, match="all values have the same schema without a registry"):
+        Avro('"int"', schema_name="kind")
+    with pytest.raises(ConfigurationError, match="schema_name='id': a field has a column of this name, too"):
+        Avro(registry="http://x", fields="id int", schema_name="id")
+
+
 def test_columns_are_chosen_and_may_be_wider_or_checked():
     schema = record(("a", "long"), ("b", "string"), ("c", "float"))
     avro = Avro(json.dumps(schema), fields="b uuid, c float8, a smallint")

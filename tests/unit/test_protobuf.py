@@ -606,6 +606,21 @@ def test_the_place_of_a_message_type_is_in_the_value(registry):
     ]
 
 
+def test_the_name_of_the_message_type_is_a_column(registry):
+    value = Protobuf("f_int64 bigint", registry=registry, schema_name="kind")
+    item = shop_class("Order.Item")(sku="s").SerializeToString()
+    good = (framed(7, b"\x02\x02" + written(f_int64=5)), framed(7, b"\x04\x02\x00" + item))
+    assert rows(value, good[0], None, good[1]) == [
+        {"f_int64": 5, "kind": "shop.Order"},
+        {"f_int64": None, "kind": "shop.Order.Item"},
+    ]
+    elements = Protobuf("sku text from 'items[].sku'", registry=registry, schema_name="kind")
+    order = framed(7, b"\x02\x02" + written(items=[{"sku": "a"}, {"sku": "b"}]))
+    assert rows(elements, good[1], order) == [{"sku": sku, "kind": "shop.Order"} for sku in ("a", "b")]
+    with pytest.raises(ConfigurationError, match="all values have the same schema without a registry"):
+        Protobuf("a int", descriptor=DESCRIPTORS, message="shop.Order", schema_name="kind")
+
+
 def test_elements_whose_type_lacks_a_field_are_rows(registry):
     value = Protobuf(
         "id bigint from 'f_int64', sku text from 'items[].sku', c text from 'items[].color' default 'red', "

@@ -62,7 +62,7 @@ def check_names(names: Iterable[str]) -> None:
     for name in names:
         if len(name) > _MOST_CHARACTERS:
             raise ValueError(
-                f"expected names of fields and enums of at most {_MOST_CHARACTERS} characters, found one of "
+                f"expected names in a schema of at most {_MOST_CHARACTERS} characters, found one of "
                 f"{len(name):,}: {name[:_SHOWN]}…"
             )
 

@@ -13,7 +13,8 @@ from exactbatch.sinks.sink import Routed, Sink
 class Route:
     """Store each row in one of several targets, all of them in one transaction, after one read of the topic.
 
-    by       a column of the pipeline, of type text: a field of the value, a header, or Debezium's source_table
+    by       a column of the pipeline, of type text: a field of the value, a header, the schema_name of Avro
+             or Protobuf, or Debezium's source_table
     to       the sink for each value of this column; values with equal sinks share a target
     rest     the sink for all other values, and for null; None: their records are rejects
     columns  the columns that a target has, by its name, such as `{"public.orders": ("id", "total")}`; a target that is

@@ -16,7 +16,7 @@ from exactbatch.errors import ConfigurationError
 from exactbatch.formats.avro.bodies import ENDS_ELSEWHERE, Bodies, by_header, schema_after
 from exactbatch.formats.avro.parsed_schema import VALUE, AvroField, InvalidAvro, checked, parse, write_json
 from exactbatch.formats.avro.spec import Avro
-from exactbatch.formats.bounds import TooLarge
+from exactbatch.formats.bounds import TooLarge, check_names
 from exactbatch.formats.connect.readings import Reading, convert_values, find_reading
 from exactbatch.formats.connect.times import from_epoch
 from exactbatch.formats.decimals import parse_decimals
@@ -65,7 +65,9 @@ class AvroDecoder(Decoder[Avro]):
         """Return the decoder of the bodies after a header, or raise ValueError with the reason to reject them."""
         schema_id, schema = schema_after(header, str(self.spec.registry), self.spec.properties, inquiry)
         try:
-            return _build_body(schema, self.spec.columns, header=len(header))
+            return _build_body(
+                schema, self.spec.columns, header=len(header), name_column=self.spec.schema_name
+            )
         except ValueError as error:
             raise ValueError(f"schema {schema_id}: {error}") from None
 
@@ -95,16 +97,23 @@ def find_columns(schema: str, columns: tuple[Column, ...] | None) -> tuple[Colum
 
 
 class _Body:
-    """Decodes bodies of one schema, each after a header of `header` bytes, into columns."""
+    """Decodes bodies of one schema, each after a header of `header` bytes, into columns. One of them, the last, may
+    have the name of the schema."""
 
-    def __init__(self, schema: str, columns: tuple[Column, ...], header: int) -> None:
-        self._columns = columns
+    def __init__(
+        self, schema: str, columns: tuple[Column, ...], header: int, name_column: str | None
+    ) -> None:
+        self._columns, self._name_column = columns, name_column
         parsed, own_fields = parse(schema, columns[0].name)
         self._is_record = _is_record(parsed)
-        if not self._is_record and len(columns) > 1:
-            raise ValueError(f"expected a record for {len(columns)} columns, found {own_fields[0].type}")
+        count = len(columns) - (name_column is not None)
+        if not self._is_record and count > 1:
+            raise ValueError(f"expected a record for {count} columns, found {own_fields[0].type}")
+        self._name = parsed.get("name") if isinstance(parsed, dict) else None
+        if name_column is not None:
+            check_names([self._name or ""])
         fields = {field.name: field for field in own_fields}
-        self._fields = [fields.get(column.name) for column in columns]
+        self._fields = [None if column.name == name_column else fields.get(column.name) for column in columns]
         self._readings: dict[Column, Reading] = {}
         for column, own in zip(columns, self._fields, strict=True):
             if own is None or own.fits(column):
@@ -153,7 +162,8 @@ class _Body:
         """Return a column, by its number, from decoded values; raise ValueError that names it."""
         column, own = self._columns[number], self._fields[number]
         if own is None:
-            return pa.nulls(len(values), column.arrow_type)
+            of_schema = self._name if column.name == self._name_column else None
+            return pa.array([of_schema] * len(values), column.arrow_type)
         of_field = list(map(itemgetter(own.name), values)) if self._is_record else list(values)
         try:
             if reading := self._readings.get(column):
@@ -231,9 +241,11 @@ def _decimal_reason(column: Column, value: Any) -> str | None:
 
 
 @cache
-def _build_body(schema: str, columns: tuple[Column, ...], *, header: int = 0) -> _Body:
+def _build_body(
+    schema: str, columns: tuple[Column, ...], *, header: int = 0, name_column: str | None = None
+) -> _Body:
     try:
-        return _Body(schema, columns, header)
+        return _Body(schema, columns, header, name_column)
     except RecursionError:
         raise ValueError(f"the schema nests too deep: {schema[:_SHOWN]!r}") from None
 

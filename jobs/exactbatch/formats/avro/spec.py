@@ -10,7 +10,7 @@ from typing import Any
 from exactbatch.columns import Column, parse_columns
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats.format import Format
-from exactbatch.formats.registry.location import check_address
+from exactbatch.formats.registry.location import check_address, list_name_columns
 from exactbatch.options import check_types, names_options
 
 
@@ -19,10 +19,12 @@ from exactbatch.options import check_types, names_options
 class Avro(Format):
     """Values are Avro bodies without a container.
 
-    schema    their schema: JSON text, or the path of an .avsc file, which is read when the pipeline is created
-    registry  instead, the address of a Confluent schema registry, such as "http://host:8081": values then begin with
-              byte 0 and the ID of the schema that they were written with, or a header of the record has it
-    fields    the fields to take, as for Json; by default, all fields of the schema. Required with a registry
+    schema       their schema: JSON text, or the path of an .avsc file, which is read when the pipeline is created
+    registry     instead, the address of a Confluent schema registry, such as "http://host:8081": values then begin with
+                 byte 0 and the ID of the schema that they were written with, or a header of the record has it
+    fields       the fields to take, as for Json; by default, all fields of the schema. Required with a registry
+    schema_name  the name of a text column for the full name of the schema that a value was written with, such as
+                 "com.shop.Order", by which a Route finds its target; null for a schema without a name
 
     A field has to fit its column. Times that Debezium writes as numbers or text, such as io.debezium.time.Date, which
     their `connect.name` says, fit into what Debezium(registry=…) puts them into. A field that a writer's schema lacks
@@ -37,6 +39,7 @@ class Avro(Format):
     schema: str | PathLike[str] | None = None
     registry: str | None = field(default=None, kw_only=True)
     fields: str | None = field(default=None, kw_only=True)
+    schema_name: str | None = field(default=None, kw_only=True)
     properties: Mapping[str, Any] = field(default_factory=dict, kw_only=True, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -53,11 +56,12 @@ class Avro(Format):
 
     @cached_property
     def columns(self) -> tuple[Column, ...]:
-        """The columns of the fields; all fields of the schema, if none are named."""
+        """The columns of the fields, all fields of the schema if none are named; then that of the schema's name."""
         named = None if self.fields is None else parse_columns(self.fields)
+        name_columns = list_name_columns(self.schema_name, named or (), self.registry)
         if self.schema is None:
             assert named is not None
-            return named
+            return (*named, *name_columns)
         # Only a schema is parsed, by fastavro, and its fields compared with the columns by what decodes them.
         from exactbatch.formats.avro.decoder import find_columns
 

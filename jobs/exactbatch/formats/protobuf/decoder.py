@@ -206,6 +206,10 @@ class ProtobufDecoder(Decoder[Protobuf]):
                 check_size(0, size := size + found.values.nbytes)
             members.append(found)
         columns, origins = in_rows(members, len(messages))
+        if self.spec.schema_name is not None:
+            names = [type_.name for _, type_ in messages]
+            check_names(set(names))
+            columns.append(pa.array(names if origins is None else [names[at] for at in origins], pa.string()))
         return pa.RecordBatch.from_arrays(columns, schema=stored_schema(self.spec.columns)), origins
 
     def _find_refused(
@@ -264,8 +268,8 @@ class _Type:
         *,
         may_lack: bool,
     ) -> None:
-        self._name = descriptor.full_name
-        self._class = GetMessageClass(message_named(build_pool(files, widen), self._name))
+        self.name = descriptor.full_name
+        self._class = GetMessageClass(message_named(build_pool(files, widen), self.name))
         self._memory = Memory(descriptor)
         self.ways = [find_way(descriptor, each, may_lack=may_lack) for each in fields]
 
@@ -279,7 +283,7 @@ class _Type:
         try:
             return self._class.FromString(value)
         except DecodeError:
-            raise ValueError(f"the value is not a message of the type {self._name}") from None
+            raise ValueError(f"the value is not a message of the type {self.name}") from None
 
 
 def check_message(descriptors: bytes, message: str, fields: tuple[Field, ...]) -> None:

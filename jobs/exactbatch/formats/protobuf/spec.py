@@ -15,7 +15,7 @@ from exactbatch.formats.declared_fields import (
     gives_rows_of_elements,
 )
 from exactbatch.formats.format import Format
-from exactbatch.formats.registry.location import check_has_files
+from exactbatch.formats.registry.location import check_has_files, list_name_columns
 from exactbatch.options import check_types
 
 
@@ -23,11 +23,13 @@ from exactbatch.options import check_types
 class Protobuf(Format):
     """Values are Protobuf messages.
 
-    schema      the columns, with paths and defaults as for Json: "user_id bigint from 'user.id'"
-    registry    the address of a Confluent schema registry: values then begin with byte 0, the ID of their schema in 4
-                bytes, and the place of their message type in it; or a header of the record has these
-    descriptor  instead, a file that `protoc --include_imports --descriptor_set_out=FILE` has written, read when the
-                pipeline is created; values are then bare messages of the type `message`, such as "shop.Order"
+    schema       the columns, with paths and defaults as for Json: "user_id bigint from 'user.id'"
+    registry     the address of a Confluent schema registry: values then begin with byte 0, the ID of their schema in 4
+                 bytes, and the place of their message type in it; or a header of the record has these
+    descriptor   instead, a file that `protoc --include_imports --descriptor_set_out=FILE` has written, read when the
+                 pipeline is created; values are then bare messages of the type `message`, such as "shop.Order"
+    schema_name  the name of a text column for the full name of a value's message type, by which a Route finds its
+                 target; this needs a registry
 
     Integers are exact, also unsigned ones in a numeric; enums are their names; a Timestamp is truncated to
     microseconds; a wrapper is its value or null; json and jsonb take any field in Protobuf's JSON mapping, and a map or
@@ -43,6 +45,7 @@ class Protobuf(Format):
     registry: str | None = field(default=None, kw_only=True)
     descriptor: str | PathLike[str] | bytes | None = field(default=None, kw_only=True, repr=False)
     message: str | None = field(default=None, kw_only=True)
+    schema_name: str | None = field(default=None, kw_only=True)
     properties: Mapping[str, Any] = field(default_factory=dict, kw_only=True, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -55,6 +58,7 @@ class Protobuf(Format):
                 "descriptor='file.desc', message='package.Type'."
             )
         check_has_files(self.registry)
+        _ = self.columns
         check_arrays(self.fields)
         check_whole(self.fields)
         if any(each.default is not None for each in self.fields):
@@ -75,8 +79,9 @@ class Protobuf(Format):
 
     @cached_property
     def columns(self) -> tuple[Column, ...]:
-        """The columns of the schema."""
-        return tuple(each.column for each in self.fields)
+        """The columns of the schema, then that of the message type's name."""
+        taken = tuple(each.column for each in self.fields)
+        return (*taken, *list_name_columns(self.schema_name, taken, self.registry))
 
     @cached_property
     def descriptors(self) -> bytes:

@@ -8,11 +8,13 @@ Confluent's registry has its contexts at addresses of their own, such as https:/
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Final, Literal
 from urllib.parse import parse_qs, urlsplit
 
+from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError
 
 Ids = Literal["contentId", "globalId"]
@@ -92,6 +94,26 @@ def check_address(registry: str | None) -> None:
     """Raise ConfigurationError as find_location() does, if there is a registry."""
     if registry is not None:
         find_location(registry)
+
+
+def list_name_columns(
+    schema_name: str | None, columns: Sequence[Column], registry: str | None
+) -> tuple[Column, ...]:
+    """Return the column for the names of the schemas that values were written with; () if there is none.
+
+    Raises ConfigurationError for a name that another column has, and without a registry: all values have one schema.
+    """
+    if schema_name is None:
+        return ()
+    if registry is None:
+        raise ConfigurationError(
+            f"schema_name={schema_name!r}: all values have the same schema without a registry. Remove it."
+        )
+    if schema_name in [column.name for column in columns]:
+        raise ConfigurationError(
+            f"schema_name={schema_name!r}: a field has a column of this name, too. Choose another name."
+        )
+    return (Column(schema_name, "text"),)
 
 
 def check_has_files(registry: str | None) -> None:
