@@ -23,6 +23,7 @@ from exactbatch.settings import Settings
 from support.batch_path import check_path
 from support.batch_runner import BatchRunner, MakePipeline, MakeTopic
 from support.connect_server import ConnectRunner, run_connect_server
+from support.faults.proxy import Slow
 from support.forwarded import check_once_in_order, committed, standing_rows
 from support.token_broker import TokenBroker
 from support.token_proxy import TokenProxy
@@ -49,6 +50,27 @@ def test_a_batch_is_exact_with_tokens(
     assert {tuple(form["scope"]) for form in issuer.issued} == {("topics",)}
     # One for the driver, and one for each Python worker of the executors, however many clients they open.
     assert 1 <= len(issuer.issued) <= 4
+
+
+def test_both_clients_send_the_extensions_that_name_a_cluster(
+    token_kafka: TokenBroker, token_topic: Topic
+) -> None:
+    """As Confluent Cloud needs them (RFC 7628, section 3.1): name=value between bytes 1."""
+    named = token_kafka.by_token | {
+        "sasl.oauthbearer.extensions": "logicalCluster=lkc-1,identityPoolId=pool-1"
+    }
+
+    def read() -> list[Any]:
+        return list(
+            read_range(OffsetRange(token_topic.name, 0, 0, 6, ""), named, leader_epoch=None, timeout=20)
+        )
+
+    for ask in (lambda: KafkaBroker(named).partitions([token_topic.name]), read):
+        for sent in (b"\1logicalCluster=lkc-1\1", b"\1identityPoolId=pool-1\1"):
+            token_kafka.network.inject(Slow(10**9), when=sent)
+            assert ask()
+            assert token_kafka.network.fired.is_set(), sent
+            token_kafka.network.heal()
 
 
 def test_a_read_outlives_its_tokens(
