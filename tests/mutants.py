@@ -99,14 +99,18 @@ MUTANTS: Final = (
         "kafka/token_source.py",
         'return token.value, token.expires_at, "", dict(token.extensions)',
         'return token.value, token.expires_at, "", {}',
-        ("tests/integration/test_token_logins.py::test_both_clients_send_the_extensions_that_name_a_cluster",),
+        (
+            "tests/integration/test_token_logins.py::test_both_clients_send_the_extensions_that_name_a_cluster",
+        ),
     ),
     Mutant(
         "the planner sends a token without its extensions",
         "kafka/token_source.py",
         "        return dict(get_token(self._name, self._properties).extensions)\n",
         "        return {}\n",
-        ("tests/integration/test_token_logins.py::test_both_clients_send_the_extensions_that_name_a_cluster",),
+        (
+            "tests/integration/test_token_logins.py::test_both_clients_send_the_extensions_that_name_a_cluster",
+        ),
     ),
     Mutant(
         "a record of Avro has no schema's name",

@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from exactbatch import Pipeline, ToTopic
 from exactbatch.errors import KafkaUnavailable, TokenUnavailable
 from exactbatch.forwarding import producer
 from exactbatch.forwarding.forward import find_stream, forward_results
+from exactbatch.kafka import timestamps
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.kafka.reader import read_range
+from exactbatch.kafka.timestamps import first_before
 from exactbatch.local.stack import Connect
 from exactbatch.offsets import OffsetRange
 from exactbatch.postgres.arrow import connect_arrow
@@ -107,8 +110,9 @@ def test_a_server_of_tokens_that_refuses_the_client_is_named(
 
 
 def test_a_token_that_the_broker_refuses_is_the_tokens_fault(
-    issuer: TokenServer, token_kafka: TokenBroker, token_topic: Topic
+    issuer: TokenServer, token_kafka: TokenBroker, token_topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(timestamps, "_SEARCH_TIMEOUT", 3.0)
     issuer.audience = "another"
     with pytest.raises(TokenUnavailable, match="does not accept the token of the provider 'oidc'") as caught:
         KafkaBroker(token_kafka.by_token).partitions([token_topic.name])
@@ -118,6 +122,10 @@ def test_a_token_that_the_broker_refuses_is_the_tokens_fault(
             read_range(
                 OffsetRange(token_topic.name, 0, 0, 6, ""), token_kafka.by_token, leader_epoch=None, timeout=3
             )
+        )
+    with pytest.raises(TokenUnavailable, match=r"\[0\].*does not accept the token of the provider"):
+        first_before(
+            token_kafka.by_token, OffsetRange(token_topic.name, 0, 0, 6, ""), datetime(2000, 1, 1, tzinfo=UTC)
         )
     issuer.audience = "kafka"
     assert KafkaBroker(token_kafka.by_token).partitions([token_topic.name])  # with a new token

@@ -1,6 +1,7 @@
 """Forwarders as processes, what a read_committed consumer sees of their results, and a check that it is exact."""
 
 import json
+import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -35,8 +36,17 @@ class Message:
 
 
 def committed(properties: Mapping[str, Any], topic: str) -> list[Message]:
-    """Return all messages of committed transactions, by partition and offset."""
-    ends = {each.partition: each.last_stable for each in KafkaBroker(properties).partitions([topic])}
+    """Return all messages of committed transactions, by partition and offset.
+
+    A commit is answered before its markers are in the partitions: until then, consumers do not see the transaction.
+    Waits for them for 5 s; a transaction may be open for longer.
+    """
+    log, deadline = KafkaBroker(properties), time.monotonic() + 5
+    while (found := log.partitions([topic])) and time.monotonic() < deadline:
+        if all(each.last_stable == each.high_watermark for each in found):
+            break
+        time.sleep(0.05)
+    ends = {each.partition: each.last_stable for each in found}
     consumer = Consumer(
         {
             **properties,

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from exactbatch.errors import KafkaUnavailable
-from exactbatch.kafka.client_errors import concerns_reading, event_error, split_events
+from exactbatch.kafka.client_errors import concerns_reading, connection_refused, event_error, split_events
 from exactbatch.kafka.client_properties import limit_fetches, reader_properties
 from exactbatch.kafka.consumer import POLL, Signals, closing_consumer
 from exactbatch.model import FoundRecord
@@ -100,7 +100,8 @@ def first_before(properties: Mapping[str, Any], range_: OffsetRange, at: datetim
 
     Looks at the first _SAMPLE records only; returns None if there is no such record among them.
 
-    Raises KafkaUnavailable, ReadFailed, and ConfigurationError if an ACL denies reading.
+    Raises KafkaUnavailable, ReadFailed, TokenUnavailable, and ConfigurationError if the brokers do not accept the
+    login, or an ACL denies reading.
     """
     milliseconds = math.ceil(at.timestamp() * 1000)
     limits = {"queued.min.messages": _SAMPLE, "queued.max.messages.kbytes": 8 * 1024, "log_level": 0}
@@ -126,6 +127,8 @@ def first_before(properties: Mapping[str, Any], range_: OffsetRange, at: datetim
             if (fetched := signals.fetched.of(range_.topic_partition)) > passed:
                 passed, deadline = fetched, time.monotonic() + _SEARCH_TIMEOUT
             if time.monotonic() > deadline:
+                if (refusal := connection_refused(properties, signals.errors.last)) is not None:
+                    raise type(refusal)(f"{range_}: {refusal}", **range_.place)
                 raise KafkaUnavailable(
                     f"{range_}: the broker sent no record for {_SEARCH_TIMEOUT:.0f} s. Check that the brokers are up, "
                     f"and try again.",
