@@ -95,6 +95,16 @@ class Mutant:
 
 MUTANTS: Final = (
     Mutant(
+        "an attempt with options is judged by what another thread found out meanwhile",
+        "postgres/dsn.py",
+        "with_options=bool(sent))",
+        "with_options=_address(dsn) not in _without_options)",
+        (
+            "tests/integration/test_startup_options.py::"
+            "test_threads_whose_options_are_refused_at_the_same_time_all_connect",
+        ),
+    ),
+    Mutant(
         "the reader sends a token without its extensions",
         "kafka/token_source.py",
         'return token.value, token.expires_at, "", dict(token.extensions)',

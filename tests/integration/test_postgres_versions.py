@@ -100,7 +100,7 @@ def test_an_old_server_is_refused_by_its_version_in_whatever_language_it_answers
     database: str, answer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("exactbatch.postgres.server_version.OLDEST", 990000)
-    error = refused_connection(f"connection to server failed: FATAL: {answer}", database)
+    error = refused_connection(f"connection to server failed: FATAL: {answer}", database, with_options=True)
     assert str(error).startswith("expected Postgres 99 or newer, found ")
     assert isinstance(error, ConfigurationError)
 

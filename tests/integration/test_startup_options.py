@@ -1,7 +1,9 @@
 """A server or pooler that refuses startup options gets none, however it words its answer; transactions set all."""
 
 import socket
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from typing import Any, Final
 
@@ -56,6 +58,28 @@ def test_startup_options_that_are_refused_are_left_out_whatever_the_answer_says(
                 cursor.execute("select current_setting('TimeZone') as zone, current_setting('lock_timeout')")
                 assert tuple(cursor.fetchone()) == ("UTC", "1min")
     assert len(refused) == 1  # the process remembers it
+
+
+@pytest.mark.parametrize("opener", OPENERS)
+def test_threads_whose_options_are_refused_at_the_same_time_all_connect(database: str, opener: Any) -> None:
+    """The one that is refused last finds that the process knows it already."""
+    both_sent, one_came_again = threading.Barrier(2), threading.Event()
+
+    def refuses(packet: bytes) -> bool:
+        if not has_options(packet):
+            one_came_again.set()
+            return False
+        if both_sent.wait(60) == 0:
+            assert one_came_again.wait(60)
+        return True
+
+    def select(dsn: str) -> int:
+        with closing(opener(dsn, application="tests")) as connection, connection.cursor() as cursor:
+            cursor.execute("select 1")
+            return int(cursor.fetchone()[0])
+
+    with refusing(database, refuses, *ANSWERS[0]) as dsn, ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(select, [dsn, dsn])) == [1, 1]
 
 
 @pytest.mark.parametrize("opener", OPENERS)

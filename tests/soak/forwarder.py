@@ -21,17 +21,18 @@ from soak.pipelines import FORWARDING, PIPELINES
 
 
 def main() -> None:
-    """Send and pause, for ever."""
+    """Send and pause, for ever: long enough for another forwarder to begin and end in most pauses."""
     # SIGUSR1 shows where a forwarder hangs.
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     settings = Settings.from_environment()
     while True:
         _tell({"begins": True})
+        began = time.monotonic()
         outcome = _send(settings)
         logging.info("%s", outcome)
         _tell(outcome)
-        time.sleep(random.uniform(0.1, 1.5))
+        time.sleep(random.uniform(0.1, 1.5) * max(1, 2 * (time.monotonic() - began)))
 
 
 def _tell(what: dict[str, Any]) -> None:

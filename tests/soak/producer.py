@@ -25,6 +25,11 @@ _log = logging.getLogger("rdkafka")
 NOON: Final = datetime(2026, 5, 1, 12, tzinfo=UTC)
 _TICK_S: Final = 0.1
 _IDS: Final = 200
+_FORGOTTEN: Final = (
+    KafkaError._UNKNOWN_TOPIC,
+    KafkaError._UNKNOWN_PARTITION,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+)
 _PROPERTIES: Final = {
     "enable.idempotence": True,
     "linger.ms": 20,
@@ -102,16 +107,23 @@ class Writer:
     def _produce(self, chance: random.Random) -> None:
         producer = Producer(self._properties, logger=_log)
         waiting: deque[list[Any]] = deque()
+        again: deque[Callable[[], None]] = deque()
         while not self._stopping.is_set():
             begun = time.monotonic()
             for _ in range(round(self._rate * _TICK_S)):
                 waiting.append([])
                 topic = SHORT_TOPIC if chance.random() < 0.15 else TOPIC
-                self._send(producer, chance, topic, waiting[-1])
+                self._send(producer, chance, topic, waiting[-1], again)
             producer.poll(0)
+            while again:
+                again.popleft()()
             self._account(waiting)
             self._stopping.wait(max(0.0, begun + _TICK_S - time.monotonic()))
-        assert producer.flush(110) == 0, "expected the broker to take every record"
+        deadline = time.monotonic() + 110
+        while producer.flush(10) or again:
+            assert time.monotonic() < deadline, "expected the broker to take every record"
+            while again:
+                again.popleft()()
         self._account(waiting)
         assert not waiting, f"expected the broker to take every record, found {len(waiting)} that it did not"
 
@@ -187,8 +199,19 @@ class Writer:
         except KafkaException:
             return "unknown"
 
-    def _send(self, producer: Producer, chance: random.Random, topic: str, sent: list[Any]) -> None:
-        """Send one record; `sent` becomes [topic, key, value, message], the message once the broker took it."""
+    def _send(
+        self,
+        producer: Producer,
+        chance: random.Random,
+        topic: str,
+        sent: list[Any],
+        again: deque[Callable[[], None]] | None = None,
+    ) -> None:
+        """Send one record; `sent` becomes [topic, key, value, message], the message once the broker took it.
+
+        A broker with ZooKeeper knows no topic for a moment after its start, and librdkafka gives up: `again` gets
+        what sends the record again. Without it, as in a transaction, that is an error.
+        """
         with self._lock:
             self._version = version = self._version + 1
             self.account.made += 1
@@ -198,14 +221,24 @@ class Writer:
 
         def told(error: KafkaError | None, message: Message) -> None:
             sent[3] = None if error is not None else message
+            if error is not None and error.code() in _FORGOTTEN and again is not None:
+                again.append(produce)
 
         when: dict[str, Any] = {} if at is None else {"timestamp": at}
-        while True:
-            try:
-                producer.produce(topic, value, key, id_ % PARTITIONS, on_delivery=told, **when)
-                return
-            except BufferError:
-                producer.poll(0.1)  # the broker is down, and the queue full
+
+        def produce() -> None:
+            while True:
+                try:
+                    producer.produce(topic, value, key, id_ % PARTITIONS, on_delivery=told, **when)
+                    return
+                except BufferError:
+                    producer.poll(0.1)  # the broker is down, and the queue full
+                except KafkaException as error:
+                    if error.args[0].code() not in _FORGOTTEN or again is None:
+                        raise
+                    producer.poll(0.1)
+
+        produce()
 
 
 def _record(chance: random.Random, id_: int, version: int) -> tuple[bytes, bytes | None, int | None]:

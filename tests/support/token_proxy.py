@@ -55,7 +55,9 @@ def _log_in(upstream: socket.socket, password: str) -> None:
     """Log in by SCRAM-SHA-256 (RFC 5802), and read until the server has accepted it."""
     nonce = base64.b64encode(os.urandom(18)).decode()
     first = f"n=,r={nonce}"
-    _, body = read_message(upstream)
+    kind, body = read_message(upstream)
+    if kind != b"R":
+        raise ConnectionRefusedError("Postgres starts or stops")
     assert struct.unpack("!i", body[:4])[0] == _SASL
     initial = f"n,,{first}".encode()
     upstream.sendall(as_message(b"p", b"SCRAM-SHA-256\0" + struct.pack("!i", len(initial)) + initial))

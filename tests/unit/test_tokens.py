@@ -90,7 +90,7 @@ def test_a_server_that_refuses_a_token_refuses_none_of_another_server(module: An
     second = tokens()
     assert [new == old for new, old in zip(second, first, strict=True)] == [False, True, True]
     refused = 'FATAL:  password authentication failed for user "job"'
-    assert isinstance(refused_connection(refused, dsn), TokenUnavailable)
+    assert isinstance(refused_connection(refused, dsn, with_options=True), TokenUnavailable)
     assert [new == old for new, old in zip(tokens(), second, strict=True)] == [True, False, True]
 
 

@@ -63,7 +63,7 @@ def open_connection(
         try:
             return open_(complete)
         except NotConnected as error:
-            if (refusal := refused_connection(str(error), dsn)) is not None:
+            if (refusal := refused_connection(str(error), dsn, with_options=bool(sent))) is not None:
                 raise refusal from None
             _without_options.add(_address(dsn))
 
@@ -81,17 +81,17 @@ def _parse(dsn: str) -> dict[str, str]:
         ) from None
 
 
-def refused_connection(message: str, dsn: str) -> ExactbatchError | None:
-    """Return the error for libpq's message about a connection that was not established.
+def refused_connection(message: str, dsn: str, *, with_options: bool) -> ExactbatchError | None:
+    """Return the error for libpq's message about a connection that was not established; `with_options` says whether
+    exactbatch's options were sent.
 
     None if the server or pooler refuses startup options, and has got some of exactbatch's: PgBouncer does so by
     default, and RDS Proxy always. libpq does not tell the SQLSTATE, and each server words a refusal in its own way:
     whether it is about the options shows when it takes the user's own connection string, which has none of
     exactbatch's. An old server does not know all options.
     """
-    sent = _address(dsn) not in _without_options
     if names_startup_options(message):
-        return None if sent else startup_options_refused(message)
+        return None if with_options else startup_options_refused(message)
     error, parameter = connection_error(message), unknown_parameter(message)
     provider = find_provider_name(dsn)
     if provider is not None and error.sqlstate in _BAD_LOGIN:
@@ -111,7 +111,7 @@ def refused_connection(message: str, dsn: str) -> ExactbatchError | None:
             f"connection string and from PGOPTIONS. If it is in neither, exactbatch sets it: use a server that has "
             f"all parameters of Postgres {OLDEST // 10000}, in `exactbatch explain settings`."
         )
-    return None if sent and version is not None else error
+    return None if with_options and version is not None else error
 
 
 def find_provider_name(dsn: str) -> str | None:
