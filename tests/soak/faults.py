@@ -279,7 +279,7 @@ class Faults:
         return self._chance.choice(sorted(self._networks.items(), key=lambda each: each[0]))
 
     def _asked(self) -> Any:
-        return KafkaBroker(dict(self._stack.kafka_properties)).partitions([SHORT_TOPIC])
+        return KafkaBroker(dict(self._stack.kafka_properties)).known_partitions([SHORT_TOPIC])
 
     def _count(self, kind: str) -> None:
         self._counted += 1
