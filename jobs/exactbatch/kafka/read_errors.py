@@ -14,7 +14,6 @@ from exactbatch.errors import (
     OffsetsLost,
     ReadFailed,
     StoredOffsetBeyondLog,
-    TopicMissing,
 )
 from exactbatch.kafka.client_errors import (
     Event,
@@ -118,9 +117,9 @@ def no_progress(
             **range_.place,
         )
     if error is not None and error.code() in _MISSING:
-        return TopicMissing(
-            f"{range_}: the broker no longer knows this topic and partition ({error.str()}). Was the topic "
-            f"deleted?",
+        return ReadFailed(
+            f"{range_}: the broker does not know this topic and partition ({error.str()}). A broker that has just "
+            f"started does not, for a moment: try again. If the topic was deleted, the next launch says so.",
             **range_.place,
         )
     if (refusal := connection_refused(properties, error)) is not None:

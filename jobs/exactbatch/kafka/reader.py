@@ -94,9 +94,10 @@ def read_together(
     A range ends at its last offset, at a record past it, or at an end-of-log event at or past it: transaction
     markers and compaction leave gaps.
 
-    Raises OffsetsLost, StoredOffsetBeyondLog, LogTruncated and TopicMissing if a log is not the one that was
-    planned, LogEndedEarly if it ends before its range until the timeout, ConfigurationError if client and broker
-    do not accept each other until then or an ACL denies reading, and ReadFailed otherwise.
+    Raises OffsetsLost, StoredOffsetBeyondLog and LogTruncated if a log is not the one that was planned,
+    LogEndedEarly if it ends before its range until the timeout, ConfigurationError if client and broker do not
+    accept each other until then or an ACL denies reading, and ReadFailed otherwise, also for a topic that the broker
+    does not know: one that has just started knows none.
     """
     first, offsets = next(iter(ranges)), sum(map(len, ranges))
     signals = Signals()
