@@ -576,9 +576,12 @@ def test_topic_created_again_while_it_is_read_gives_no_rows(
             topic.produce(*map(record, range(5)))
 
     monkeypatch.setattr(batch_job, "failpoint", at)
-    # The new topic has one partition, so that the second range cannot even be read.
+    # The new topic has one partition, so that the second range cannot even be read: the next try tells why.
+    impatient = replace(pipeline, tuning=Tuning(read_timeout="2 seconds"))
+    with pytest.raises((TasksFailed, TopicRecreated)):
+        world.process(impatient, batch_id)
     with pytest.raises(TopicRecreated, match="created again since the batch was planned"):
-        world.process(replace(pipeline, tuning=Tuning(read_timeout="2 seconds")), batch_id)
+        world.process(impatient, batch_id)
     assert isinstance(commit_range(task_of(world, pipeline, batch_id), 1), TopicRecreated)
     assert world.target(pipeline, "id") == []
     assert world.rows("select count(*) from exactbatch.coverage") == [(0,)]
